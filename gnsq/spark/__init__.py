@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gnsq.spark.receiver.executors import ExecutorReceivers
-
-__all__ = ["ExecutorReceivers", "register"]
+__all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -25,7 +23,7 @@ def register(spark: SparkSession) -> None:
     try:
         from gnsq.spark.datasource import NsqDataSource  # loads pyspark and pyarrow
     except ImportError as error:
-        raise _incomplete(error) from error
+        raise ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})") from error
     spark.dataSource.register(NsqDataSource)
 
 
@@ -36,17 +34,3 @@ def run_pipeline() -> None:
     except ImportError as error:
         sys.exit(str(error))
     main()
-
-
-def __getattr__(name: str) -> object:
-    if name == "ExecutorReceivers":
-        try:
-            from gnsq.spark.receiver.executors import ExecutorReceivers  # as above
-        except ImportError as error:
-            raise _incomplete(error) from error
-        return ExecutorReceivers
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _incomplete(error: ImportError) -> ImportError:
-    return ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})")

@@ -30,7 +30,6 @@ __all__ = [
 
 MIB = 1024 * 1024
 COMPRESSIONS = ("none", "snappy", "deflate")
-_EXECUTORS = re.compile(r"executors:([1-9]\d*)")
 _TRUTH = {"true": True, "false": False}
 # Options with a fixed set of values, in upper or lower case, as in Spark's own options.
 _WORDS = frozenset({"receivers", "compression"})
@@ -146,8 +145,8 @@ class ReadOptions(ConnectOptions):
     )
     receivers: str = option(
         "driver",
-        "where messages are received: driver, external (gnsq.spark.receiver), or executors:N (N tasks of this "
-        "application)",
+        "where messages are received: driver (in the process that plans batches), or external (by processes python -m "
+        "gnsq.spark.receiver, on any hosts)",
     )
     max_in_flight: int = option(
         10_000,
@@ -194,9 +193,10 @@ class ReadOptions(ConnectOptions):
             _ = self.spool_permissions
         except ValueError as error:
             raise ValueError(f"option spoolMode {self.spool_mode!r}: {error}") from None
-        if self.receivers not in ("driver", "external") and not _EXECUTORS.fullmatch(self.receivers):
+        if self.receivers not in ("driver", "external"):
             raise ValueError(
-                f"option receivers {self.receivers!r} is none of driver, external, and executors:N with N of 1 or more"
+                f"option receivers {self.receivers!r} is neither driver nor external: to receive on other hosts, run "
+                "python -m gnsq.spark.receiver there, with receivers=external here"
             )
         if self.msg_timeout is not None and self.segment_time >= self.msg_timeout:
             raise ValueError(
@@ -246,12 +246,6 @@ class ReadOptions(ConnectOptions):
     def receives_here(self) -> bool:
         """Whether the process that plans batches also receives messages."""
         return self.receivers == "driver"
-
-    @property
-    def receiver_count(self) -> int:
-        """The number N in ``executors:N``; 0 for other values of receivers."""
-        match = _EXECUTORS.fullmatch(self.receivers)
-        return int(match[1]) if match is not None else 0
 
     @property
     def partitions(self) -> int:

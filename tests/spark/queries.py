@@ -106,15 +106,3 @@ def descendants(pid):
 def named(pid, text):
     """Process ids below a process whose command line holds a text, in order."""
     return sorted(each for each, line in descendants(pid).items() if text in line)
-
-
-def owner_of(remote_address):
-    """Process id of the owner of a connection, by the local address that nsqd sees."""
-    port = f":{int(remote_address.rpartition(':')[2]):04X}"
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    sockets = {f"socket:[{fields[9]}]" for fields in lines if fields[1].endswith(port)}
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(path) in sockets:
-                return int(path.parent.parent.name)
-    return None

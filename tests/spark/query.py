@@ -1,19 +1,15 @@
 """Program: one query from NSQ into Parquet, until its standard input ends, for tests that kill parts of it.
 
-``python -m tests.spark.query MASTER FOLDER RECEIVERS NSQD_TCP NSQD_HTTP``. Prints "running" when all is well,
-else the problem of receivers on executors, and at the end "stopped". Batches are directories FOLDER/out/batch=ID, which
-are complete if they have _SUCCESS.
+``python -m tests.spark.query MASTER FOLDER RECEIVERS NSQD_TCP NSQD_HTTP``. Batches are directories
+FOLDER/out/batch=ID, which are complete if they have _SUCCESS.
 """
 
-import contextlib
 import logging
 import os
 import sys
 import threading
 from pathlib import Path
 
-from gnsq.spark import ExecutorReceivers
-from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.session import open_session
 
 TOPIC, CHANNEL = "clicks", "archive"
@@ -26,21 +22,6 @@ SETTINGS = {
     # As that of the driver, which reads them from there.
     "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
 }
-
-
-@contextlib.contextmanager
-def receiving(spark, given):
-    """Run the receivers, if they are on executors; yield the function that describes problems."""
-    options = ReadOptions.parse(given)
-    if not options.receiver_count:
-        yield lambda: ""
-        return
-    executors = ExecutorReceivers(spark, options)
-    executors.start()
-    try:
-        yield executors.check
-    finally:
-        executors.stop()
 
 
 def main():
@@ -63,19 +44,14 @@ def main():
 
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    with open_session("executors", master=master, settings=SETTINGS) as spark, receiving(spark, given) as check:
+    with open_session("query", master=master, settings=SETTINGS) as spark:
         messages = spark.readStream.format("nsq").options(**given).load()
         query = messages.writeStream.foreachBatch(keep).option("checkpointLocation", f"{folder}/checkpoint")
         query = query.trigger(processingTime="200 milliseconds").start()
-        wrong = None
         while not ended.wait(0.2):
-            if (now := check()) != wrong:
-                wrong = now
-                print(wrong or "running", flush=True)
             if not query.isActive:
                 sys.exit("the query has ended; Spark has said why")
         query.stop()
-    print("stopped", flush=True)
 
 
 if __name__ == "__main__":

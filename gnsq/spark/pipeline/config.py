@@ -71,7 +71,7 @@ class PipelineConfig:
     )
     publish_addresses: tuple[str, ...] = option((), "host:port of an nsqd to publish to; default: those read from")
     nsq: Mapping[str, str] = option(None, "further options of the source and the sink, such as tls", secret=True)
-    receivers: str = option("driver", "where messages are received: driver, external or executors:N")
+    receivers: str = option("driver", "where messages are received: driver or external")
     archive_channel: str = option("archive", "channel of the query archive")
     metrics_channel: str = option("metrics", "channel of the query metrics")
     metrics_topic: str = option("", "topic for the counts; default: TOPIC-metrics")

@@ -27,7 +27,6 @@ from gnsq.spark.pipeline.metrics import MetricsBatches
 from gnsq.spark.pipeline.preflight import checkpoints
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state
-from gnsq.spark.receiver.executors import ExecutorReceivers
 from gnsq.texts import counted
 
 __all__ = ["Job"]
@@ -35,8 +34,6 @@ __all__ = ["Job"]
 logger = logging.getLogger(__name__)
 
 LOOK = 0.2
-# Seconds between two looks at receivers on executors.
-RECEIVERS_LOOK = 10.0
 _OBSERVED = "gnsq"
 
 
@@ -63,9 +60,6 @@ class Job:
         self._started_at = time.monotonic()
         self._queries: dict[str, StreamingQuery] = {}
         self._reported: dict[str, int] = {}
-        self._receivers: list[ExecutorReceivers] = []
-        self._looked_at = 0.0
-        self._trouble = ""
         # When each query's last progress was made, and what is made of those without rows.
         self._heard: dict[str, str] = {}
         asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
@@ -86,7 +80,7 @@ class Job:
 
         Raises:
             JobFailed: If Spark does not take one; once, also if nsqd does not answer.
-            NSQException, OSError, ValueError: If a directory can't be used, or receivers do not fit.
+            NSQException, OSError, ValueError: If a directory can't be used.
         """
         config = self._config
         self._check()
@@ -96,11 +90,6 @@ class Job:
         archive, self._metrics = ArchiveBatches(config), MetricsBatches(config)
         if isinstance(archive.files, BatchFiles):
             self._start_compaction(archive.files, before["archive"])
-        for query in QUERIES:
-            options = config.read_options(query)
-            if options.receiver_count:
-                self._receivers.append(ExecutorReceivers(self._spark, options))
-                self._receivers[-1].start()
         self._start("archive", archive, once)
         self._start("metrics", self._metrics, once)
 
@@ -135,14 +124,11 @@ class Job:
                 running = running or active
             if not running:
                 return True
-            self._check_receivers()
             time.sleep(LOOK)
         return False
 
     def close(self) -> Summary:
         """End what is the job's own, compact what is left to compact if the queries have ended, and sum up."""
-        for receivers in self._receivers:
-            receivers.stop()
         if self._compactor is not None:
             self._compactor.stop()
         if self._compaction is not None:
@@ -251,15 +237,6 @@ class Job:
         trouble = self._silence[name].notice(recent[-1]["numInputRows"], _source(recent[-1]))
         if trouble:
             logger.warning("query %s: %s; see %s", name, trouble, self._config.log)
-
-    def _check_receivers(self) -> None:
-        if not self._receivers or time.monotonic() - self._looked_at < RECEIVERS_LOOK:
-            return
-        self._looked_at = time.monotonic()
-        trouble = "; ".join(filter(None, (receivers.check() for receivers in self._receivers)))
-        if trouble and trouble != self._trouble:
-            logger.warning("%s", trouble)
-        self._trouble = trouble
 
 
 def _source(progress: Any) -> Any:  # Any: Spark's JSON

@@ -296,12 +296,9 @@ class ChannelMonitor:
             gevent.sleep(self._poll_interval)
 
     def _warn(self) -> None:
-        remedy = "start receivers: python -m gnsq.spark.receiver --help"
-        if self._options.receiver_count:
-            remedy = "has the application cores for its receivers, do they fail? See its log, or use receivers=driver"
         logger.warning(
-            "channel %s has messages waiting and no subscriber, the spool %s gets nothing: %s",
+            "channel %s has messages waiting and no subscriber, the spool %s gets nothing: "
+            "start receivers: python -m gnsq.spark.receiver --help",
             self._options.source,
             self._location,
-            remedy,
         )

@@ -136,7 +136,7 @@ def test_secrets_are_not_shown():
         pytest.param({"compact_files": 1}, "compact_files 1 must be at least 2 or 0 files", id="one file"),
         pytest.param({"window_length": 0}, "window_length 0 must be within 1 to 86400 s", id="window"),
         pytest.param({"key_field": "host"}, "setting key_field 'host' is none of fields: user, page", id="key"),
-        pytest.param({"receivers": "moon"}, "receivers 'moon' is none of driver", id="receivers"),
+        pytest.param({"receivers": "moon"}, "receivers 'moon' is neither driver", id="receivers"),
         pytest.param({"nsq": {"tlsCaFiel": "x"}}, "option tlsCaFiel is unknown; did you mean tlsCaFile", id="option"),
         pytest.param({"nsq": {"spool": "x"}}, "nsq: spool is the job's own: use setting spool", id="own option"),
         pytest.param({"nsq": {"max_in_flight": "many"}}, "nsq: option maxInFlight 'many' is not", id="value"),

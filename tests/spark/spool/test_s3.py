@@ -9,7 +9,6 @@ from pyspark.sql.types import StructType
 
 from gnsq.spark.datasource import NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
-from gnsq.spark.receiver.executor_task import ReceiverLease
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import bodies_of, columns, is_empty, numbered, publish, wait_for
@@ -132,20 +131,3 @@ def test_query_with_a_spool_on_s3_reads_every_message(fakensqd, s3, location, ca
     texts.append(open_store(location).open("owner.json").read().decode())
     assert "SECRET" not in "".join(texts) + caplog.text
     assert Spool(location).listing().segments == []
-
-
-def test_lease_on_s3_allows_one_run(location):
-    lease = ReceiverLease(location)
-    assert lease.current() is None
-    lease.grant("one")
-    lease.grant("two")
-
-    assert (lease.is_allowed("one"), lease.is_allowed("two")) == (False, True)
-    lease.revoke("two")
-    assert not lease.is_allowed("two")
-
-
-def test_receivers_go_on_while_the_endpoint_fails(location):
-    unreachable = "s3://bucket/spool?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
-
-    assert ReceiverLease(unreachable).is_allowed("one")
