@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -20,22 +21,33 @@ from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
 
-__all__ = ["OpenSession", "is_submitted", "open_session"]
+__all__ = ["OpenSession", "is_submitted", "open_session", "session_settings"]
 
 # Seconds for the JVM to end.
 JVM_PATIENCE = 10.0
+# They bound what RocksDB takes outside of Java's heap, for all states of a process together.
+STATE_MEMORY_MB = 256
+_STATE = "spark.sql.streaming.stateStore"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
     # What every reader of Parquet takes for a time with a zone; the default, INT96, is read without one.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Of no use to streaming queries, and each would warn of it.
-    "spark.sql.adaptive.enabled": "false",
     # They only let go of old state; that comes with the next batch that has rows.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # State on disk instead of in the heap. Of a checkpoint that exists Spark takes the provider that it was made with.
+    f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+    f"{_STATE}.rocksdb.boundedMemoryUsage": "true",
+    f"{_STATE}.rocksdb.maxMemoryUsageMB": str(STATE_MEMORY_MB),
 }
+# A cluster has its own: an administrator's UI, and partitions for its cores.
+_LOCAL_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Costs more than it gains where there are as few partitions as cores.
+    "spark.sql.adaptive.enabled": "false",
+}
+_LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 
 
 class OpenSession(Protocol):
@@ -54,6 +66,20 @@ class OpenSession(Protocol):
 def is_submitted() -> bool:
     """Whether spark-submit has started this process: it has its own Java, master and log."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def session_settings(master: str) -> dict[str, str]:
+    """Build the settings of Spark that the job needs; on a local master, also those for a single machine."""
+    local = _LOCAL_MASTER.fullmatch(master)
+    if local is None:
+        return dict(_SETTINGS)
+    cores = os.cpu_count() if local[1] == "*" else int(local[1] or 1)
+    return {**_SETTINGS, **_LOCAL_SETTINGS, "spark.sql.shuffle.partitions": str(cores)}
+
+
+def _submitted_master() -> str:
+    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, whose properties SparkConf reads
+    return str(SparkConf().get("spark.master", ""))
 
 
 @contextlib.contextmanager
@@ -81,7 +107,7 @@ def open_session(
         if master.startswith("local"):
             # Nothing of a local master needs to be reached from outside.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    for key, value in {**_SETTINGS, **(settings or {})}.items():
+    for key, value in {**session_settings(master or _submitted_master()), **(settings or {})}.items():
         builder = builder.config(key, value)
     written = log.stat().st_size if log is not None and log.exists() else 0
     with _stderr_to(log):

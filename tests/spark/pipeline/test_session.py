@@ -1,9 +1,12 @@
-"""Settings with which Spark does not start."""
+"""Spark's settings: those of a single machine, the store of state, and those with which Spark does not start."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from gnsq.spark.pipeline.session import session_settings
 
 PROGRAM = """
 import sys
@@ -16,6 +19,65 @@ try:
 except NSQException as error:
     print(error)
 """
+
+
+UI, PARTITIONS, ADAPTIVE = "spark.ui.enabled", "spark.sql.shuffle.partitions", "spark.sql.adaptive.enabled"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [
+        pytest.param("local", "1", id="one"),
+        pytest.param("local[3]", "3", id="three"),
+        pytest.param("local[3,2]", "3", id="failures"),
+        pytest.param("local[*]", str(os.cpu_count()), id="all"),
+    ],
+)
+def test_local_master_has_the_settings_of_a_single_machine(master, cores):
+    settings = session_settings(master)
+
+    assert (settings[UI], settings[ADAPTIVE], settings[PARTITIONS]) == ("false", "false", cores)
+
+
+@pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h:6443", "local-cluster[2,1,1024]", ""])
+def test_cluster_keeps_its_settings(master):
+    settings = session_settings(master)
+
+    assert not {UI, ADAPTIVE, PARTITIONS, "spark.ui.showConsoleProgress"} & set(settings)
+    assert settings["spark.sql.session.timeZone"] == "UTC"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("provider", "suffix", "other"),
+    [
+        pytest.param("HDFSBackedStateStoreProvider", ".delta", ".changelog", id="in memory"),
+        pytest.param("RocksDBStateStoreProvider", ".changelog", ".delta", id="on disk"),
+    ],
+)
+def test_checkpoint_keeps_the_store_of_state_that_it_was_made_with(spark, tmp_path, provider, suffix, other):
+    (tmp_path / "in").mkdir()
+
+    def run(number):
+        (tmp_path / "in" / f"{number}.txt").write_text(f"{number}\n{number % 2}\n")
+        rows = spark.readStream.text(str(tmp_path / "in")).dropDuplicates(["value"])
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    usual = spark.conf.get(PROVIDER)
+    spark.conf.set(PROVIDER, f"{usual.rpartition('.')[0]}.{provider}")
+    try:
+        run(1)
+    finally:
+        spark.conf.set(PROVIDER, usual)
+    run(2)
+
+    states = {path.suffix for path in (tmp_path / "cp" / "state").rglob("[!._]*")}
+    assert usual.endswith(".RocksDBStateStoreProvider")
+    assert suffix in states
+    assert other not in states
+    assert len(list((tmp_path / "cp" / "commits").glob("[0-9]*"))) == 2
 
 
 @pytest.mark.spark
