@@ -21,7 +21,6 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PendingPublish, PublishCounts
 from gnsq.producer.routing import RoundRobin, TcpLink
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
-from gnsq.stats import LatencyRecorder
 from tests.helpers import MemoryTransport, wait_until
 
 OK = encode_frame(RESPONSE, b"OK")
@@ -161,7 +160,6 @@ def made_dispatcher(connection, transport, **options):
         RealClock(),
         RoundRobin(),
         PublishCounts(),
-        LatencyRecorder(),
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),
     )

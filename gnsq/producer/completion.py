@@ -17,7 +17,6 @@ from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
 from gnsq.producer.publish import PendingPublish, PublishCounts
-from gnsq.stats import LatencyRecorder
 
 __all__ = ["MAX_SLEEP", "NO_DEADLINE", "CompletionQueue", "Deadlines"]
 
@@ -54,19 +53,11 @@ class CompletionQueue:
         is_due: Whether the queue has publishes.
     """
 
-    def __init__(
-        self,
-        listener: CapacityListener,
-        counts: PublishCounts,
-        latency: LatencyRecorder,
-        clock: Clock,
-        owner: LogOwner,
-    ) -> None:
+    def __init__(self, listener: CapacityListener, counts: PublishCounts, clock: Clock, owner: LogOwner) -> None:
         self.completed = Event()
         self.is_due = False
         self._listener = listener
         self._counts = counts
-        self._latency = latency
         self._now = clock.monotonic
         self._ended: deque[PendingPublish] = deque()
         self._run_callback = gevent.get_hub().loop.run_callback
@@ -85,7 +76,7 @@ class CompletionQueue:
         This switches to each waiting greenlet directly. The greenlet switches back to the hub, and thus to this code,
         when it waits again. This saves one callback for each publish.
         """
-        ended, counts, listener, add_latency = self._ended, self._counts, self._listener, self._latency.add
+        ended, counts, listener, add_latency = self._ended, self._counts, self._listener, self._counts.latency.add
         now = self._now()
         # Do this before the woken callers publish again: the publishes that wait are older.
         listener.retry_failed()
@@ -126,7 +117,7 @@ class CompletionQueue:
         self._counts.confirmed += batch.messages
         if batch.link is not None:
             batch.link.confirmed += batch.messages
-        self._latency.add(now - batch.started, batch.messages)
+        self._counts.latency.add(now - batch.started, batch.messages)
         try:
             for member in members:
                 if member.waiter is not None:

@@ -79,7 +79,6 @@ from gnsq.producer.publish import (
     is_topic_error,
 )
 from gnsq.producer.routing import Strategy
-from gnsq.stats import LatencyRecorder
 from gnsq.texts import counted
 
 __all__ = ["BusyPoller", "Dispatcher", "StallDetector"]
@@ -123,7 +122,6 @@ class Dispatcher:
         clock: Clock,
         strategy: Strategy,
         counts: PublishCounts,
-        latency: LatencyRecorder,
         *,
         nsqd_count: Callable[[], int],
         no_connection_error: Callable[[str], NSQException],
@@ -153,7 +151,7 @@ class Dispatcher:
         self._to_retry: list[PendingPublish] = []
         self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
         self._counts = counts
-        self._completion = CompletionQueue(self, counts, latency, clock, self._owner)
+        self._completion = CompletionQueue(self, counts, clock, self._owner)
         # A function in place of a method saves a call for each publish, 0.05 us.
         self.complete: Callable[[PendingPublish], None] = self._completion.add
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None

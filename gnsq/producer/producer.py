@@ -24,7 +24,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.producer.http import check_no_tcp_options, make_http_clients
 from gnsq.producer.lifecycle import ProducerLifecycle, publish_async_from_thread, publish_from_thread
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
-from gnsq.producer.publish import EncodedPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
+from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
 from gnsq.producer.publish_many import Chunk, publish_chunks
 from gnsq.producer.result import PublishResult
 from gnsq.producer.routing import Key, make_strategy
@@ -33,7 +33,7 @@ from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
 from gnsq.protocol.names import MAX_NAME_LENGTH, assert_valid_topic_name
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
-from gnsq.stats import LatencyRecorder, ProducerConnectionStats, ProducerStats
+from gnsq.stats import ProducerConnectionStats, ProducerStats
 from gnsq.texts import counted
 
 __all__ = ["Producer", "check_timeout"]
@@ -136,7 +136,6 @@ class Producer:
         self.name = name if name is not None else f"producer-{next(_numbers)}"
         self.log_owner = LogOwner(self.name, self.clock.monotonic)
         self._counts = PublishCounts()
-        self._latency = LatencyRecorder()
         self._now = self.clock.monotonic
         self._timeout = self.options.publish_timeout
         # Topic names that were checked.
@@ -144,8 +143,6 @@ class Producer:
         self._max_name_length = self.connection_options.max_name_length
         # Whether the options set limits, which the functions that build commands do not check.
         self._has_limits = self._max_name_length < MAX_NAME_LENGTH or self.options.max_msg_size is not None
-        # Batches and HTTP need the body of a publish, not its encoded command.
-        self._keeps_bodies = self.options.batch_messages is not None or self.http_clients is not None
         self._needs_key = self.options.strategy == "consistent"
         self._lifecycle = ProducerLifecycle(
             self._start_runtime,
@@ -190,7 +187,6 @@ class Producer:
             clock=self.clock,
             owner=self.log_owner,
             counts=self._counts,
-            latency=self._latency,
         )
         runtime = ProducerRuntime(config, self)
         runtime.start()
@@ -198,7 +194,7 @@ class Producer:
 
     def _reset_counts(self) -> None:
         """Start to count from 0 in a forked child: the counts so far belong to the parent."""
-        self._counts, self._latency = PublishCounts(), LatencyRecorder()
+        self._counts = PublishCounts()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all earlier publishes have ended. Batches that are not full are sent immediately.
@@ -293,7 +289,7 @@ class Producer:
             repeated=counts.possibly_duplicated,
             pending=0 if dispatcher is None else dispatcher.pending,
             pending_bytes=0 if dispatcher is None else dispatcher.pending_bytes,
-            latency=self._latency.histogram(),
+            latency=counts.latency.histogram(),
             connections=tuple(
                 ProducerConnectionStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
             ),
@@ -542,21 +538,15 @@ class Producer:
             check_timeout(timeout)
         now = self._now()
         publish: PendingPublish
-        if defer is None and self._keeps_bodies:
+        if defer is None:
             # The checks of commands.publish(), without a call for nearly all publishes.
             if type(data) is not bytes or topic not in self._valid_topics or not 0 < len(data) < LARGE_BODY:
                 commands.publish(topic, data)
                 self._remember_topic(topic)
             publish = PendingPublish(topic, data, now, now + timeout)
         else:
-            command = commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer)
-            if self.http_clients is None:
-                publish = EncodedPublish(topic, command, len(data), now, now + timeout)
-            else:
-                publish = PendingPublish(topic, data, now, now + timeout)
-                publish.is_batchable = False
-            if defer is not None:
-                publish.defer = defer
+            commands.deferpublish(topic, data, defer)
+            publish = DeferredPublish(topic, data, defer, now, now + timeout)
         if key is not None or self._needs_key:
             publish.key = self._checked_key(key)
         return publish

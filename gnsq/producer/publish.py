@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gnsq.errors import (
@@ -28,10 +28,11 @@ from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.result import PublishResult
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
+from gnsq.stats import LatencyRecorder
 
 __all__ = [
     "Decision",
-    "EncodedPublish",
+    "DeferredPublish",
     "Failure",
     "Link",
     "MultiPublish",
@@ -135,7 +136,11 @@ def copy_error(error: _Error) -> _Error:
 
 @dataclass(slots=True)
 class PublishCounts:
-    """Numbers of messages by outcome, and of messages that were sent again."""
+    """Numbers of messages by outcome, and of messages that were sent again.
+
+    Attributes:
+        latency: How long the confirmed publishes took.
+    """
 
     confirmed: int = 0
     refused: int = 0
@@ -143,6 +148,7 @@ class PublishCounts:
     unknown: int = 0
     retried: int = 0
     possibly_duplicated: int = 0
+    latency: LatencyRecorder = field(default_factory=LatencyRecorder)
 
     def count_failed(self, error: NSQException, messages: int) -> None:
         """Count messages whose publish ended with an error."""
@@ -362,26 +368,20 @@ class PendingPublish:
         self.owner.handle_failure(self, Failure.NOT_EXECUTED, error)
 
 
-class EncodedPublish(PendingPublish):
-    """A PUB or DPUB that stores its command in place of its body. Saves 0.05 us of 5 for a lone publish over TCP."""
+class DeferredPublish(PendingPublish):
+    """A DPUB."""
 
-    command = b""
     is_batchable = False
 
-    def __init__(self, topic: str, command: bytes, body_size: int, started: float, deadline: float) -> None:
-        self.topic = topic
-        self.command = command
-        self.size = len(command)
-        self.largest_message = body_size
-        self.started = started
-        self.deadline = deadline
+    def __init__(self, topic: str, body: bytes, defer: int, started: float, deadline: float) -> None:
+        super().__init__(topic, body, started, deadline)
+        self.defer = defer
+        # "DPUB topic defer\n" in place of "PUB topic\n".
+        self.size += len(str(defer)) + 2
 
     @property
-    def bodies(self) -> Sequence[bytes]:
-        return [self.command[-self.largest_message :]]
-
-    def drop_bodies(self) -> None:
-        self.command = b""
+    def command(self) -> bytes:
+        return commands.deferpublish(self.topic, self.body, self.defer)
 
 
 class MultiPublish(PendingPublish):

@@ -33,7 +33,6 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
 from gnsq.producer.result import ResultWaiters
 from gnsq.producer.routing import TcpLink, make_strategy
-from gnsq.stats import LatencyRecorder
 from gnsq.texts import without_address
 
 __all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
@@ -56,7 +55,7 @@ class RuntimeConfig:
         addresses: Addresses from the constructor: ``host:port``, or URLs over HTTP.
         http_clients: Makes the clients to publish over HTTP; None: publish over TCP.
         owner: Producer that log lines name.
-        counts, latency: Counters. A restart does not reset them.
+        counts: Counters. A restart does not reset them.
     """
 
     options: ProducerOptions
@@ -68,7 +67,6 @@ class RuntimeConfig:
     clock: Clock
     owner: LogOwner
     counts: PublishCounts
-    latency: LatencyRecorder
 
 
 class ProducerEvents(Protocol):
@@ -113,7 +111,6 @@ class ProducerRuntime:
             self._clock,
             make_strategy(options.strategy, config.addresses),
             config.counts,
-            config.latency,
             nsqd_count=lambda: len(self._addresses),
             no_connection_error=self._no_connection_error,
             owner=config.owner,

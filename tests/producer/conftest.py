@@ -10,7 +10,6 @@ from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts
 from gnsq.producer.routing import RoundRobin
-from gnsq.stats import LatencyRecorder
 
 
 @pytest.fixture
@@ -146,7 +145,6 @@ def dispatcher_with(clock, *links, busy_poller=None, **options):
         clock,
         RoundRobin(),
         PublishCounts(),
-        LatencyRecorder(),
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),
         busy_poller=busy_poller,

@@ -13,7 +13,7 @@ from gnsq.errors import (
 )
 from gnsq.producer.publish import (
     Decision,
-    EncodedPublish,
+    DeferredPublish,
     Failure,
     MultiPublish,
     PendingPublish,
@@ -22,7 +22,6 @@ from gnsq.producer.publish import (
     is_topic_error,
     may_be_partially_stored,
 )
-from gnsq.protocol import commands
 
 EXITING = NSQPubFailed("PUB failed exiting")
 FULL_DISK = NSQMPubFailed("MPUB failed write: no space left on device")
@@ -113,7 +112,7 @@ def test_copy_of_an_error_has_its_text_and_cause_and_no_traceback():
     "publish",
     [
         pytest.param(PendingPublish("topic", b"body", 0.0, 1.0), id="PUB"),
-        pytest.param(EncodedPublish("topic", commands.deferpublish("topic", b"body", 5), 4, 0.0, 1.0), id="DPUB"),
+        pytest.param(DeferredPublish("topic", b"body", 500, 0.0, 1.0), id="DPUB"),
         pytest.param(MultiPublish("topic", [b"1", b"22"], 0.0, 1.0), id="MPUB"),
     ],
 )
