@@ -44,7 +44,7 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
 
 
 def is_port(port: object) -> bool:
-    """Whether this is an int from 1 to 65535."""
+    """Return True if this is an int from 1 to 65535."""
     return isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
 
 
@@ -78,5 +78,5 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_unix(host: str) -> bool:
-    """Whether a host is the path of a unix socket."""
+    """Return True if a host is the path of a unix socket."""
     return host.startswith("/")

@@ -26,7 +26,7 @@ class Clock(Protocol):
         """Wait for an Event or AsyncResult up to a number of seconds.
 
         Returns:
-            Whether it is set.
+            True if it is set.
         """
 
 
@@ -38,6 +38,6 @@ class RealClock:
     timeout = staticmethod(gevent.Timeout)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait for an Event or AsyncResult up to a number of seconds. Returns: whether it is set."""
+        """Wait for an Event or AsyncResult up to a number of seconds. Returns: True if it is set."""
         waitable.wait(seconds)
         return bool(waitable.ready())

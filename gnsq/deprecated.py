@@ -28,7 +28,7 @@ class Reader(Consumer):
 
     Args:
         max_concurrency: As ``concurrency`` of Consumer; below 0: one for each CPU; 0: the default.
-        async: Whether all messages are async messages. It is a keyword of Python, so pass ``**{"async": True}``.
+        async: True if all messages are async messages. It is a keyword of Python, so pass ``**{"async": True}``.
         args, options: As for Consumer.
 
     ``message.requeue()`` without a delay uses the consumer's delay, as with Consumer. Before gnsq 1.0 it used 0.

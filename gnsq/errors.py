@@ -59,7 +59,7 @@ class NSQRequeueMessage(NSQException):
     """Raised by a handler to requeue its message.
 
     Args:
-        backoff: Whether backoff counts this as a failure; None: use the option ``backoff_on_requeue``.
+        backoff: True if backoff counts this as a failure; None: use the option ``backoff_on_requeue``.
     """
 
     def __init__(self, backoff: bool | None = None) -> None:
@@ -149,7 +149,7 @@ class NSQErrorCode(NSQException):
         code: The first word of the frame, such as ``E_BAD_TOPIC``.
         text: The words after the code, unchanged.
         advice: What to do about the error, if that is known; the last part of str(error).
-        fatal: Whether nsqd closes the connection after this error.
+        fatal: True if nsqd closes the connection after this error.
     """
 
     code = ""

@@ -116,7 +116,7 @@ class HubMonitor:
             self._log_end(self._now() - blocked_since)
 
     def _is_alive(self) -> bool:
-        """Whether the hub can run again: neither the hub nor its thread has ended without a release()."""
+        """Return True if the hub can run again: neither the hub nor its thread has ended without a release()."""
         hub = self._hub()
         return hub is not None and not hub.dead and self._token() is not None
 

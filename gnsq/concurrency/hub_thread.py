@@ -69,7 +69,7 @@ class HubThread:
         self._process = os.getpid()
         # None when the thread has ended.
         self._ident: int | None = None
-        # Whether further calls are refused.
+        # True if further calls are refused.
         self._stopped = False
         self._stop_timeout = STOP_TIMEOUT
         self._queue: HubCallQueue
@@ -86,7 +86,7 @@ class HubThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread."""
+        """True if the caller runs in this thread."""
         return get_ident() == self._ident and self._process == os.getpid()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

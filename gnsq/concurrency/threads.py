@@ -165,7 +165,7 @@ def hub_call_queue() -> HubCallQueue:
 
 
 def is_hub_greenlet() -> bool:
-    """Whether the caller runs in its thread's hub itself, as callbacks do. Nothing can wait there."""
+    """Return True if the caller runs in its thread's hub itself, as callbacks do. Nothing can wait there."""
     hub = get_hub_if_exists()
     return hub is not None and gevent.getcurrent() is hub
 
@@ -192,7 +192,7 @@ class CrossThreadFuture(Generic[T]):
     To make one takes a microsecond, and makes no hub in a thread that has none.
 
     Attributes:
-        is_done: Whether it has a result or an exception.
+        is_done: True if it has a result or an exception.
     """
 
     __slots__ = ("_done", "_error", "_once", "_value", "_waiter", "is_done")
@@ -233,7 +233,7 @@ class CrossThreadFuture(Generic[T]):
         A thread without a hub blocks. In a thread with a hub other greenlets run meanwhile.
 
         Returns:
-            Whether it is done.
+            True if it is done.
         """
         if not self.is_done:
             if get_hub_if_exists() is None:
@@ -292,7 +292,7 @@ class ThreadEvent:
     """Event that any number of threads and greenlets can wait for. It can't be cleared.
 
     Attributes:
-        is_set: Whether it is set.
+        is_set: True if it is set.
     """
 
     __slots__ = ("_waiting", "is_set")
@@ -309,7 +309,7 @@ class ThreadEvent:
             future.set_result(None)
 
     def wait(self, timeout: float) -> bool:
-        """Wait as CrossThreadFuture.wait() does. Returns: whether it is set."""
+        """Wait as CrossThreadFuture.wait() does. Returns: True if it is set."""
         future: CrossThreadFuture[None] = CrossThreadFuture()
         self._waiting[future] = None
         try:
@@ -362,7 +362,7 @@ class OwnerThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread."""
+        """True if the caller runs in this thread."""
         return current_thread.token is self.token()
 
     def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own

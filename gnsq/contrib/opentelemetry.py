@@ -411,7 +411,7 @@ def _sender_context(headers: dict[str, str]) -> Iterator[Sequence[trace.Link]]:
 
 
 def _is_recording(tracer_provider: trace.TracerProvider | None) -> bool:
-    """Whether an SDK records spans."""
+    """Return True if an SDK records spans."""
     used = trace.get_tracer_provider() if tracer_provider is None else tracer_provider
     return not isinstance(used, (ProxyTracerProvider, NoOpTracerProvider))
 

@@ -80,7 +80,7 @@ class _Sample(NamedTuple):
     """A value.
 
     Attributes:
-        is_total: Whether it is the value of all nsqds together. The samples of single nsqds come before it.
+        is_total: True if it is the value of all nsqds together. The samples of single nsqds come before it.
     """
 
     key: _Key

@@ -46,10 +46,10 @@ class NoResponse(Exception):
     """The exchange failed before the response was complete.
 
     Attributes:
-        sent: Whether any byte of the request may have left.
-        reused: Whether the connection had been used before.
-        timed_out: Whether a timeout ended it.
-        final: Whether another try would fail in the same way.
+        sent: True if any byte of the request may have left.
+        reused: True if the connection had been used before.
+        timed_out: True if a timeout ended it.
+        final: True if another try would fail in the same way.
     """
 
     def __init__(self, error: Exception, call: Call) -> None:
@@ -188,8 +188,8 @@ class Call:
         greenlet: The one that waits.
         deadline: Raised in it when the time is over.
         ends: When that is, as time.monotonic().
-        connected: Whether the current exchange has begun to make a connection.
-        sent: Whether any byte of its request may have left.
+        connected: True if the current exchange has begun to make a connection.
+        sent: True if any byte of its request may have left.
         socket: The socket that it uses.
     """
 
@@ -240,7 +240,7 @@ class Call:
 
 
 def _may_be_repeated(method: str, failure: NoResponse) -> bool:
-    """Whether a retry executes nothing twice, and may succeed."""
+    """Return True if a retry executes nothing twice, and may succeed."""
     if failure.final:
         return False
     return not failure.sent or (method == "GET" and not failure.timed_out)

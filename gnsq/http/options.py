@@ -210,7 +210,7 @@ def check_header(name: str, value: str) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Whether a text has a scheme, a host, and no impossible port."""
+    """Return True if a text has a scheme, a host, and no impossible port."""
     try:
         parts = urlsplit(text)
         return bool(parts.scheme and parts.hostname) and parts.port != 0

@@ -33,12 +33,12 @@ class Response:
     location: str = ""
 
     def redirects(self, method: str) -> bool:
-        """Whether the request is to be sent to another URL; a POST only if it stays a POST."""
+        """Return True if the request is to be sent to another URL; a POST only if it stays a POST."""
         return bool(self.location) and self.status in _REDIRECTS.get(method, _REDIRECTS_OF_OTHERS)
 
     @property
     def is_json(self) -> bool:
-        """Whether the body is declared as JSON."""
+        """True if the body is declared as JSON."""
         return self.content_type.partition(";")[0].strip().lower() == "application/json"
 
 
@@ -87,7 +87,7 @@ def _error(body: bytes) -> dict[str, object]:
 
 
 def is_unknown_path(error: NSQHttpError) -> bool:
-    """Whether the server does not know the path, or not with this method; then it has executed nothing.
+    """Return True if the server does not know the path, or not with this method; then it has executed nothing.
 
     A missing topic or channel is 404 as well, with a text of its own.
     """

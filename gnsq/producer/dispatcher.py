@@ -229,7 +229,7 @@ class Dispatcher:
             self._is_submitting = False
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet that runs now executes code of this object, or calls receivers of signals for this object.
+        """Return True if a running greenlet executes code of this object, or calls receivers of signals for it.
 
         Also True in a signal handler that has interrupted publish() or submit(). If True, the caller must not wait for
         publishes to end.

@@ -107,7 +107,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
 
 
 def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
-    """Whether a server in front of nsqd has rejected the request. Then the address is wrong, not the publish."""
+    """Return True if a server in front of nsqd has rejected the request. Then the address is wrong, not the publish."""
     code, status = error_text(error.body), error.status
     if code == _EXITING or code in _CODES:
         return False
@@ -132,7 +132,7 @@ def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = F
 
 
 def is_nsqd_response(error: NSQHttpError) -> bool:
-    """Whether nsqd itself has responded to a ping with an error: its disk is full, but it may still take messages."""
+    """Return True if nsqd itself has refused a ping: its disk is full, but it may still take messages."""
     return error.status == 500 and error.body.startswith(b"NOK")
 
 
@@ -260,7 +260,7 @@ class HttpLink:
         subject: Start of log lines: the address and the producer.
 
     Attributes:
-        has_published: Whether nsqd has confirmed a publish.
+        has_published: True if nsqd has confirmed a publish.
         error: Failure of a ping or request, after which the link takes no more publishes.
         workers: Greenlets that send requests. Each ends when nothing is left to send.
     """
@@ -351,7 +351,7 @@ class HttpLink:
         self._closed.wait()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet sends requests of this link."""
+        """Return True if a greenlet sends requests of this link."""
         return greenlet in self.workers
 
     def after_fork_in_child(self, parent: int) -> None:
@@ -467,7 +467,7 @@ class HttpLink:
         """Retry or end a publish that was sent and not confirmed.
 
         Args:
-            expires: Whether a timeout of the request means that the deadline of the publish has come.
+            expires: True if a timeout of the request means that the deadline of the publish has come.
         """
         if is_rejected_before_nsqd(error):
             self._fail(error)

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import gevent
 
@@ -42,7 +41,7 @@ from gnsq.producer.result import PublishResult
 from gnsq.producer.runtime import ProducerRuntime
 from gnsq.texts import counted
 
-__all__ = ["ProducerLifecycle", "publish_async_from_thread", "publish_from_thread"]
+__all__ = ["ProducerLifecycle", "publish_from_thread"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class ProducerLifecycle:
     Args:
         start: Makes and starts the runtime.
         label: The producer's name in log lines.
-        threaded: Whether the producer runs on its own thread.
+        threaded: True if the producer runs on its own thread.
         close_timeout: Seconds for the close at the end of the program.
         on_close: Called after the close of a producer that was started.
         on_fork: Called in a forked child, before the producer can be started there.
@@ -324,8 +323,11 @@ class ProducerLifecycle:
             self._active.discard(greenlet)
 
     def _is_reentrant(self) -> bool:
-        """Whether the caller must not wait. True in the hub itself, in greenlets of the producer, for example those
-        that call receivers of signals, and in a signal handler that has interrupted code of the producer."""
+        """Return True if the caller must not wait.
+
+        This is so in the hub itself, in greenlets of the producer, for example those that call receivers of signals,
+        and in a signal handler that has interrupted code of the producer.
+        """
         greenlet, runtime = gevent.getcurrent(), self.runtime
         return is_hub_greenlet() or greenlet in self._active or (runtime is not None and runtime.is_reentrant(greenlet))
 
@@ -373,100 +375,66 @@ def _close_all() -> None:
 # --- publishes from other threads
 
 
-def publish_from_thread(runtime: ProducerRuntime, publish: PendingPublish, *, block: bool) -> None:
-    """Publish from another thread than the producer's, and wait until the publish has ended.
-
-    The wait ends CROSS_THREAD_GRACE seconds after the deadline if the producer's hub does not run.
-
-    Raises:
-        NSQException: As Producer.publish().
-        RuntimeError: If called in a hub itself.
-    """
-    if is_hub_greenlet():
-        raise RuntimeError("nothing can wait for a publish in the hub itself; let a greenlet do it")
-    ended: CrossThreadFuture[None] = CrossThreadFuture()
-
-    def notify(done: PendingPublish) -> None:
-        if done.error is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(done.error)
-
-    publish.on_done = notify
-    _submit_in_owner(runtime, publish, ended, block=block)
-
-
-def publish_async_from_thread(runtime: ProducerRuntime, publish: PendingPublish, *, block: bool) -> PublishResult:
+def publish_from_thread(
+    runtime: ProducerRuntime, publish: PendingPublish, *, block: bool, until_end: bool
+) -> PublishResult:
     """Publish from another thread than the producer's, and wait until the publish has capacity.
 
-    A call in a hub itself does not wait: if there is no capacity, the result has the error.
+    If the producer's hub does not run, the wait ends CROSS_THREAD_GRACE seconds after the deadline. A call in a hub
+    itself does not wait: if there is no capacity, the result has the error.
+
+    Args:
+        until_end: Wait until the publish has ended.
 
     Raises:
         NSQException: As Producer.publish_async().
+        RuntimeError: If until_end is True in a hub itself.
     """
-    result = runtime.waiters.new(publish.deadline)
-    publish.on_done = lambda done: result.end(done.error)
-    if is_hub_greenlet():
-
-        def submit() -> None:
-            try:
-                runtime.dispatcher.submit(publish, True)
-                runtime.dispatcher.wait_for_capacity(publish)  # raises without capacity, since this is a hub
-            except Exception as error:  # noqa: BLE001  # raised by get()
-                result.end(error)
-
-        _call_owner(runtime, submit)
+    can_wait = not is_hub_greenlet()
+    if until_end and not can_wait:
+        raise RuntimeError("nothing can wait for a publish in the hub itself; let a greenlet do it")
+    result = publish.result = runtime.waiters.new(publish.deadline)
+    reached: CrossThreadFuture[None] = CrossThreadFuture()
+    if until_end:
+        result.add_done_callback(lambda result: reached.set_result(None))
     else:
-        admitted: CrossThreadFuture[None] = CrossThreadFuture()
-        publish.on_capacity = lambda: admitted.set_result(None)
-        _submit_in_owner(runtime, publish, admitted, block=block)
-    return result
-
-
-def _submit_in_owner(
-    runtime: ProducerRuntime, publish: PendingPublish, future: CrossThreadFuture[None], *, block: bool
-) -> None:
-    """Submit a publish in the producer's hub, and wait for the future."""
+        publish.on_capacity = lambda: reached.set_result(None)
+    waits_for_connection = can_wait and block and not runtime.was_attempted
     once = Once()
 
     def submit() -> None:
-        if block and not runtime.was_attempted:
+        if waits_for_connection:
             runtime.wait_first_attempts(publish.timeout)
         if not once.acquire():
             return  # the caller no longer waits
         try:
             runtime.dispatcher.submit(publish, block)
-            if publish.reserved_bytes and publish.on_capacity is not None:
+            if not can_wait:
+                runtime.dispatcher.wait_for_capacity(publish)  # raises without capacity, since this is a hub
+            elif publish.reserved_bytes and publish.on_capacity is not None:
                 publish.on_capacity()
-        except Exception as error:  # noqa: BLE001  # raised in the calling thread
-            future.set_exception(error)
+        except Exception as error:  # noqa: BLE001  # raised in the calling thread, or by get()
+            reached.set_exception(error)
+            result.end(error)
 
-    if block and not runtime.was_attempted:
-        _call_owner(runtime, gevent.spawn, submit)
-    else:
-        _call_owner(runtime, submit)
     try:
-        ended = future.wait(max(publish.deadline - runtime.now(), 0) + CROSS_THREAD_GRACE)
-    except BaseException:
-        # The caller was killed or had a gevent.Timeout. Without on_done, a failure is logged. Clear it in the hub,
-        # which reads it.
-        with contextlib.suppress(NSQConnectionClosed):
-            runtime.owner_thread.call_soon(setattr, publish, "on_done", None)
-        raise
-    if not ended:
-        text = f"the producer's thread has not run its hub for {publish.timeout + CROSS_THREAD_GRACE:g} s"
-        text += "; in a program that blocks natively a producer needs threaded=True"
-        raise NSQNotSentTimeout(text) if once.acquire() else NSQUnknownTimeout(text)
-    future.result()
-
-
-def _call_owner(
-    runtime: ProducerRuntime,
-    function: Callable[..., object],
-    *arguments: Any,  # Any: the function's own
-) -> None:
-    try:
-        runtime.owner_thread.call_soon(function, *arguments)
+        (runtime.owner_thread.spawn if waits_for_connection else runtime.owner_thread.call_soon)(submit)
     except NSQConnectionClosed as error:
         text = f"{error}: the producer was started there; with threaded=True it has a thread of its own"
         raise NSQNotSentClosed(text) from error
+    if not can_wait:
+        return result
+    try:
+        is_reached = reached.wait(max(publish.deadline - runtime.now(), 0) + CROSS_THREAD_GRACE)
+    except BaseException:
+        # The caller was killed or had a gevent.Timeout. Without a result, a failure is logged. Clear it in the hub,
+        # which reads it.
+        with contextlib.suppress(NSQConnectionClosed):
+            runtime.owner_thread.call_soon(setattr, publish, "result", None)
+        raise
+    if not is_reached:
+        text = f"the producer's thread has not run its hub for {publish.timeout + CROSS_THREAD_GRACE:g} s"
+        text += "; in a program that blocks natively a producer needs threaded=True"
+        raise NSQNotSentTimeout(text) if once.acquire() else NSQUnknownTimeout(text)
+    reached.result()
+    return result

@@ -22,7 +22,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ReconnectOptions, State
 from gnsq.options import ConnectionOptions
 from gnsq.producer.http import check_no_tcp_options, make_http_clients
-from gnsq.producer.lifecycle import ProducerLifecycle, publish_async_from_thread, publish_from_thread
+from gnsq.producer.lifecycle import ProducerLifecycle, publish_from_thread
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
 from gnsq.producer.publish_many import Chunk, publish_chunks
@@ -141,7 +141,7 @@ class Producer:
         # Topic names that were checked.
         self._valid_topics: set[str] = set()
         self._max_name_length = self.connection_options.max_name_length
-        # Whether the options set limits, which the functions that build commands do not check.
+        # True if the options set limits, which the functions that build commands do not check.
         self._has_limits = self._max_name_length < MAX_NAME_LENGTH or self.options.max_msg_size is not None
         self._needs_key = self.options.strategy == "consistent"
         self._lifecycle = ProducerLifecycle(
@@ -259,12 +259,12 @@ class Producer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the producer was started and not closed."""
+        """True if the producer was started and not closed."""
         return self._lifecycle.state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
-        """Whether the producer runs and is connected to an nsqd, for a readiness probe. stats().not_ready has the
+        """True if the producer runs and is connected to an nsqd, for a readiness probe. stats().not_ready has the
         reason."""
         runtime = self._lifecycle.runtime
         return self.is_running and runtime is not None and not runtime.why_not_ready()
@@ -605,7 +605,7 @@ class Producer:
     def _submit(self, publish: PendingPublish, block: bool) -> PublishResult:
         runtime = self._lifecycle.runtime or self._start_with(publish, block)
         if current_thread.token is not runtime.owner_thread.token():
-            return publish_async_from_thread(runtime, publish, block=block)
+            return publish_from_thread(runtime, publish, block=block, until_end=False)
         result = publish.result = PublishResult()
         # ResultWaiters.new() without the call: saves 0.05 us of 2.
         result.waiters = runtime.waiters
@@ -620,7 +620,7 @@ class Producer:
         if current_thread.token is runtime.owner_thread.token():
             runtime.dispatcher.publish(publish, block)
         else:
-            publish_from_thread(runtime, publish, block=block)
+            publish_from_thread(runtime, publish, block=block, until_end=True).get()
         return OK
 
     def _start_with(self, publish: PendingPublish, block: bool) -> ProducerRuntime:

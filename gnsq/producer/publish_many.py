@@ -121,7 +121,7 @@ class _ChunkedPublish:
         chunks: The outcomes, in the order of the messages.
         pending: For each other chunk: number of the first message, number of messages, and its result, or the error if
             submitting it failed.
-        has_failed: Whether a chunk is known to have failed.
+        has_failed: True if a chunk is known to have failed.
     """
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ class ProducerRuntime:
         waiters: Threads and callbacks that wait for results.
         dispatcher: Sends publishes.
         now: Returns monotonic seconds.
-        was_attempted: Whether wait_attempted() or wait_first_attempts() has returned before.
+        was_attempted: True if wait_attempted() or wait_first_attempts() has returned before.
     """
 
     def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
@@ -218,7 +218,7 @@ class ProducerRuntime:
             self._active = None
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet of the calling thread runs code of this object, so that close() must not wait in it."""
+        """Return True if a greenlet of the calling thread runs code of this object. close() must not wait in it."""
         return self.owner_thread.is_current and (
             self.dispatcher.is_reentrant(greenlet)
             or greenlet is self._active
@@ -283,9 +283,10 @@ class ProducerRuntime:
             self._config.counts.count_failed(error, publish.messages)
             # The owner thread has ended: greenlets in it that waited for this publish no longer exist.
             with contextlib.suppress(Exception):
-                if publish.on_done is not None and publish.on_capacity is not None:
+                if publish.result is not None:
+                    publish.result.end(error)
+                if publish.on_capacity is not None:
                     publish.on_capacity()
-                publish.notify()
         for connection in list(self._links):
             with contextlib.suppress(Exception):
                 connection.abort_without_owner(error)
@@ -398,5 +399,5 @@ class ProducerRuntime:
 
 
 def _is_blameless(connection: Connection) -> bool:
-    """Whether nsqd has closed a connection because it refused a message or topic. Then nsqd is not at fault."""
+    """Return True if nsqd has closed a connection because it refused a message or topic. Then nsqd is not at fault."""
     return isinstance(connection.error, NSQErrorCode) and not is_node_error(connection.error)
