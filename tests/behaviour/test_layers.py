@@ -7,6 +7,8 @@ import ssl
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, Grant
+from fakensqd.faults.relay import Relay
+from fakensqd.faults.toxics import slice_bytes
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.addresses import parse_address
 from gnsq.errors import (
@@ -18,7 +20,6 @@ from gnsq.errors import (
     NSQUnauthorized,
 )
 from gnsq.protocol.frames import ERROR, RESPONSE
-from gnsq.transport import TcpTransport
 from tests.helpers import bodies, channel_stats, wait_until
 
 BODIES = [b"small", b"x" * 500_000, *[b"%d" % number for number in range(200)]]
@@ -51,8 +52,8 @@ def opened():
     """Connects clients, sends IDENTIFY, and closes them at the end."""
     clients = []
 
-    def connect(nsqd, **options):
-        client = NsqdTCPClient(*parse_address(nsqd.tcp_address), timeout=10, **options)
+    def connect(address, **options):
+        client = NsqdTCPClient(*parse_address(address), timeout=10, **options)
         clients.append(client)
         client.connect()
         client.identify()
@@ -105,20 +106,19 @@ def test_messages_go_both_ways_through_all_layers(
 @pytest.mark.parametrize("size", [1, 3, 17])
 @pytest.mark.parametrize(("encrypted", "compression"), [(True, None), (True, "snappy"), (True, "deflate")])
 def test_handshake_over_a_link_that_slices_bytes(
-    start_nsqd, server_certificate, tls, opened, topic, monkeypatch, encrypted, compression, size
+    start_nsqd, server_certificate, tls, opened, topic, encrypted, compression, size
 ):
-    receive = TcpTransport.recv
-    monkeypatch.setattr(TcpTransport, "recv", lambda self, wanted: receive(self, min(wanted, size)))
+    with Relay(start_nsqd(**server_certificate).tcp_address) as relay:
+        relay.link.add(slice_bytes(size))
+        client = opened(relay.address, **tls, **({compression: True} if compression else {}))
+        client.publish(topic, b"x" * 1000)
 
-    client = opened(start_nsqd(**server_certificate), **tls, **({compression: True} if compression else {}))
-    client.publish(topic, b"x" * 1000)
-
-    assert client.read_response() == (RESPONSE, b"OK")
+        assert client.read_response() == (RESPONSE, b"OK")
 
 
 @pytest.mark.parametrize("level", [1, 6, 9])
 def test_deflate_level_is_limited_by_nsqd(start_nsqd, opened, topic, level):
-    client = opened(start_nsqd(max_deflate_level=5), deflate=True, deflate_level=level)
+    client = opened(start_nsqd(max_deflate_level=5).tcp_address, deflate=True, deflate_level=level)
 
     assert client.identity.response["deflate_level"] == min(level, 5)
     client.publish(topic, b"x")
@@ -138,7 +138,7 @@ def test_certificate_that_is_not_trusted_is_refused(
     files = {"tls_options": {"ca_certs": certificates.ca}} if options else {}
 
     with pytest.raises(NSQSocketError, match=words):
-        opened(start_nsqd(**server_certificate), tls_v1=True, **files, **options)
+        opened(start_nsqd(**server_certificate).tcp_address, tls_v1=True, **files, **options)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_certificate_that_is_not_trusted_is_refused(
     ],
 )
 def test_checks_of_certificates_can_be_turned_off(start_nsqd, server_certificate, opened, options):
-    assert opened(start_nsqd(**server_certificate), **options).identity.tls
+    assert opened(start_nsqd(**server_certificate).tcp_address, **options).identity.tls
 
 
 def test_announced_name_is_checked_if_the_resolver_returns_another_address(
@@ -164,7 +164,7 @@ def test_announced_name_is_checked_if_the_resolver_returns_another_address(
     assert client.identify()["tls_v1"]
     client.close_stream()
     with pytest.raises(NSQSocketError, match=r"mismatch|not valid for"):
-        opened(nsqd, **tls)
+        opened(nsqd.tcp_address, **tls)
 
 
 @pytest.mark.parametrize("version", [ssl.PROTOCOL_TLSv1_2, None], ids=["1.2", "newest"])
@@ -175,18 +175,18 @@ def test_client_certificate_is_sent_if_nsqd_requires_it(
     certificate, key = certificates.client()
     files = {"ca_certs": certificates.ca, "ssl_version": version}
 
-    client = opened(nsqd, tls_v1=True, tls_options={**files, "certfile": certificate, "keyfile": key})
+    client = opened(nsqd.tcp_address, tls_v1=True, tls_options={**files, "certfile": certificate, "keyfile": key})
     client.publish(topic, b"x")
     client.check_ok()
     with pytest.raises(NSQSocketError, match="certfile"):
-        opened(nsqd, tls_v1=True, tls_options=files)
+        opened(nsqd.tcp_address, tls_v1=True, tls_options=files)
 
 
 def test_tls_that_is_not_offered_is_never_clear_text(start_nsqd, opened, topic):
     nsqd = start_nsqd()
 
     with pytest.raises(NSQException, match=r"TLS was asked for and nsqd does not offer it"):
-        opened(nsqd, tls_v1=True)
+        opened(nsqd.tcp_address, tls_v1=True)
     with (
         Producer(nsqd.tcp_address, tls_v1=True) as producer,
         pytest.raises(NSQNoConnections, match="TLS was asked for and nsqd does not offer it"),
@@ -195,7 +195,7 @@ def test_tls_that_is_not_offered_is_never_clear_text(start_nsqd, opened, topic):
 
 
 def test_refusal_for_missing_tls_has_a_hint(start_nsqd, server_certificate, opened, topic):
-    client = opened(start_nsqd(**server_certificate, tls_required=True))
+    client = opened(start_nsqd(**server_certificate, tls_required=True).tcp_address)
 
     client.publish(topic, b"x")
     kind, error = client.read_response()
@@ -212,7 +212,7 @@ def test_refusal_for_missing_tls_has_a_hint(start_nsqd, server_certificate, open
 def test_compression_that_is_not_offered_is_a_warning(start_nsqd, opened, topic, caplog, name):
     caplog.set_level(logging.WARNING)
 
-    client = opened(start_nsqd(**{name: False}), **{name: True})
+    client = opened(start_nsqd(**{name: False}).tcp_address, **{name: True})
     client.publish(topic, b"x")
     client.check_ok()
 
@@ -223,17 +223,17 @@ def test_secret_that_is_wrong_missing_or_not_enough(start_nsqd, auth_server, ope
     nsqd = start_nsqd(auth_http_address=auth_server.http_address)
 
     with pytest.raises(NSQException, match=r"nsqd requires AUTH .*: give auth_secret"):
-        opened(nsqd)
+        opened(nsqd.tcp_address)
     with pytest.raises(NSQAuthFailed, match="AUTH failed"):
-        opened(nsqd, auth_secret=b"unknown")
-    client = opened(nsqd, auth_secret=b"other")
+        opened(nsqd.tcp_address, auth_secret=b"unknown")
+    client = opened(nsqd.tcp_address, auth_secret=b"other")
     client.publish(topic, b"x")
     with pytest.raises(NSQUnauthorized, match=f'AUTH failed for PUB on "{topic}"'):
         client.check_ok()
 
 
 def test_secret_is_not_sent_to_an_nsqd_without_auth(start_nsqd, opened, topic):
-    client = opened(start_nsqd(), auth_secret=b"all")
+    client = opened(start_nsqd().tcp_address, auth_secret=b"all")
 
     client.publish(topic, b"x")
     client.check_ok()

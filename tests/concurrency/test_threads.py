@@ -1,6 +1,7 @@
 """Futures, calls into another thread's hub, and the owner thread of a hub."""
 
 import contextlib
+import itertools
 import sys
 import threading
 import time
@@ -173,15 +174,25 @@ def test_result_for_a_destroyed_hub_is_kept():
     assert future.result() == 1
 
 
-def test_result_set_while_the_wait_begins_is_seen(monkeypatch):
+@pytest.mark.parametrize("call", range(1, 15))
+def test_result_set_at_any_call_while_the_wait_begins_is_seen(call):
     future = CrossThreadFuture()
+    calls = itertools.count(1)
 
-    def hub_call_queue():
-        future.set_result(1)
+    def set_at_call(frame, event, argument):
+        if next(calls) == call:
+            future.set_result(1)
 
-    monkeypatch.setattr("gnsq.concurrency.threads.hub_call_queue", hub_call_queue)
+    def wait():
+        # Sets it if the wait makes fewer calls before other greenlets run.
+        gevent.spawn(future.set_result, 1)
+        sys.setprofile(set_at_call)
+        try:
+            return future.wait(LIMIT)
+        finally:
+            sys.setprofile(None)
 
-    assert in_thread(lambda: future.wait(LIMIT), with_hub=True)()
+    assert in_thread(wait, with_hub=True)()
 
 
 INTERRUPTED = """

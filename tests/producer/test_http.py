@@ -1,9 +1,11 @@
 """Publishing over HTTP has the same outcomes as over TCP."""
 
 import json
+import ssl
 
 import gevent
 import pytest
+from gevent.ssl import SSLContext
 
 from fakensqd import FakeNsqd
 from fakensqd.faults import answer, delay, disconnect, drop, on
@@ -24,7 +26,7 @@ from gnsq.errors import (
 from gnsq.producer.http import is_nsqd_response, is_rejected_before_nsqd, refused_error, too_old
 from gnsq.producer.publish import PendingPublish
 from tests.helpers import bodies, channel_stats, wait_until
-from tests.http.peer import JSON, http_peer, reply
+from tests.http.peer import JSON, TEXT, http_peer, reply
 
 EXITING = b'{"message":"EXITING"}'
 
@@ -335,23 +337,54 @@ def test_pending_request_goes_on_after_another_one_has_failed():
 # --- bugs
 
 
-def test_bug_while_publishing_ends_the_publish_as_unknown(producer, monkeypatch, caplog):
-    producer.publish("t", b"1")
-    monkeypatch.setattr(NsqdHTTPClient, "publish", None)
+class BrokenContext(SSLContext):
+    """A context with a bug, which each new connection meets while has_bug is set."""
 
-    with pytest.raises(NSQUnknownClosed, match="internal error: TypeError"):
-        producer.publish("t", b"2", timeout=5)
+    has_bug = False
 
-    monkeypatch.undo()
+    def wrap_bio(self, *args, **kwargs):
+        if self.has_bug:
+            raise TypeError("a bug")
+        return super().wrap_bio(*args, **kwargs)
+
+
+@pytest.fixture
+def context(fakensqd_certificates):
+    context = BrokenContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(fakensqd_certificates.ca)
+    return context
+
+
+@pytest.fixture
+def https_producer(fakensqd_certificates, context):
+    """A producer whose requests each have a connection of their own."""
+    server_context = SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(*fakensqd_certificates.server())
+    served = reply(b"OK", "200 OK", TEXT, "Connection: close")
+    with http_peer(lambda asked, sock: served, ssl_context=server_context) as peer:
+        yield Producer(
+            nsqd_http_addresses=f"https://{peer.address}", http_options={"ssl_context": context}, reconnect_initial=0.01
+        )
+
+
+def test_bug_while_publishing_ends_the_publish_as_unknown(https_producer, context, caplog):
+    with https_producer as producer:
+        producer.publish("t", b"1")
+        context.has_bug = True
+
+        with pytest.raises(NSQUnknownClosed, match="internal error: TypeError"):
+            producer.publish("t", b"2", timeout=5)
+
+        context.has_bug = False
+        assert producer.publish("t", b"3", timeout=5) == b"OK"
     assert "internal error while publishing" in caplog.text
-    assert producer.publish("t", b"3", timeout=5) == b"OK"
 
 
-def test_bug_while_pinging_does_not_end_the_pings(fakensqd, monkeypatch, caplog):
-    monkeypatch.setattr(NsqdHTTPClient, "request", None)
-    with Producer(nsqd_http_addresses=fakensqd.http_address, reconnect_initial=0.01) as producer:
-        assert "internal error while connecting: TypeError" in producer.stats().failures[fakensqd.http_address]
-        monkeypatch.undo()
+def test_bug_while_pinging_does_not_end_the_pings(https_producer, context, caplog):
+    context.has_bug = True
+    with https_producer as producer:
+        assert "internal error while connecting: TypeError" in str(producer.stats().failures)
+        context.has_bug = False
 
         assert producer.publish("t", b"x", timeout=5) == b"OK"
     assert "internal error while connecting" in caplog.text

@@ -8,8 +8,10 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from fakensqd.clock import ManualClock
 from fakensqd.faults import error, on
 from gnsq import Producer
+from gnsq.concurrency.greenlets import RESTART_DELAY
 from gnsq.errors import NSQBadTopic, NSQException, NSQNoConnections, NSQNotSentTimeout
 from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.helpers import bodies, peer, wait_until
@@ -161,15 +163,27 @@ def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(http, caplog):
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_greenlet_that_fails_is_logged_and_goes_on(fakensqd, monkeypatch, caplog):
-    def fail(*arguments, **keywords):
-        monkeypatch.undo()
-        raise RuntimeError("a bug")
+class BrokenClock(ManualClock):
+    """A clock that fails once, in the first greenlet that sleeps."""
 
-    monkeypatch.setattr("gnsq.discovery.AllNodes.refresh", fail)
-    with lookupd(**named(fakensqd)) as good, Producer(lookupd_http_addresses=good.address) as producer:
-        assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
+    has_failed = False
 
+    def sleep(self, seconds):
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("a bug")
+        super().sleep(seconds)
+
+
+def test_greenlet_that_fails_is_logged_and_goes_on(fakensqd, caplog):
+    clock = BrokenClock()
+    with lookupd(**named(fakensqd)) as asked, Producer(lookupd_http_addresses=asked.address, clock=clock):
+        wait_until(lambda: "a bug" in caplog.text)
+        count = len(asked.requests)
+
+        clock.advance(RESTART_DELAY)
+
+        wait_until(lambda: len(asked.requests) > count)
     (logged,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "greenlet for lookup" in logged.getMessage()
     assert "a bug" in logged.exc_text
