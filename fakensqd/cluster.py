@@ -148,11 +148,11 @@ class FakeCluster(MessageAssertions, Server):
     def _remove_rules(self, rules: Sequence[Rule]) -> None:
         self._rules_before_start = [each for each in self._rules_before_start if each != rules]
         for daemon in (*self.nsqds, *self.lookupds):
-            daemon.faults.injector.remove(rules)
+            daemon.faults.remove(rules)
 
     def _add_to(self, daemons: Sequence[FakeNsqd | FakeLookupd], rules: Sequence[Rule]) -> None:
         for daemon in daemons:
-            daemon.faults.add_rules(rules)
+            daemon.faults.add(rules, daemon.now())
 
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
         """Publish messages to a topic of the nsqds in turn: the first message to nsqd 0, the next one to nsqd 1.

@@ -26,7 +26,7 @@ Read = Generator[IoRequest | None, IoResult, _Value]
 
 
 class CommandError(Exception):
-    """The error frame that answers a command.
+    """The error that answers a command.
 
     Args:
         data: Code and text, as in the frame.
@@ -38,13 +38,13 @@ class CommandError(Exception):
 
     @property
     def fatal(self) -> bool:
-        """Whether nsqd closes the connection after this error."""
+        """True if nsqd closes the connection after this error."""
         return ERROR_CODES[self.data.partition(b" ")[0]].fatal
 
     @property
-    def frame(self) -> bytes:
+    def frames(self) -> list[bytes]:
         """The error frame."""
-        return encode_frame(ERROR, self.data)
+        return [encode_frame(ERROR, self.data)]
 
 
 def _body_errors(command: bytes, code: bytes, body: bytes, whole: bytes) -> tuple[bytes, bytes, bytes, bytes]:

@@ -20,7 +20,6 @@ from typing import Any, Self, TypeVar
 
 from gevent.event import Event
 
-from fakensqd.nsqd.commands import ROWS
 from gnsq.texts import counted
 
 __all__ = [
@@ -241,9 +240,7 @@ class Transcript:
         return transcript
 
 
-_PUBLISHING = frozenset(
-    ["publish", "POST /pub", "POST /mpub", *(name.decode() for name, row in ROWS.items() if row.publishes)]
-)
+_PUBLISHING = frozenset(["PUB", "MPUB", "DPUB", "POST /pub", "POST /mpub", "publish"])
 
 
 def _shown(body: bytes) -> str:

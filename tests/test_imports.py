@@ -138,10 +138,10 @@ PURE = [
         for name in [
             *["cli.flags", "effects", "golang.encoding_json", "golang.text", "http.router"],
             *["input_buffer", "message", "options"],
-            *[f"faults.{name}" for name in ["actions", "injector", "interceptor", "json_rules", "rules", "toxics"]],
+            *[f"faults.{name}" for name in ["actions", "control", "interceptor", "json_rules", "rules", "toxics"]],
             *[f"lookupd.{name}" for name in ["http", "registry", "session"]],
             *[f"nsqd.{name}" for name in ["auth", "broker", "channel", "commands", "http", "identify", "session"]],
-            *["nsqd.stats"],
+            *["daemon.session", "nsqd.stats"],
         ]
     ],
 ]

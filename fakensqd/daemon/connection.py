@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event
 
 from fakensqd.clock import Clock, Timer, run_with_timeout
+from fakensqd.daemon.session import ConnectionSession
 from fakensqd.effects import (
     AskAuth,
     Close,
@@ -28,14 +29,13 @@ from fakensqd.effects import (
     TlsFailed,
     Wait,
 )
-from fakensqd.faults.injector import InjectableSession
 from gnsq.errors import NSQProtocolError
 from gnsq.transport import Transport
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Connection", "ConnectionSession", "TransportStack"]
+__all__ = ["Connection", "TransportStack"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,32 +50,6 @@ _TIMER_RETRY_DELAY = 0.01
 _CLOSE_GRACE = 5.0
 # Seconds for the handshake of a client. Source: client_v2.go UpgradeTLS.
 _HANDSHAKE_TIMEOUT = 5.0
-
-
-class ConnectionSession(InjectableSession, Protocol):
-    """The protocol on a connection: takes bytes and the time, returns effects."""
-
-    @property
-    def due(self) -> float:
-        """Time at which tick() must be called."""
-
-    def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Process data from the client."""
-
-    def end_of_input(self, now: float) -> list[Effect]:
-        """Process the end of the client's data."""
-
-    def pump(self, now: float) -> list[Effect]:
-        """Return the output; called after a wake-up."""
-
-    def tick(self, now: float) -> list[Effect]:
-        """Process deadlines that have passed."""
-
-    def resume(self, answer: IoResult, now: float) -> list[Effect]:
-        """Continue with the result of an IoRequest."""
-
-    def disconnected(self) -> None:
-        """Release what the session holds; the connection has ended."""
 
 
 class Connection:

@@ -5,6 +5,7 @@ Owns the sockets and all greenlets of the server. Knows no command and no endpoi
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import gevent
 from gevent import socket
-from gevent.event import Event
+from gevent.event import Event as GeventEvent
 from gevent.pool import Group, Pool
 from gevent.server import StreamServer
 
@@ -28,15 +29,16 @@ from fakensqd.addresses import (
     split_address,
 )
 from fakensqd.clock import Clock, RealClock
-from fakensqd.daemon.connection import Connection, ConnectionSession, TransportStack
-from fakensqd.effects import AskAuth, IoResult
+from fakensqd.daemon.connection import Connection, TransportStack
+from fakensqd.daemon.session import ConnectionSession
+from fakensqd.effects import AskAuth, Close, Execute, IoResult, Reset, Wait
 from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
-from fakensqd.faults.link import ActiveToxic, Link, reset_socket
-from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Scenario, ServerProtocol
+from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
+from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Scenario, ServerProtocol
 from fakensqd.http.server import Application, HttpPort
 from fakensqd.thread import Server
-from fakensqd.transcript import Transcript, wait_until
+from fakensqd.transcript import Entry, Transcript, wait_until
 from gnsq.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class Daemon(Server):
         self.clock: Clock = clock or RealClock()
         self.hostname = socket.gethostname()
         self.faults = FaultControl(
-            type(self).__name__, self.clock, seed=seed, record=record, protocol=self.fault_protocol
+            type(self).__name__, self.fault_protocol, seed=seed, record=record, on_active=self._attach_faults
         )
         self.seed = self.faults.seed
         self.errors: list[BaseException] = []
@@ -105,12 +107,14 @@ class Daemon(Server):
         self.link = Link(self.clock, self.seed)
         self._processing_delay = 0.0
         # Cleared by stop_reading(), which adds the toxic _stall to the TCP connections.
-        self._resumed = Event()
+        self._resumed = GeventEvent()
         self._resumed.set()
         self._stall: ActiveToxic | None = None
         # Bound sockets that keep the ports while the daemon is down.
         self._reserved: list[socket.socket] = []
-        self._connections: dict[Connection, None] = {}
+        # The open connections and their numbers.
+        self._connections: dict[Connection, int] = {}
+        self._connection_numbers = itertools.count(1)
         self._greenlets = Group()
         self._tcp_server: StreamServer | None = None
 
@@ -171,7 +175,7 @@ class Daemon(Server):
         self._tcp_server.start()
         for port in self._http_ports:
             application = self._application(secure=port is self._https)
-            application = self._apply_state(FaultyApplication(application, self.faults.injector, self.clock))
+            application = self._apply_state(FaultyApplication(application, self.faults, self.clock))
             port.serve(FaultsEndpoint(self, application) if self._faults_over_http else application)
         if not self._faults_port.is_serving and self._faults_port.address:
             self._faults_port.serve(FaultsEndpoint(self, None))
@@ -263,16 +267,16 @@ class Daemon(Server):
             ValueError: If the action is not allowed for such events, or this server has no such events.
         """
         rules = make_rules(match, actions, optional=optional, name=name)
-        self.faults.add_rules(rules)
-        return AddedRules(rules, self.faults.injector.remove)
+        self.faults.add(rules, self.now())
+        return AddedRules(rules, self.faults.remove)
 
     def unfired(self) -> list[str]:
         """Describe each required rule that never fired, and the event that came closest to a match."""
-        return self.faults.injector.unfired()
+        return self.faults.unfired()
 
     def record(self) -> None:
         """Begin to record a transcript. Does nothing if one is recorded already, as with ``record=True``."""
-        self.faults.record()
+        self.faults.start_transcript()
 
     @property
     def transcript(self) -> Transcript:
@@ -281,7 +285,7 @@ class Daemon(Server):
         Raises:
             RuntimeError: If nothing is recorded.
         """
-        transcript = self.faults.injector.transcript
+        transcript = self.faults.transcript
         if transcript is None:
             raise RuntimeError(
                 f"nothing is recorded: make it with {type(self).__name__}(record=True), or call record()"
@@ -305,13 +309,12 @@ class Daemon(Server):
             AssertionError: If the time is over. The text has the expected value, the nearest one, and the transcript.
         """
         __tracebackhide__ = True
-        transcript = self.faults.injector.transcript
-        return wait_until(lambda: predicate(self), expected, timeout=timeout, transcript=transcript)
+        return wait_until(lambda: predicate(self), expected, timeout=timeout, transcript=self.faults.transcript)
 
     def report(self) -> str:
         """Describe the seed and the end of the transcript, for the report of a failed test."""
         lines = [f"{type(self).__name__}, seed={self.seed}"]
-        if (transcript := self.faults.injector.transcript) is not None:
+        if (transcript := self.faults.transcript) is not None:
             lines.append(transcript.text(_REPORTED_ENTRIES) or "(nothing happened)")
         return "\n".join(lines)
 
@@ -404,7 +407,9 @@ class Daemon(Server):
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = peer_address(address)
-        if (number := self.faults.admit(sock, peer)) is None:
+        number = next(self._connection_numbers)
+        if not self._admit(sock, peer, number):
+            self._record_end(number)
             return
         transport = self.link.wrap(TcpTransport(sock, peer), lambda: reset_socket(sock))
         stack = TransportStack(
@@ -418,8 +423,9 @@ class Daemon(Server):
         connection = Connection(
             stack, self.clock, open_session, self.errors.append, self._ask_auth, self._processing_delay
         )
-        self._connections[connection] = None
-        self.faults.open_session(connection.session, number)
+        self._connections[connection] = number
+        if self.faults.is_active:
+            connection.session.attach(self.faults, number)
         try:
             # If a client disconnected before this client connected, the server must see that end first. Otherwise it
             # pushes messages for this client to the closed connection. Connections that are accepted together are
@@ -433,4 +439,32 @@ class Daemon(Server):
         finally:
             self._connections.pop(connection, None)
             transport.abort()
-            self.faults.end_connection(number, connection.session)
+            self._record_end(number)
+
+    def _admit(self, sock: socket.socket, peer: str, number: int) -> bool:
+        """Record a new connection, and apply the rules about connections.
+
+        Returns:
+            False if a rule has closed the connection, or has dropped it and the client has closed it.
+        """
+        self.faults.record(Entry(self.now(), number, "connect", detail=peer))
+        for step in self.faults.apply_rules(Event(Point.CONNECT, "", self.now(), number), (Execute(),)):
+            match step:
+                case Wait(seconds):
+                    self.clock.sleep(seconds)
+                case Execute():
+                    return True
+                case Close():
+                    return False
+                case Reset():
+                    reset_socket(sock)
+                    return False
+        wait_for_end(sock)
+        return False
+
+    def _record_end(self, number: int) -> None:
+        self.faults.record(Entry(self.now(), number, "end"))
+
+    def _attach_faults(self) -> None:
+        for connection, number in self._connections.items():
+            connection.session.attach(self.faults, number)

@@ -1,19 +1,17 @@
-"""Fault rules and transcript of one server, and their use on its connections.
+"""Fault rules and transcript of one server: decides which rule acts on an event, and records events.
 
-Sleeps by the clock and resets sockets. FaultInjector decides which rule acts, and records events.
+Pure: events carry the time. The first armed rule that fires takes the event; the rules after it do not see it.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
-from fakensqd.clock import Clock
-from fakensqd.effects import Close, Execute, Reset, Wait
-from fakensqd.faults.injector import ConnectionInjector, FaultInjector, InjectableSession
-from fakensqd.faults.link import reset_socket, wait_for_end
-from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Point, Rule, Scenario, ServerProtocol
+from fakensqd.effects import FaultStep
+from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.transcript import Entry, Transcript
 
 __all__ = ["AddedRules", "FaultControl", "make_rules"]
@@ -47,46 +45,61 @@ class FaultControl:
 
     Args:
         server: Name of the server's class, for error texts.
+        protocol: Events of the server.
         seed: Seed for random numbers; None: a random seed.
         record: Record a transcript from the beginning.
-        protocol: Events of the server.
+        on_active: Called after rules were added, and after the beginning of a transcript.
 
     Attributes:
-        injector: Decides on the rules, and has the transcript.
+        transcript: The transcript; None while nothing is recorded.
+        sequences: The rules, by the number of their sequence.
     """
 
     def __init__(
         self,
         server: str,
-        clock: Clock,
+        protocol: ServerProtocol = NSQD,
         *,
         seed: int | None = None,
         record: bool = False,
-        protocol: ServerProtocol = NSQD,
+        on_active: Callable[[], None] = lambda: None,
     ) -> None:
+        self.protocol = protocol
         self.seed = random.randrange(2**32) if seed is None else seed
-        self.injector = FaultInjector(self.seed, Transcript() if record else None)
+        self.transcript = Transcript() if record else None
+        self.sequences: dict[int, list[Rule]] = {}
         self._server = server
-        self._clock = clock
-        self._protocol = protocol
-        self._sessions: dict[InjectableSession, int] = {}
+        self._on_active = on_active
+        self._rng = random.Random(self.seed)
+        self._added: list[Rule] = []
+        self._points: frozenset[Point] = frozenset()
+        self._sequence_numbers = itertools.count(1)
 
-    # --- rules and transcript -----------------------------------------------------------------------------------------
+    @property
+    def is_active(self) -> bool:
+        """True if there are rules or a transcript."""
+        return self.transcript is not None or bool(self.sequences)
 
-    def add_rules(self, rules: Sequence[Rule]) -> int:
-        """Add a sequence of rules; return its number.
+    # --- rules --------------------------------------------------------------------------------------------------------
+
+    def add(self, rules: Sequence[Rule], now: float) -> int:
+        """Append a sequence of rules and arm its first; return the number of the sequence.
 
         Raises:
             ValueError: If a rule needs an event that this server does not have.
         """
         for rule in rules:
             self._check(rule)
-        number = self.injector.add(rules, self._clock.monotonic())
-        self._attach()
+        number = next(self._sequence_numbers)
+        self.sequences[number] = list(rules)
+        self._added += rules
+        self._update_points()
+        _arm(rules, now)
+        self._on_active()
         return number
 
     def _check(self, rule: Rule) -> None:
-        match, protocol = rule.match, self._protocol
+        match, protocol = rule.match, self.protocol
         if match.point not in protocol.points:
             raise ValueError(f"{rule.name}: {self._server} has no {match.point.value} to act on")
         if match.point in (Point.COMMAND, Point.REPLY) and match.kind not in (None, *protocol.commands):
@@ -95,57 +108,56 @@ class FaultControl:
             if protocol is not NSQD and isinstance(action, Action) and action.nsqd_only:
                 raise ValueError(f"{rule.name}: {action} is for nsqd only")
 
-    def remove_rules(self, number: int | None = None) -> bool:
-        """Remove the sequence of rules with this number, or all rules; return whether there was one."""
-        found = [rule for each, rules in self.injector.sequences.items() if number in (None, each) for rule in rules]
-        self.injector.remove(found)
-        return bool(found)
+    def remove(self, rules: Iterable[Rule]) -> None:
+        """Remove rules."""
+        removed = set(map(id, rules))
+        left = {
+            number: [rule for rule in sequence if id(rule) not in removed]
+            for number, sequence in self.sequences.items()
+        }
+        self.sequences = {number: sequence for number, sequence in left.items() if sequence}
+        self._update_points()
 
-    def record(self) -> None:
+    def unfired(self) -> list[str]:
+        """Describe each required rule that never fired, and the event that came closest to a match."""
+        return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]
+
+    def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
+        """Let the first rule that fires on an event change its steps; record the rule. Return the steps to take."""
+        if event.point not in self._points:
+            return steps
+        for sequence in self.sequences.values():
+            for rule in sequence:
+                if rule.fires(event, self._rng):
+                    _arm(sequence, event.now)
+                    changed = rule.apply(steps, event)
+                    self.record(Entry(event.now, event.connection, "fault", rule.name))
+                    return changed
+        return steps
+
+    def _update_points(self) -> None:
+        self._points = frozenset(rule.match.point for rules in self.sequences.values() for rule in rules)
+
+    # --- transcript ---------------------------------------------------------------------------------------------------
+
+    def start_transcript(self) -> None:
         """Begin to record a transcript. Does nothing if one is recorded already."""
-        if self.injector.transcript is None:
-            self.injector.transcript = Transcript()
-            self._attach()
+        if self.transcript is None:
+            self.transcript = Transcript()
+            self._on_active()
 
-    # --- connections --------------------------------------------------------------------------------------------------
+    def record(self, entry: Entry) -> Entry:
+        """Append an entry to the transcript, if there is one."""
+        return entry if self.transcript is None else self.transcript.append(entry)
 
-    def admit(self, sock: Any, address: str) -> int | None:  # Any: gevent has no types
-        """Record a new connection, and apply the rules about connections.
 
-        Returns:
-            The number of the connection; None if a rule has closed it, or has dropped it and the client has closed it.
-        """
-        number, steps = self.injector.open_connection(address, self._clock.monotonic())
-        for step in steps:
-            match step:
-                case Wait(seconds):
-                    self._clock.sleep(seconds)
-                case Execute():
-                    return number
-                case Close() | Reset():
-                    if isinstance(step, Reset):
-                        reset_socket(sock)
-                    self.end_connection(number)
-                    return None
-        wait_for_end(sock)
-        self.end_connection(number)
-        return None
-
-    def open_session(self, session: InjectableSession, number: int) -> None:
-        """Let rules act on the session of an admitted connection."""
-        self._sessions[session] = number
-        self._attach()
-
-    def end_connection(self, number: int, session: InjectableSession | None = None) -> None:
-        """Record the end of a connection, and release its session."""
-        if session is not None:
-            del self._sessions[session]
-        self.injector.record(Entry(self._clock.monotonic(), number, "end"))
-
-    def _attach(self) -> None:
-        if self.injector.is_active:
-            for session, number in self._sessions.items():
-                session.attach(ConnectionInjector(self.injector, number, session, self._protocol.header_size))
+def _arm(sequence: Sequence[Rule], now: float) -> None:
+    """Arm the rules of a sequence up to the first one that is not finished."""
+    for rule in sequence:
+        if rule.armed_at is None:
+            rule.armed_at = now
+        if not rule.is_finished:
+            return
 
 
 def make_rules(

@@ -20,7 +20,7 @@ from gevent.lock import BoundedSemaphore
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Execute, FaultStep, HttpResponse, Reset, Wait
 from fakensqd.faults.control import FaultControl
-from fakensqd.faults.injector import FaultInjector, multipublish_bodies
+from fakensqd.faults.interceptor import multipublish_bodies
 from fakensqd.faults.link import Link, set_reset_on_close, wait_for_end
 from fakensqd.faults.rules import Event, Point
 from fakensqd.http.router import JSON_TYPE, HttpError, Request
@@ -55,22 +55,25 @@ _StartResponse = Callable[..., Any]
 class FaultyApplication:
     """WSGI function that wraps an application: records each request, and applies rules to it."""
 
-    def __init__(self, application: Application, injector: FaultInjector, clock: Clock) -> None:
+    def __init__(self, application: Application, faults: FaultControl, clock: Clock) -> None:
         self._application = application
-        self._injector = injector
+        self._faults = faults
         self._clock = clock
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """Answer a request."""
-        if not self._injector.is_active:
+        if not self._faults.is_active:
             return self._application(environ, start_response)
         request = Request(environ)
         try:
             query = request.query
         except HttpError:
             query = {}
-        event, entry = self._injector.open_request(request.method, request.path, query, self._clock.monotonic())
-        response = self._do(self._injector.apply_rules(event, (Execute(),)), event, entry, environ)
+        method, path, now = request.method, request.path, self._clock.monotonic()
+        topic, channel = query.get("topic", ""), query.get("channel", "")
+        event = Event(Point.HTTP, path, now, topic=topic, channel=channel, method=method, query=query)
+        entry = self._faults.record(Entry(now, 0, "http", f"{method} {path}", topic=topic, channel=channel))
+        response = self._do(self._faults.apply_rules(event, (Execute(),)), event, entry, environ)
         entry.status = response.status
         return _respond(response, environ, start_response)
 
@@ -113,7 +116,7 @@ class FaultyApplication:
         if event.kind in _PUBLISH_PATHS and response.status == 200:
             entry.executed = 1
         event.point, event.now = Point.HTTP_ANSWER, self._clock.monotonic()
-        return self._do(self._injector.apply_rules(event, (response,)), event, entry, environ)
+        return self._do(self._faults.apply_rules(event, (response,)), event, entry, environ)
 
 
 class _RecordingInput:
@@ -167,6 +170,9 @@ class ControlledServer(Protocol):
     @property
     def faults_http_address(self) -> str:
         """Address of the port that serves only ``/faults``, in every state; "" if there is none."""
+
+    def now(self) -> float:
+        """Return the time, seconds."""
 
     def states(self) -> dict[str, bool | float]:
         """Return the value of each state."""
@@ -236,18 +242,19 @@ class FaultsEndpoint:
     def _rules(self, request: Request) -> object:
         from fakensqd.faults.json_rules import encode_rule
 
-        sequences = self._server.faults.injector.sequences.items()
+        sequences = self._server.faults.sequences.items()
         return {"rules": [{"id": number} | encode_rule(rule) for number, rules in sequences for rule in rules]}
 
     def _add_rules(self, request: Request) -> object:
         from fakensqd.faults.json_rules import decode_rules
 
-        return {"id": self._server.faults.add_rules(decode_rules(_document(request)))}
+        return {"id": self._server.faults.add(decode_rules(_document(request)), self._server.now())}
 
     def _remove_rules(self, request: Request) -> object:
-        number = _number(request, "rule")
-        if not self._server.faults.remove_rules(number) and number is not None:
+        number, faults = _number(request, "rule"), self._server.faults
+        if number is not None and number not in faults.sequences:
             raise HttpError(404, f"no rule has the id {number}")
+        faults.remove([rule for each, rules in faults.sequences.items() if number in (None, each) for rule in rules])
         return {}
 
     def _toxics(self, request: Request) -> object:

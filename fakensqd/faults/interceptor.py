@@ -1,4 +1,4 @@
-"""The session of a connection with rules or a transcript. A ConnectionInjector gets its commands, replies and frames.
+"""The session of a connection with rules or a transcript: its commands, replies and pushed frames are events.
 
 Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules and transcript has no
 InterceptedSession, and checks that once per command and batch. An InterceptedSession reads the body of a command before
@@ -11,8 +11,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from fakensqd.effects import (
     Close,
@@ -29,47 +30,70 @@ from fakensqd.effects import (
     StartTLS,
     Wait,
 )
-from fakensqd.faults.injector import ConnectionInjector
+from fakensqd.faults.control import FaultControl
+from fakensqd.faults.rules import Event, Point
 from fakensqd.input_buffer import SIZE, BodyReader, CommandError, InputBuffer, Read
 from fakensqd.message import QueuedMessage
-from gnsq.protocol.commands import Command, CommandDecoder
+from fakensqd.transcript import Entry
+from gnsq.protocol.commands import Command, CommandDecoder, split_multipublish_body
+from gnsq.protocol.frames import ERROR, HEARTBEAT
 
-__all__ = ["InterceptedSession", "OutputScheduler"]
+__all__ = ["InterceptableSession", "InterceptedSession", "OutputScheduler", "multipublish_bodies"]
+
+# The bytes of the frame type of an error.
+_ERROR_TYPE = ERROR.to_bytes(4, "big")
+
+
+class InterceptableSession(Protocol):
+    """The part of a session that an InterceptedSession uses.
+
+    Attributes:
+        now: The time, seconds.
+        input: Bytes from the client.
+        output: Frames that the session has not sent. The InterceptedSession takes them out.
+    """
+
+    now: float
+    input: InputBuffer
+    output: list[bytes]
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, str, str]:
+        """Id of the client, and the topic and channel that it subscribes to."""
+
+    @abstractmethod
+    def body_reader(self, words: list[bytes]) -> BodyReader | None:
+        """Return the reader of a legal command's body. None if the command has none, or is refused before its body."""
+
+    def expire_message(self, message_id: bytes) -> None:
+        """Let a message in flight time out now. Does nothing if no message with this id is in flight."""
 
 
 class InterceptedSession:
-    """Does the steps that a ConnectionInjector returns for the events of one session.
+    """Asks a FaultControl about each event of one session, and does the steps that it returns.
 
     Args:
-        source: Input of the session.
-        output: Frames that the session has not sent. This class takes them out of the list.
-        body_reader: Returns the reader of a legal command's body; None if the command has no body, or is refused
-            before its body is read.
-        expire_message: Times out a message in flight; None on nsqlookupd.
+        number: Number of the connection.
     """
 
-    def __init__(
-        self,
-        injector: ConnectionInjector,
-        source: InputBuffer,
-        output: list[bytes],
-        body_reader: Callable[[list[bytes]], BodyReader | None],
-        expire_message: Callable[[bytes], None] | None = None,
-    ) -> None:
-        self._injector = injector
-        self._input = source
-        self._output = output
-        self._body_reader = body_reader
-        self._expire_message = expire_message
+    def __init__(self, faults: FaultControl, number: int, session: InterceptableSession) -> None:
+        self._faults = faults
+        self._protocol = faults.protocol
+        self._number = number
+        self._session = session
         self._scheduler = OutputScheduler()
-        # Whether output must be sent before the session's buffer is full.
-        self._flush = bool(output)
-        self._schedule_output(0.0)
+        # The command in progress, and the entry that counts its executions.
+        self._event = Event(Point.COMMAND, "", 0.0)
+        self._entry = Entry(0.0, number, "command")
+        # True if output must be sent before the session's buffer is full.
+        self._flush = bool(session.output)
+        self._schedule_output()
 
     @property
     def is_idle(self) -> bool:
-        """Whether the session does not need this object: there are no rules, no transcript and no delayed output."""
-        return not (self._injector.is_active or self._output or self._scheduler.is_busy)
+        """True if the session does not need this object: there are no rules, no transcript and no delayed output."""
+        return not (self._faults.is_active or self._session.output or self._scheduler.is_busy)
 
     # --- output -------------------------------------------------------------------------------------------------------
 
@@ -78,106 +102,193 @@ class InterceptedSession:
         """Time of the next output for take(); infinity if there is none."""
         return self._scheduler.due
 
-    def push_messages(self, messages: Sequence[QueuedMessage], frames: Sequence[bytes], now: float) -> None:
-        """Push messages that have just become in flight."""
-        for message, frame in zip(messages, frames, strict=True):
-            self._do(self._injector.message(message, frame, now), now, flush=False)
+    def push(self, frame: bytes, message: QueuedMessage | None = None) -> None:
+        """Push a message that has just become in flight, or a heartbeat."""
+        event = Event(Point.FRAME, "heartbeat", self._session.now, self._number, *self._session.names)
+        if message is not None:
+            event.kind, event.bodies = "message", (message.body,)
+            event.message_id, event.attempts = message.id, message.attempts
+        steps = self._faults.apply_rules(event, (Send(frame),))
+        for data in self._frames(steps):
+            if data[4:8] == _ERROR_TYPE:
+                self._record_reply(event, data)
+            elif event.kind == "heartbeat" or data[8:] != HEARTBEAT:
+                self._record(event, event.kind, event.kind)
+            else:  # injected beside a message
+                self._faults.record(Entry(event.now, self._number, "heartbeat", "heartbeat", event.client_id))
+        self._do(steps, flush=message is None)
 
-    def push_heartbeat(self, frame: bytes, now: float) -> None:
-        """Push a heartbeat."""
-        self._do(self._injector.heartbeat(frame, now), now)
-
-    def take(self, now: float, *, flush: bool, closed: bool) -> list[Effect]:
+    def take(self, *, flush: bool, closed: bool) -> list[Effect]:
         """Return the effects that are due now. Without ``flush``, messages stay in the buffer."""
-        self._schedule_output(now)
+        self._schedule_output()
         if closed:
             self._scheduler.close()
+        now = self._session.now
         if not (flush or closed or self._flush or self.due <= now):
             return []
         self._flush = False
         return self._scheduler.take(now)
 
-    def _schedule_output(self, now: float) -> None:
-        if self._output:
-            self._scheduler.put([Send(b"".join(self._output))], now)
-            self._output.clear()
+    def _schedule_output(self) -> None:
+        output = self._session.output
+        if output:
+            self._scheduler.put([Send(b"".join(output))], self._session.now)
+            output.clear()
 
-    def _do(self, steps: Sequence[FaultStep], now: float, *, flush: bool = True) -> bool:
+    def _do(self, steps: Sequence[FaultStep], *, flush: bool = True) -> bool:
         """Do steps; return whether one of them ends the connection."""
-        self._scheduler.put(steps, now)
+        self._scheduler.put(steps, self._session.now)
         if flush or len(steps) != 1:
             self._flush = True
         for step in steps:
-            if isinstance(step, ExpireMessage) and self._expire_message is not None:
-                self._expire_message(step.message_id)
+            if isinstance(step, ExpireMessage):
+                self._session.expire_message(step.message_id)
         return any(isinstance(step, (Close, Reset)) for step in steps)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def execute(
-        self,
-        words: list[bytes],
-        begin: Callable[[], Read[None] | None],
-        now: Callable[[], float],
-        *,
-        legal: bool,
-    ) -> Read[bool]:
+    def execute(self, words: list[bytes], begin: Callable[[], Read[None] | None], *, legal: bool) -> Read[bool]:
         """Do the steps for a command; return whether they end the connection.
 
         Args:
             begin: Begins to execute the command.
             legal: Whether the command is legal now; if not, its body is not read.
         """
-        read = self._body_reader(words) if legal else None
-        raw = None if read is None else (yield from _peek_body(read, self._input))
-        command = Command(words[0], tuple(words[1:]), None if raw is None else raw[SIZE.size :])
-        steps = self._injector.command(command, now())
+        source = self._session.input
+        read = self._session.body_reader(words) if legal else None
+        raw = None if read is None else (yield from _peek_body(read, source))
+        steps = self._command_steps(Command(words[0], tuple(words[1:]), None if raw is None else raw[SIZE.size :]))
         unchanged = len(steps) == 1 and steps[0] == Execute()
         if raw is not None and not unchanged:
-            self._input.decoder.take(len(raw))
+            source.decoder.take(len(raw))
         for step in steps:
             match step:
                 case Wait():
                     yield step
                 case Execute(body):
                     if not unchanged and raw is not None:
-                        self._input.unread(raw if body is None else SIZE.pack(len(body)) + body)
-                    if (yield from self._execute(begin, now)):
+                        source.unread(raw if body is None else SIZE.pack(len(body)) + body)
+                    if (yield from self._execute(begin)):
                         return True
                 case _:
-                    if self._do([step], now()):
+                    if self._do([step]):
                         return True
         return False
 
-    def _execute(self, begin: Callable[[], Read[None] | None], now: Callable[[], float]) -> Read[bool]:
+    def _command_steps(self, command: Command) -> Sequence[FaultStep]:
+        """Record a received command; return the steps to take: Execute, unless a rule changes it."""
+        client_id, topic, channel = self._session.names
+        parameters = self._protocol.commands.get(_text(command.name), ())
+        given = dict(zip(parameters, command.args, strict=False))
+        if "topic" in given:
+            topic, channel = _text(given["topic"]), _text(given.get("channel", b""))
+        event = self._event = Event(
+            Point.COMMAND,
+            _text(command.name),
+            self._session.now,
+            self._number,
+            client_id,
+            topic,
+            channel,
+            _bodies(command),
+            raw=command.body or b"",
+            words=command.args,
+            message_id=given.get("message_id", b""),
+            header_size=self._protocol.header_size,
+        )
+        detail = " ".join(map(_text, command.args[len(parameters) :]))
+        self._entry = self._record(event, "command", event.kind, detail=detail)
+        steps = self._faults.apply_rules(event, (Execute(),))
+        self._record_replies(steps)
+        return steps
+
+    def _execute(self, begin: Callable[[], Read[None] | None]) -> Read[bool]:
+        session = self._session
         ended = answered = False
         result: IoResult = None
         try:
             reading = begin()
             while reading is not None:
                 io_request = reading.send(result)
-                if self._output:
+                if session.output:
                     answered = True
-                    ended = self._reply(now()) or ended
+                    ended = self._reply() or ended
                 if isinstance(io_request, (StartTLS, StartCompression)):
                     # The client must get the delayed replies before TLS or compression begins.
-                    while (seconds := self._scheduler.blocked_until - now()) > 0:
+                    while (seconds := self._scheduler.blocked_until - session.now) > 0:
                         yield Wait(seconds)
                 result = yield io_request
         except StopIteration:
             pass
         except CommandError as error:
-            self._output.append(error.frame)
-            return self._reply(now(), [Close()] if error.fatal else []) or error.fatal
-        self._injector.executed()
-        if self._output or not answered:
-            ended = self._reply(now()) or ended
+            session.output += error.frames
+            return self._reply([Close()] if error.fatal else []) or error.fatal
+        self._entry.executed += 1
+        if session.output or not answered:
+            ended = self._reply() or ended
         return ended
 
-    def _reply(self, now: float, end: Sequence[FaultStep] = ()) -> bool:
-        steps: list[FaultStep] = [*map(Send, self._output), *end]
-        self._output.clear()
-        return self._do(self._injector.reply(steps, now), now)
+    def _reply(self, end: Sequence[FaultStep] = ()) -> bool:
+        """Do the steps for the reply to the command in progress, which may be empty; return whether they end the
+        connection."""
+        event, output = self._event, self._session.output
+        event.point, event.now, event.client_id = Point.REPLY, self._session.now, self._session.names[0]
+        steps = self._faults.apply_rules(event, [*map(Send, output), *end])
+        output.clear()
+        self._record_replies(steps)
+        return self._do(steps)
+
+    # --- transcript ---------------------------------------------------------------------------------------------------
+
+    def _record_replies(self, steps: Sequence[FaultStep]) -> None:
+        for data in self._frames(steps):
+            self._record_reply(self._event, data)
+
+    def _frames(self, steps: Sequence[FaultStep]) -> list[bytes]:
+        """Return the frames that steps send; none if nothing is recorded."""
+        if self._faults.transcript is None:
+            return []
+        return [step.data for step in steps if hasattr(step, "data")]
+
+    def _record_reply(self, event: Event, data: bytes) -> None:
+        text = data[self._protocol.header_size :]
+        code, _, rest = (b"", b"", text) if text[:1] == b"{" else text.partition(b" ")
+        self._faults.record(Entry(event.now, self._number, "reply", _text(code), event.client_id, detail=_text(rest)))
+
+    def _record(self, event: Event, kind: str, name: str, *, detail: str = "") -> Entry:
+        return self._faults.record(
+            Entry(
+                event.now,
+                self._number,
+                kind,
+                name,
+                event.client_id,
+                event.topic,
+                event.channel,
+                event.message_id,
+                event.attempts,
+                event.bodies,
+                detail,
+            )
+        )
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _bodies(command: Command) -> tuple[bytes, ...]:
+    if command.body is None:
+        return ()
+    return multipublish_bodies(command.body) if command.name == b"MPUB" else (command.body,)
+
+
+def multipublish_bodies(body: bytes) -> tuple[bytes, ...]:
+    """Return the bodies of the messages in an MPUB body; the body itself if it is invalid."""
+    try:
+        return tuple(split_multipublish_body(body))
+    except ValueError:
+        return (body,)
 
 
 class OutputScheduler:
@@ -190,7 +301,7 @@ class OutputScheduler:
         self._ready: list[bytes] = []
         self._end: Close | Reset | None = None
         self._closing = False
-        self._blocked: deque[FaultStep] = deque()
+        self._blocked: list[FaultStep] = []
         self._until = -math.inf
         self._after_next: list[bytes] = []
         self._later: list[tuple[float, int, bytes]] = []
@@ -231,8 +342,9 @@ class OutputScheduler:
     def take(self, now: float) -> list[Effect]:
         """Return the output that is due now: at most one Send, then the end of the connection if it is due."""
         while self._blocked and self._until <= now:
-            self._blocked.popleft()  # the wait that is over
-            self._release_to_next_wait(now)
+            _, *rest = self._blocked  # the wait that is over, and what it has delayed
+            self._blocked.clear()
+            self.put(rest, now)
         while self._later and self._later[0][0] <= now and self._end is None:
             self._ready.append(heapq.heappop(self._later)[2])
         if self._closing and not (self._blocked or self._later):
@@ -244,14 +356,6 @@ class OutputScheduler:
         if self._end is not None:
             effects.append(self._end)
         return effects
-
-    def _release_to_next_wait(self, now: float) -> None:
-        while self._blocked:
-            step = self._blocked[0]
-            if isinstance(step, Wait):
-                self._until = max(self._until, now) + step.seconds
-                return
-            self._release(self._blocked.popleft(), now)
 
     def _release(self, step: FaultStep, now: float) -> None:
         if self._end is not None:

@@ -1,7 +1,7 @@
 """Fault rules. A rule is a condition on events, and actions: ``on.reply("PUB", topic="orders").nth(3), drop()``.
 
 Pure: events carry the time. Defines the type of actions, but imports none of them, so that a server without rules does
-not load them. The injector decides which rule of a server acts on an event.
+not load them. FaultControl decides which rule of a server acts on an event.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Self, TypedDict, Unpack
 
 from fakensqd.effects import FaultStep
-from fakensqd.nsqd.commands import LOOKUPD_ROWS, NSQD_ROWS, ROWS
+from fakensqd.nsqd.commands import ROWS
 
 __all__ = [
     "EQUAL_FIELDS",
@@ -34,10 +34,6 @@ __all__ = [
     "Times",
     "on",
 ]
-
-_COMMANDS = tuple(name.decode() for name in ROWS)
-_FRAMES = ("message", "heartbeat")
-
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -59,17 +55,22 @@ class ServerProtocol:
 
     Attributes:
         points: Kinds of events that rules can act on.
-        commands: Names of the server's commands.
+        commands: For each command of the server, the fields of Event that its first parameters are.
         header_size: Bytes before the text of a reply: size and frame type; nsqlookupd sends no frame type.
     """
 
     points: frozenset[Point]
-    commands: tuple[str, ...]
+    commands: Mapping[str, tuple[str, ...]]
     header_size: int
 
 
-NSQD = ServerProtocol(frozenset(Point), tuple(name.decode() for name in NSQD_ROWS), 8)
-LOOKUPD = ServerProtocol(frozenset(Point) - {Point.FRAME}, tuple(name.decode() for name in LOOKUPD_ROWS), 4)
+NSQD = ServerProtocol(frozenset(Point), {name.decode(): row.parameters for name, row in ROWS.items()}, 8)
+_NAMES = ("topic", "channel")
+LOOKUPD = ServerProtocol(
+    frozenset(Point) - {Point.FRAME}, {"IDENTIFY": (), "REGISTER": _NAMES, "UNREGISTER": _NAMES, "PING": ()}, 4
+)
+_COMMANDS = {**NSQD.commands, **LOOKUPD.commands}
+_FRAMES = ("message", "heartbeat")
 
 
 @dataclass(slots=True)
@@ -302,7 +303,7 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
         return Match(point, path, topic, channel, body=body, method=method, where=where)
 
 
-def _match(point: Point, kind: str | None, kinds: Sequence[str], matchers: Matchers) -> Match:
+def _match(point: Point, kind: str | None, kinds: Iterable[str], matchers: Matchers) -> Match:
     if kind is not None and kind not in kinds:
         raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
     unknown = set(matchers) - set(Matchers.__annotations__)

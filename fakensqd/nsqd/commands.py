@@ -16,10 +16,8 @@ from fakensqd.options import LATEST, NsqdOptions, Release
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
 
 __all__ = [
-    "LOOKUPD_ROWS",
-    "NSQD_ROWS",
-    "CommandRow",
     "ROWS",
+    "CommandRow",
     "message_id",
     "topic_name",
     "read_auth",
@@ -104,9 +102,9 @@ def _defer_delay(words: list[bytes], limit: float) -> float:
 
 
 def _check_count(words: list[bytes]) -> None:
-    row = NSQD_ROWS[words[0]]
+    row = ROWS[words[0]]
     if len(words) < row.words:
-        parameters = b"params" if row.has_message_id else b"parameters"
+        parameters = b"params" if "message_id" in row.parameters else b"parameters"
         raise CommandError(b"E_INVALID %s insufficient number of %s" % (words[0], parameters))
 
 
@@ -170,41 +168,26 @@ class CommandRow:
 
     Attributes:
         words: Minimum number of words in the line, including the name.
-        has_topic, has_channel: Whether the first parameter is a topic, and whether the second one is a channel.
-        has_message_id: Whether the first parameter is a message id.
-        publishes: Whether the command puts messages into a topic.
-        details: Index of the first parameter, from 0, that a transcript shows as detail; None if it shows none.
+        parameters: What the first parameters are: fields of a fault's Event.
         read: Checks the parameters and reads the body; None if there is no body.
     """
 
     words: int = 1
-    has_topic: bool = False
-    has_channel: bool = False
-    has_message_id: bool = False
-    publishes: bool = False
-    details: int | None = None
+    parameters: tuple[str, ...] = ()
     read: Callable[[list[bytes], NsqdOptions, InputBuffer], Read[object]] | None = None
 
 
-NSQD_ROWS = {
+ROWS = {
     b"IDENTIFY": CommandRow(read=lambda words, options, source: source.read_body(b"IDENTIFY", options.max_body_size)),
     b"AUTH": CommandRow(read=read_auth),
-    b"SUB": CommandRow(words=3, has_topic=True, has_channel=True),
-    b"PUB": CommandRow(words=2, has_topic=True, publishes=True, read=read_publish),
-    b"MPUB": CommandRow(words=2, has_topic=True, publishes=True, read=read_multipublish),
-    b"DPUB": CommandRow(words=3, has_topic=True, publishes=True, details=1, read=read_defer),
-    b"RDY": CommandRow(details=0),
-    b"FIN": CommandRow(words=2, has_message_id=True),
-    b"REQ": CommandRow(words=3, has_message_id=True, details=1),
-    b"TOUCH": CommandRow(words=2, has_message_id=True),
+    b"SUB": CommandRow(words=3, parameters=("topic", "channel")),
+    b"PUB": CommandRow(words=2, parameters=("topic",), read=read_publish),
+    b"MPUB": CommandRow(words=2, parameters=("topic",), read=read_multipublish),
+    b"DPUB": CommandRow(words=3, parameters=("topic",), read=read_defer),
+    b"RDY": CommandRow(),
+    b"FIN": CommandRow(words=2, parameters=("message_id",)),
+    b"REQ": CommandRow(words=3, parameters=("message_id",)),
+    b"TOUCH": CommandRow(words=2, parameters=("message_id",)),
     b"CLS": CommandRow(),
     b"NOP": CommandRow(),
 }
-# The commands of nsqlookupd. LookupdSession reads the body of IDENTIFY, whose size has no limit.
-LOOKUPD_ROWS = {
-    b"IDENTIFY": CommandRow(),
-    b"REGISTER": CommandRow(words=2, has_topic=True, has_channel=True),
-    b"UNREGISTER": CommandRow(words=2, has_topic=True, has_channel=True),
-    b"PING": CommandRow(),
-}
-ROWS = NSQD_ROWS | LOOKUPD_ROWS

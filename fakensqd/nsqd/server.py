@@ -131,7 +131,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         now = self.now()
         entry = Entry(now, 0, "publish", "publish", topic=topic, bodies=bodies, executed=1)
         entry.detail = f"delay {delay:g} s" if delay else ""
-        self.faults.injector.record(entry)
+        self.faults.record(entry)
         self.broker.ensure_topic(topic).publish(bodies, now, delay)
 
     def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:

@@ -1,16 +1,16 @@
 """One client of nsqd that speaks the V2 protocol. Takes bytes and times, and returns effects.
 
-Pure: calls a Broker, and knows no socket and no clock. A generator executes the client's commands one after another, as
-nsqd's loop does; it pauses while bytes are missing. Source: nsqd protocol_v2.go and client_v2.go.
+Pure: calls a Broker, and knows no socket and no clock. Source: nsqd protocol_v2.go and client_v2.go.
 """
 
 # The way of a PUB to the subscriber that gets the message:
 #
 #  1. `Daemon._serve` in daemon/daemon.py accepts the connection of the producer and makes a `Connection` in
 #     daemon/connection.py with a `Session`.
-#  2. `Connection._read` in daemon/connection.py receives bytes and passes them to `Session.receive`.
-#  3. `Session._execute_commands` takes a line out of the `InputBuffer` in input_buffer.py, and finds the handler of the
-#     command in `_HANDLERS`, by the state of the session.
+#  2. `Connection._read` in daemon/connection.py receives bytes and passes them to `ConnectionSession.receive` in
+#     daemon/session.py, the base class of `Session`.
+#  3. `ConnectionSession._execute_commands` in daemon/session.py takes a line out of the input, and finds the handler of
+#     the command in `_HANDLERS`, by the state of the session.
 #  4. `Session._publish` calls `read_publish` in nsqd/commands.py, which checks the topic's name and then reads the body
 #     with `InputBuffer.read_body` in input_buffer.py.
 #  5. `Session._put` calls `Topic.publish` in nsqd/broker.py, which makes a message with an id of
@@ -20,7 +20,7 @@ nsqd's loop does; it pauses while bytes are missing. Source: nsqd protocol_v2.go
 #  7. `Connection._write_loop` in daemon/connection.py, in the writer greenlet of the subscriber, calls `Session.pump`.
 #  8. `Session._deliver` takes messages from `Channel.deliver` in nsqd/channel.py, which notes them as in flight, and
 #     encodes a frame for each.
-#  9. `Session._effects` returns the frames as one `Send` in effects.py, and `Connection._perform` in
+#  9. `ConnectionSession._effects` in daemon/session.py returns the frames as one effect, and `Connection._perform` in
 #     daemon/connection.py queues its bytes for the writer greenlet, which sends them.
 #
 # The states of a client, and the commands that change them:
@@ -40,10 +40,9 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
-from fakensqd.faults.injector import ConnectionInjector
-from fakensqd.faults.interceptor import InterceptedSession
-from fakensqd.input_buffer import BodyReader, CommandError, InputBuffer, Read
+from fakensqd.daemon.session import ConnectionSession, Handler
+from fakensqd.effects import Effect, IoResult
+from fakensqd.input_buffer import BodyReader, CommandError, Read
 from fakensqd.nsqd import commands
 from fakensqd.nsqd.broker import Broker, BrokerError, Channel
 from fakensqd.nsqd.identify import OK_FRAME, ClientHandshake
@@ -58,8 +57,6 @@ _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
 # with so many messages.
 _MAX_BATCH = 256
 
-_Handler = Callable[["Session", list[bytes]], Read[None] | None]
-
 
 class State(enum.IntEnum):
     """State of a client. /stats shows these numbers."""
@@ -69,8 +66,8 @@ class State(enum.IntEnum):
     CLOSING = 4
 
 
-class Session:
-    """The server's side of one connection.
+class Session(ConnectionSession):
+    """One client of nsqd.
 
     Args:
         broker: The broker of the nsqd.
@@ -84,6 +81,9 @@ class Session:
         heartbeats: False: send no heartbeats, and do not disconnect a client that sends nothing.
     """
 
+    magic = MAGIC_V2
+    bad_magic = encode_frame(ERROR, b"E_BAD_PROTOCOL")
+
     def __init__(
         self,
         broker: Broker,
@@ -92,6 +92,7 @@ class Session:
         remote_address: str = "127.0.0.1:0",
         on_wake: Callable[[], bool] = lambda: True,
     ) -> None:
+        super().__init__(now)
         self.remote_address = remote_address
         self.connected_ns = broker.wall_ns(now)
         self.state = State.INIT
@@ -107,65 +108,34 @@ class Session:
         self._broker = broker
         self._options: NsqdOptions = broker.options
         self._on_wake = on_wake
-        self._now = now
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
-        self._input = InputBuffer()
-        # Frames that are not sent yet, whether to send them now, and how many bytes of them are messages.
-        self._output: list[bytes] = []
-        self._flush = False
+        # The read deadline, which does not apply while the session waits for the result of a request.
+        self._suspended_read_due = math.inf
+        # How many bytes of the output are messages.
         self._waiting_bytes = 0
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        self.handshake = ClientHandshake(self._options, host, self._input, self._respond, self._get_now)
+        self.handshake = ClientHandshake(self._options, host, self.input, self._respond, lambda: self.now)
         self._tls_missing = self._options.tls_policy > 0
         self._handlers = _HANDLERS_BEFORE_TLS if self._tls_missing else _HANDLERS[State.INIT]
         self._auth_required = bool(self._options.auth_http_addresses)
-        # The IoRequest that the session waits for, and the read deadline, which does not apply until its result comes.
-        self._request: IoRequest | None = None
-        self._suspended_read_due = math.inf
-        self._executed = False
-        self._channel_closed = False
-        self._closed = False
-        self._intercepted: InterceptedSession | None = None
-        self._command_loop = self._execute_commands()
 
     # --- called by the connection -------------------------------------------------------------------------------------
 
-    def attach(self, injector: ConnectionInjector) -> None:
-        """Give the events to an injector, beginning with the next command. Does nothing if there is an injector."""
-        if self._intercepted is None:
-            self._intercepted = InterceptedSession(
-                injector, self._input, self._output, self._body_reader, self.expire_message
-            )
-
-    def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Take bytes of the client."""
-        self._input.decoder.feed(data)
-        return self._advance(now)
-
-    def end_of_input(self, now: float) -> list[Effect]:
-        """Note that the client sends nothing more."""
-        self._input.ended = True
-        return self._advance(now)
-
     def resume(self, result: IoResult, now: float) -> list[Effect]:
         """Continue with the result of the request that was the last effect."""
-        self._request = None
         self._read_due = self._suspended_read_due
-        return self._advance(now, result)
+        return super().resume(result, now)
 
     def pump(self, now: float) -> list[Effect]:
         """Deliver the messages of the channel that RDY allows."""
-        self._now = now
-        if self._channel_closed:
-            self._closed = True
-            return [Close()]
+        self.now = now
         self._deliver()
         return self._effects()
 
     def tick(self, now: float) -> list[Effect]:
         """Send the heartbeat that is due, and close the connection if the client has been silent for too long."""
-        self._now = now
+        self.now = now
         if self.heartbeats and now >= self._read_due:
             # As at the end of the input: an incomplete body gets an error frame, an incomplete line does not.
             return self.end_of_input(now)
@@ -174,14 +144,15 @@ class Session:
             if self._intercepted is None:
                 self._respond(_HEARTBEAT_FRAME)
             else:
-                self._intercepted.push_heartbeat(_HEARTBEAT_FRAME, now)
+                self._intercepted.push(_HEARTBEAT_FRAME)
         return self._effects()
 
     def disconnected(self) -> None:
-        """Note that the connection is closed, and leave the channel. Frames that remain may still be sent."""
-        self._closed = True
+        """Note that the connection has ended, and leave the channel. Frames may still be sent."""
+        super().disconnected()
+        self._heartbeat_due = self._read_due = math.inf
         channel, self._channel = self._channel, None
-        if channel is not None and not self._channel_closed:
+        if channel is not None:
             self._broker.topics[channel.topic_name].leave_channel(channel, self)
 
     @property
@@ -190,22 +161,20 @@ class Session:
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
         return due if self._intercepted is None else min(due, self._intercepted.due)
 
+    # --- called by an InterceptedSession ------------------------------------------------------------------------------
+
     @property
     def names(self) -> tuple[str, str, str]:
         """The client id, and the topic and channel that the client subscribes to; both are empty before SUB."""
         channel = self._channel
         return (self.handshake.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
 
-    # --- called by an InterceptedSession ------------------------------------------------------------------------------
-
     def expire_message(self, message_id: bytes) -> None:
-        """Let a message in flight time out now. Does nothing if no message with this id is in flight."""
         if self._channel is not None:
             self._channel.time_out(message_id)
 
-    def _body_reader(self, words: list[bytes]) -> BodyReader | None:
-        """Return the reader of the command's body. None if the command has none, or is refused before its body."""
-        row = commands.NSQD_ROWS[words[0]]
+    def body_reader(self, words: list[bytes]) -> BodyReader | None:
+        row = commands.ROWS[words[0]]
         if row.read is None or (words[0] == b"MPUB" and self._auth_required and self.handshake.authorization is None):
             return None
         return partial(row.read, words, self._options)
@@ -228,31 +197,16 @@ class Session:
 
     def channel_closed(self) -> None:
         """Note that the channel was deleted: close the connection without an error frame."""
-        self._channel_closed = True
+        self._channel = None
+        self.disconnected()
         self._on_wake()
 
     # --- output -------------------------------------------------------------------------------------------------------
 
-    def _respond(self, frame: bytes) -> None:
-        self._output.append(frame)
-        self._flush = True
-
     def _effects(self) -> list[Effect]:
-        flush, self._flush = self._flush, False
-        if flush:
+        if self._flush:
             self._waiting_bytes = 0
-        if self._intercepted is not None:
-            if self._closed:
-                # The InterceptedSession itself schedules the frames that it has not returned.
-                self._heartbeat_due = self._read_due = math.inf
-            return self._intercepted.take(self._now, flush=flush, closed=self._closed)
-        effects: list[Effect] = []
-        if self._output and flush:
-            effects.append(Send(b"".join(self._output)))
-            self._output.clear()
-        if self._closed:
-            effects.append(Close())
-        return effects
+        return super()._effects()
 
     def _deliver(self) -> None:
         channel = self._channel
@@ -284,7 +238,7 @@ class Session:
     def _send_messages(self, channel: Channel, limit: int) -> int:
         settings = self.handshake.delivery_settings
         keep = self._is_sampled if settings.sample_rate else None
-        messages = channel.deliver(self, limit, self._now, settings.msg_timeout, keep)
+        messages = channel.deliver(self, limit, self.now, settings.msg_timeout, keep)
         frames = [
             encode_frame(MESSAGE, encode_message(message.timestamp, message.attempts, message.id, message.body))
             for message in messages
@@ -296,9 +250,10 @@ class Session:
         if self._options.rdy_counts_down:
             self.ready_count -= len(frames)
         if self._intercepted is None:
-            self._output += frames
+            self.output += frames
         else:
-            self._intercepted.push_messages(messages, frames, self._now)
+            for message, frame in zip(messages, frames, strict=True):
+                self._intercepted.push(frame, message)
         return len(frames)
 
     def _is_sampled(self) -> bool:
@@ -306,71 +261,25 @@ class Session:
 
     # --- input --------------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float, result: IoResult = None) -> list[Effect]:
-        if self._channel_closed:
-            return self.pump(now)
-        self._now = now
-        if self._closed or self._request is not None:
-            return [] if self._intercepted is None else self._effects()
-        self._executed = False
-        try:
-            request = self._request = self._command_loop.send(result)
-        except StopIteration:
-            request = None
-            self.disconnected()
-        if self._executed:
+    def _on_connected(self) -> None:
+        self._heartbeat_due = self.now + self.handshake.settings.heartbeat_interval
+
+    def _on_advanced(self) -> None:
+        if self._executed and not self._closed:
             # The read deadline is set when a command is complete: all bytes of the next command must arrive before it.
             interval = self.handshake.settings.heartbeat_interval
-            self._read_due = now + 2 * interval if interval else math.inf
+            self._read_due = self.now + 2 * interval if interval else math.inf
         self._deliver()
-        effects = self._effects()
-        if request is not None:
+        if self._request is not None:
             # The client does not have to send bytes before the request has its result.
             self._suspended_read_due, self._read_due = self._read_due, math.inf
-            effects.append(request)
-        return effects
 
-    def _execute_commands(self) -> Read[None]:
-        """Execute the client's commands. Pauses while bytes are missing. Returns when the connection must be closed."""
-        decoder = self._input.decoder
-        while (magic := decoder.take(len(MAGIC_V2))) is None:
-            if self._input.ended:
-                return
-            yield None
-        if magic != MAGIC_V2:
-            self._respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
-            return
-        self._heartbeat_due = self._now + self.handshake.settings.heartbeat_interval
-        self._executed = True
-        while True:
-            try:
-                line = decoder.take_line()
-            except ValueError:  # too long: nsqd closes the connection without an error frame
-                return
-            if line is None:
-                if self._input.ended:
-                    return
-                yield None
-                continue
-            if self._intercepted is not None and self._intercepted.is_idle:
-                self._intercepted = None
-            try:
-                words = line.split(b" ")
-                handler = self._handlers.get(words[0], _refuse)
-                if self._intercepted is not None:
-                    begin, legal = partial(handler, self, words), handler is not _refuse
-                    if (yield from self._intercepted.execute(words, begin, self._get_now, legal=legal)):
-                        return
-                elif (steps := handler(self, words)) is not None:
-                    yield from steps
-            except CommandError as error:
-                self._respond(error.frame)
-                if error.fatal:
-                    return
-            self._executed = True
-
-    def _get_now(self) -> float:
-        return self._now
+    def _refuse(self, words: list[bytes]) -> None:
+        if self._tls_missing:
+            raise CommandError(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
+        if words[0] in _COMMANDS:
+            raise CommandError(b"E_INVALID cannot %s in current state" % words[0])
+        raise CommandError(b"E_INVALID invalid command %s" % words[0])
 
     def _set_state(self, state: State) -> None:
         self.state, self._handlers = state, _HANDLERS[state]
@@ -382,7 +291,7 @@ class Session:
         asked = yield from self.handshake.identify(words)
         if is_first:
             interval = self.handshake.settings.heartbeat_interval
-            self._heartbeat_due = self._now + interval if interval else math.inf
+            self._heartbeat_due = self.now + interval if interval else math.inf
         yield from self.handshake.negotiate(asked)
         if self._tls_missing and self.handshake.tls is not None:
             self._tls_missing = False
@@ -394,7 +303,7 @@ class Session:
         topic_name, channel_name = commands.subscription(words, self._options.emulated)
         if self._auth_required:
             yield from self.handshake.authorize(b"SUB", topic_name, channel_name)
-        channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
+        channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self.now)
         try:
             channel.add(self)
         except BrokerError as error:
@@ -406,13 +315,13 @@ class Session:
     # --- commands: publishing -----------------------------------------------------------------------------------------
 
     def _publish(self, words: list[bytes]) -> Read[None]:
-        topic_name, body = yield from commands.read_publish(words, self._options, self._input)
+        topic_name, body = yield from commands.read_publish(words, self._options, self.input)
         if self._auth_required:
             yield from self.handshake.authorize(b"PUB", topic_name)
         self._put(topic_name, [body])
 
     def _defer(self, words: list[bytes]) -> Read[None]:
-        topic_name, delay, body = yield from commands.read_defer(words, self._options, self._input)
+        topic_name, delay, body = yield from commands.read_defer(words, self._options, self.input)
         if self._auth_required:
             yield from self.handshake.authorize(b"DPUB", topic_name)
         self._put(topic_name, [body], delay)
@@ -423,11 +332,11 @@ class Session:
             yield from self.handshake.authorize(b"MPUB", topic_name)
         # nsqd makes the topic before it reads the body.
         self._broker.ensure_topic(topic_name)
-        bodies = yield from commands.read_multipublish(words, self._options, self._input)
+        bodies = yield from commands.read_multipublish(words, self._options, self.input)
         self._put(topic_name, bodies)
 
     def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
-        self._broker.ensure_topic(topic_name).publish(bodies, self._now, delay)
+        self._broker.ensure_topic(topic_name).publish(bodies, self.now, delay)
         self.published_by_topic[topic_name] = self.published_by_topic.get(topic_name, 0) + len(bodies)
         self._respond(OK_FRAME)
 
@@ -442,7 +351,7 @@ class Session:
     def _finish(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)
         try:
-            self._subscribed.finish(self, message_id, self._now)
+            self._subscribed.finish(self, message_id, self.now)
         except BrokerError as error:
             raise _failed(words, error) from None
         self.finish_count += 1
@@ -452,7 +361,7 @@ class Session:
         message_id = commands.message_id(words)
         delay = commands.requeue_delay(words, self._options.max_req_timeout, self._options.emulated)
         try:
-            self._subscribed.requeue(self, message_id, delay, self._now)
+            self._subscribed.requeue(self, message_id, delay, self.now)
         except BrokerError as error:
             raise _failed(words, error) from None
         self.requeue_count += 1
@@ -461,7 +370,7 @@ class Session:
     def _touch(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)
         try:
-            self._subscribed.touch(self, message_id, self.handshake.settings.msg_timeout, self._now)
+            self._subscribed.touch(self, message_id, self.handshake.settings.msg_timeout, self.now)
         except BrokerError as error:
             raise _failed(words, error) from None
 
@@ -476,14 +385,6 @@ class Session:
         self._respond(encode_frame(RESPONSE, CLOSE_WAIT))
 
 
-def _refuse(session: Session, words: list[bytes]) -> None:
-    if session._tls_missing:
-        raise CommandError(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
-    if words[0] in _COMMANDS:
-        raise CommandError(b"E_INVALID cannot %s in current state" % words[0])
-    raise CommandError(b"E_INVALID invalid command %s" % words[0])
-
-
 def _failed(words: list[bytes], error: BrokerError) -> CommandError:
     name, message_id = words[0], words[1]
     return CommandError(b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode()))
@@ -491,7 +392,7 @@ def _failed(words: list[bytes], error: BrokerError) -> CommandError:
 
 _INIT, _SUBSCRIBED, _CLOSING = State
 # The handlers of each command, by the states in which it is legal.
-_COMMANDS: dict[bytes, dict[State, _Handler]] = {
+_COMMANDS: dict[bytes, dict[State, Handler]] = {
     b"IDENTIFY": {_INIT: Session._identify},
     b"AUTH": {_INIT: lambda session, words: session.handshake.authenticate(words)},
     b"SUB": {_INIT: Session._subscribe},
@@ -505,7 +406,7 @@ _COMMANDS: dict[bytes, dict[State, _Handler]] = {
     b"DPUB": dict.fromkeys(State, Session._defer),
     b"NOP": dict.fromkeys(State, Session._do_nothing),
 }
-_HANDLERS: dict[State, dict[bytes, _Handler]] = {
+_HANDLERS: dict[State, dict[bytes, Handler]] = {
     state: {name: handlers[state] for name, handlers in _COMMANDS.items() if state in handlers} for state in State
 }
-_HANDLERS_BEFORE_TLS: dict[bytes, _Handler] = {b"IDENTIFY": Session._identify}
+_HANDLERS_BEFORE_TLS: dict[bytes, Handler] = {b"IDENTIFY": Session._identify}

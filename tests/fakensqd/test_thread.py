@@ -389,9 +389,9 @@ def test_proxies_among_arguments_are_the_objects_themselves():
     with FakeNsqd(threaded=True) as nsqd:
         added = nsqd.add(on.reply("PUB"), disconnect())
 
-        nsqd.faults.injector.remove(added.rules)
+        nsqd.faults.remove(added.rules)
 
-        assert nsqd.faults.injector.sequences == {}
+        assert nsqd.faults.sequences == {}
 
 
 def test_attribute_is_set_on_the_target():

@@ -9,22 +9,21 @@ from fakensqd import FakeAuthServer, FakeNsqd, on
 from fakensqd.clock import ManualClock
 from fakensqd.effects import Close, ExpireMessage, Reset, Send, SendAfterNext, SendLater, Wait
 from fakensqd.faults import Rule, delay, drop
-from fakensqd.faults.injector import ConnectionInjector, FaultInjector
+from fakensqd.faults.control import FaultControl
 from fakensqd.faults.interceptor import OutputScheduler
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.identify import OK_FRAME
 from fakensqd.nsqd.session import Session
-from fakensqd.transcript import Transcript
 from gnsq.protocol import commands
 from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, finish, flags, played
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.wire import Client
 
 
-def intercepted(injector):
-    """A session whose events an injector gets."""
+def intercepted(faults):
+    """A session whose events a FaultControl gets."""
     session = Session(Broker())
-    session.attach(ConnectionInjector(injector, 1, session, 8))
+    session.attach(faults, 1)
     return session
 
 
@@ -66,9 +65,9 @@ def test_intercepted_session_without_rules_sends_the_same(end):
     expected = output(Session(Broker()), [received])
 
     for pieces in ([received], [received[index : index + 1] for index in range(len(received))]):
-        injector = FaultInjector(0, Transcript())
-        assert output(intercepted(injector), pieces) == expected
-        commands_seen = injector.transcript.select("command")
+        faults = FaultControl("FakeNsqd", record=True)
+        assert output(intercepted(faults), pieces) == expected
+        commands_seen = faults.transcript.select("command")
         assert [entry.name for entry in commands_seen][:4] == ["IDENTIFY", "SUB", "PUB", "MPUB"]
         assert commands_seen[2].bodies == (b"a",)
 
@@ -93,27 +92,27 @@ def test_recorded_sessions_are_the_same_with_a_transcript(tmp_path_factory, cert
                 server.stop()
 
 
-def test_injector_that_is_not_active_is_released():
-    first, second = FaultInjector(0, Transcript()), FaultInjector(0, Transcript())
+def test_faults_that_are_not_active_are_released():
+    first, second = FaultControl("FakeNsqd", record=True), FaultControl("FakeNsqd", record=True)
     session = intercepted(first)
     session.receive(commands.MAGIC_V2 + commands.nop(), 0.0)
     recorded, first.transcript = first.transcript, None
 
     session.receive(commands.nop(), 0.0)
-    session.attach(ConnectionInjector(second, 1, session, 8))
+    session.attach(second, 1)
     session.receive(commands.nop(), 0.0)
 
     assert recorded.commands() == second.transcript.commands() == ["NOP"]
 
 
-def test_injector_stays_while_output_is_delayed():
-    injector = FaultInjector(0)
+def test_faults_stay_while_output_is_delayed():
+    faults = FaultControl("FakeNsqd")
     rule = Rule(on.reply("PUB"), delay(1.0))
-    injector.add([rule], 0.0)
-    session = intercepted(injector)
+    faults.add([rule], 0.0)
+    session = intercepted(faults)
     session.receive(commands.MAGIC_V2 + commands.publish("t", b"x"), 0.0)
 
-    injector.remove([rule])
+    faults.remove([rule])
     assert session.receive(commands.nop(), 0.0) == []
 
     assert session.due == 1.0

@@ -6,29 +6,29 @@ from hypothesis import strategies as st
 
 from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.faults.actions import drop, reorder
-from fakensqd.faults.injector import FaultInjector
+from fakensqd.faults.control import FaultControl
 from fakensqd.faults.rules import Event, Point, Rule, Scenario, on
 from fakensqd.transcript import Transcript
 
 PUB = Event(Point.COMMAND, "PUB", 0.0, 2, "me", "orders", "", (b"a", b"b"))
 
 
-def firing(injector, *events):
+def firing(faults, *events):
     """Names of the rules that fire on each event; None for no rule."""
-    injector.transcript = Transcript()
+    faults.transcript = Transcript()
     names = []
     for event in events:
-        injector.apply_rules(event, ())
-        names.append(next(iter(injector.transcript.fired()), None))
-        injector.transcript.clear()
+        faults.apply_rules(event, ())
+        names.append(next(iter(faults.transcript.fired()), None))
+        faults.transcript.clear()
     return names
 
 
 def fired(match, count, *, seed=1):
     """Numbers of the events, of so many alike, on which a rule fires."""
-    injector = FaultInjector(seed)
-    injector.add([Rule(match, drop())], 0.0)
-    names = firing(injector, *(Event(match.point, match.kind or "PUB", 0.0) for _ in range(count)))
+    faults = FaultControl("FakeNsqd", seed=seed)
+    faults.add([Rule(match, drop())], 0.0)
+    names = firing(faults, *(Event(match.point, match.kind or "PUB", 0.0) for _ in range(count)))
     return [number for number, name in enumerate(names, 1) if name]
 
 
@@ -76,10 +76,10 @@ def test_rule_fires_on_the_events_of_its_times(number, count):
 
 
 def test_events_before_after_are_not_counted():
-    injector = FaultInjector(1)
-    injector.add([Rule(on.command().after(5.0).nth(2), drop())], 10.0)
+    faults = FaultControl("FakeNsqd", seed=1)
+    faults.add([Rule(on.command().after(5.0).nth(2), drop())], 10.0)
 
-    names = firing(injector, *(Event(Point.COMMAND, "PUB", now) for now in (14.9, 15.0, 15.1)))
+    names = firing(faults, *(Event(Point.COMMAND, "PUB", now) for now in (14.9, 15.0, 15.1)))
 
     assert [name is not None for name in names] == [False, False, True]
 
@@ -130,55 +130,55 @@ def test_match_is_formatted_as_it_is_written(match, text):
 # --- rules in order ---------------------------------------------------------------------------------------------------
 
 
-def names(injector, *kinds):
-    return firing(injector, *(Event(Point.COMMAND, kind, 0.0) for kind in kinds))
+def names(faults, *kinds):
+    return firing(faults, *(Event(Point.COMMAND, kind, 0.0) for kind in kinds))
 
 
 def test_first_rule_that_fires_takes_the_event():
-    injector = FaultInjector(1)
-    injector.add([Rule(on.command("PUB"), drop(), name="a")], 0.0)
-    injector.add([Rule(on.command("PUB"), drop(), name="b")], 0.0)
+    faults = FaultControl("FakeNsqd", seed=1)
+    faults.add([Rule(on.command("PUB"), drop(), name="a")], 0.0)
+    faults.add([Rule(on.command("PUB"), drop(), name="b")], 0.0)
 
-    assert names(injector, "PUB", "PUB", "PUB") == ["a", "b", None]
+    assert names(faults, "PUB", "PUB", "PUB") == ["a", "b", None]
 
 
 def test_scenario_arms_one_rule_after_the_other():
-    injector = FaultInjector(1)
+    faults = FaultControl("FakeNsqd", seed=1)
     scenario = (
         Scenario()
         .then(on.command("PUB").first(2), drop(), name="a")
         .then(on.command("FIN").always(), drop(), name="b")
         .then(on.command("PUB"), drop(), name="c")
     )
-    injector.add(scenario.rules, 0.0)
+    faults.add(scenario.rules, 0.0)
 
-    assert names(injector, "FIN", "PUB", "FIN", "PUB", "PUB") == [None, "a", None, "a", None]
-    assert names(injector, "FIN", "FIN", "PUB") == ["b", "b", "c"]
+    assert names(faults, "FIN", "PUB", "FIN", "PUB", "PUB") == [None, "a", None, "a", None]
+    assert names(faults, "FIN", "FIN", "PUB") == ["b", "b", "c"]
 
 
 def test_removed_rule_does_not_fire():
-    injector = FaultInjector(1)
+    faults = FaultControl("FakeNsqd", seed=1)
     rule = Rule(on.command("PUB").always(), drop(), name="a")
-    injector.add([rule], 0.0)
-    injector.remove([rule])
+    faults.add([rule], 0.0)
+    faults.remove([rule])
 
-    assert names(injector, "PUB") == [None]
-    assert injector.sequences == {}
+    assert names(faults, "PUB") == [None]
+    assert faults.sequences == {}
 
 
 def test_explanation_has_the_nearest_event():
-    injector = FaultInjector(1)
+    faults = FaultControl("FakeNsqd", seed=1)
     first = Rule(on.command("PUB", topic="t").nth(2), drop(), name="first")
     second = Rule(on.command("FIN"), drop(), name="second")
-    injector.add([first, second], 0.0)
+    faults.add([first, second], 0.0)
     assert first.explain() == "first: nothing of that kind happened"
     assert second.explain() == "second: never armed, those before it have not fired"
 
-    injector.apply_rules(Event(Point.COMMAND, "SUB", 0.0, 1, topic="u"), ())
-    injector.apply_rules(Event(Point.COMMAND, "PUB", 0.0, 1, topic="u"), ())
+    faults.apply_rules(Event(Point.COMMAND, "SUB", 0.0, 1, topic="u"), ())
+    faults.apply_rules(Event(Point.COMMAND, "PUB", 0.0, 1, topic="u"), ())
     assert first.explain() == "first: nearest was PUB topic='u' on connection 1: topic is 'u', not 't'"
 
-    injector.apply_rules(Event(Point.COMMAND, "PUB", 0.0, 1, topic="t"), ())
+    faults.apply_rules(Event(Point.COMMAND, "PUB", 0.0, 1, topic="t"), ())
     assert first.explain() == "first: 1 fitted, and its time did not come"
 
 

@@ -7,11 +7,11 @@ from gevent import socket
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.effects import Close, Send, SendLater
 from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder, reset
-from fakensqd.faults.injector import ConnectionInjector, FaultInjector
+from fakensqd.faults.control import FaultControl
 from fakensqd.faults.json_rules import decode_rules
+from fakensqd.faults.rules import LOOKUPD
 from fakensqd.lookupd.registry import Key, Registry
 from fakensqd.lookupd.session import LookupdSession
-from fakensqd.transcript import Transcript
 from tests.fakensqd.lookupd.test_session import identify
 from tests.fakensqd.wire import Client, request
 from tests.helpers import wait_until
@@ -203,7 +203,7 @@ def test_intercepted_session_behaves_as_without_faults(received):
     def output(pieces, *, intercepted):
         session = LookupdSession(Registry(), remote_address="h:1", identity=dict)
         if intercepted:
-            session.attach(ConnectionInjector(FaultInjector(0, Transcript()), 1, session, 4))
+            session.attach(FaultControl("FakeLookupd", LOOKUPD, record=True), 1)
         effects = [effect for piece in pieces for effect in session.receive(piece, 0.0)]
         effects += [*session.pump(0.0), *session.end_of_input(0.0)]
         return b"".join(effect.data for effect in effects if isinstance(effect, Send)), Close() in effects

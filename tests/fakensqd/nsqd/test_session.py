@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fakensqd.effects import Close, Send
 from fakensqd.nsqd import session
 from fakensqd.nsqd.broker import Broker
-from fakensqd.nsqd.commands import NSQD_ROWS
+from fakensqd.nsqd.commands import ROWS
 from fakensqd.nsqd.session import Session, State
 from fakensqd.options import NsqdOptions
 from gnsq.protocol import commands
@@ -211,7 +211,7 @@ LEGAL = {
 
 
 def test_each_command_has_a_row_handlers_and_a_line_above():
-    assert set(session._COMMANDS) == set(NSQD_ROWS) == {name.encode() for name in LINES}
+    assert set(session._COMMANDS) == set(ROWS) == {name.encode() for name in LINES}
 
 
 @pytest.mark.parametrize("name", list(LINES))
