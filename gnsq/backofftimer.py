@@ -113,11 +113,7 @@ class ConsumerBackoff:
     """
 
     def __init__(
-        self,
-        delay: Callable[[int], float],
-        maximum: float,
-        jitter: float = 0.0,
-        rng: random.Random | None = None,
+        self, delay: Callable[[int], float], maximum: float, jitter: float = 0.0, rng: random.Random | None = None
     ) -> None:
         self.phase = BackoffPhase.OFF
         self.failures = 0

@@ -264,11 +264,7 @@ class TopicNodes(_Lookup):
     """The nsqds that have a topic. If an nsqlookupd fails, the nsqds of its last answer stay known."""
 
     def __init__(
-        self,
-        lookupds: Sequence[LookupdClient],
-        topic: str,
-        max_nsqds: int = MAX_NSQDS,
-        owner: LogOwner | None = None,
+        self, lookupds: Sequence[LookupdClient], topic: str, max_nsqds: int = MAX_NSQDS, owner: LogOwner | None = None
     ) -> None:
         super().__init__(lookupds, topic, max_nsqds=max_nsqds, owner=owner)
         # By nsqlookupd. Not one set that only grows: it would keep each nsqd that was ever replaced.

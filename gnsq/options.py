@@ -199,10 +199,7 @@ class ConnectionOptions(Options):
     """
 
     timeout: float = option(
-        60.0,
-        "for connecting with the handshake, for each request, and for each send",
-        unit="s",
-        minimum=0.001,
+        60.0, "for connecting with the handshake, for each request, and for each send", unit="s", minimum=0.001
     )
     client_id: str | None = option(None, "name of this client in nsqd's statistics; default: first label of hostname")
     hostname: str | None = option(None, "host name in nsqd's statistics; default: this host's")
@@ -249,8 +246,7 @@ class ConnectionOptions(Options):
         minimum=64,
     )
     address_resolver: Callable[[str, int], tuple[str, int]] | None = option(
-        None,
-        "called with host and port before connecting; returns those to connect to (TLS checks the first host)",
+        None, "called with host and port before connecting; returns those to connect to (TLS checks the first host)"
     )
 
     def __post_init__(self) -> None:

@@ -18,11 +18,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.texts import nearest
 from gnsq.transport import READ_SIZE, Transport
 
-__all__ = [
-    "TlsTransport",
-    "client_context",
-    "make_context",
-]
+__all__ = ["TlsTransport", "client_context", "make_context"]
 
 
 # How many bytes of the peer's first data are kept. An error quotes them.

@@ -43,14 +43,7 @@ from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.concurrency.hub_monitor import HubMonitor
-from gnsq.errors import (
-    NSQConnectionClosed,
-    NSQErrorCode,
-    NSQException,
-    NSQProtocolError,
-    NSQTimeout,
-    make_error,
-)
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQProtocolError, NSQTimeout, make_error
 from gnsq.logs import LogOwner
 from gnsq.message import Message, read_messages
 from gnsq.nsqd.connect import TransportStack
@@ -66,12 +59,7 @@ from gnsq.stats import ConnectionStats
 from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
-__all__ = [
-    "Connection",
-    "ConnectionState",
-    "InternalError",
-    "LivenessMonitor",
-]
+__all__ = ["Connection", "ConnectionState", "InternalError", "LivenessMonitor"]
 
 logger = logging.getLogger(__name__)
 

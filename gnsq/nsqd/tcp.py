@@ -19,14 +19,7 @@ from gnsq import states
 from gnsq.addresses import format_address, parse_address
 from gnsq.clock import RealClock
 from gnsq.concurrency.forks import register_after_fork
-from gnsq.errors import (
-    NSQConnectionClosed,
-    NSQErrorCode,
-    NSQException,
-    NSQFrameError,
-    NSQTimeout,
-    make_error,
-)
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFrameError, NSQTimeout, make_error
 from gnsq.message import Message
 from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.nsqd.in_flight import InFlightMessages
