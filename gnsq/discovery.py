@@ -1,12 +1,13 @@
-"""Find nsqds by nsqlookupd: ask all nsqlookupds, combine their answers, and remember them from round to round.
+"""Finds nsqds: asks all nsqlookupds, combines their answers, and remembers them from round to round.
 
-Takes no more nsqds than a limit, and no addresses but hosts with ports, since an answer may come from any server.
+An answer may come from any server. So the number of nsqds is limited, and an address must be a host with a port.
 Connects to no nsqd: Consumer and Producer do that.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,23 +24,24 @@ __all__ = ["MAX_NSQDS", "AllNodes", "LookupReport", "TopicNodes", "parse_lookupd
 
 logger = logging.getLogger(__name__)
 
-# Seconds for one nsqlookupd to answer; a silent one must not delay a round.
+# Seconds for the answer of one nsqlookupd. One that does not answer must not delay a round for long.
 LOOKUP_TIMEOUT = 5.0
-# Bytes of an answer. To parse JSON holds the hub: 16 MB of empty lists for 1.6 s with 390 MB, 64 MB for 8.8 s, 1.5 GB.
+# Bytes of an answer. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB, 64 MB take 8.8 s and
+# 1.5 GB.
 MAX_ANSWER_SIZE = 16 * 1024 * 1024
-# nsqds that are taken from all answers together, unless an option says otherwise.
+# Default limit of the nsqds of all answers together.
 MAX_NSQDS = 1000
-# nsqds of an answer that are read before other greenlets run: 1 to 2 ms.
+# After this number of nsqds of an answer, which takes 1 to 2 ms, other greenlets run.
 _NSQDS_PER_TURN = 500
 # Characters of a host name. Source: RFC 1035; an IP address has fewer.
 _MAX_HOST_LENGTH = 255
 _NOT_IN_HOSTS = frozenset(" /?#@[]\\")
-# Rounds in a row without an nsqd, from which on that is a warning.
+# From this number of rounds in a row without an nsqd on, the log line is a warning.
 _WARN_AFTER_EMPTY_ROUNDS = 3
 
 
 def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) -> list[LookupdClient]:
-    """Make clients from the addresses that a constructor was given.
+    """Make clients from a constructor's argument lookupd_http_addresses.
 
     Args:
         http: Options of HttpOptions. The defaults of ``timeout`` and ``max_response_size`` are LOOKUP_TIMEOUT and
@@ -65,17 +67,14 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
 class LookupReport:
     """Result of the last query of each nsqlookupd.
 
-    Args:
-        owner: Consumer or Producer that log lines name.
-
     Attributes:
         failures: Why the last answer can't be used, by the address of the nsqlookupd. No entry: it can be used.
-        wrong: Addresses at which a server answers that is not nsqlookupd, and at which no nsqlookupd ever answered.
+        wrong: Addresses at which another server than nsqlookupd answers, and no nsqlookupd has ever answered.
         empty_rounds: Rounds in a row in which an nsqlookupd answered and no nsqd was known.
     """
 
     def __init__(self, owner: LogOwner | None = None) -> None:
-        self._owner = owner
+        self._owner = owner if owner is not None else LogOwner("", time.monotonic)
         self.failures: dict[str, str] = {}
         self.wrong: set[str] = set()
         self.empty_rounds = 0
@@ -84,18 +83,15 @@ class LookupReport:
 
     def warn(self, address: str, text: str, *arguments: object) -> None:
         """Log a WARNING that begins with the address of an nsqlookupd. Each text is logged once a minute per owner."""
-        if self._owner is None:
-            logger.warning(f"%s: {text}", address, *arguments)
-        else:
-            limited = self._owner.rate_limited(logger)
-            limited.log(logging.WARNING, f"{address} {text}", f"%s: {text}", self._owner.at(address), *arguments)
+        limited = self._owner.rate_limited(logger)
+        limited.log(logging.WARNING, f"{address} {text}", f"%s: {text}", self._owner.at(address), *arguments)
 
     def record(self, address: str, failure: str | None, *, is_other_server: bool = False) -> None:
         """Record the result of a query.
 
         Args:
             failure: Why the answer can't be used; None if it can.
-            is_other_server: Whether the answer shows that the server is not nsqlookupd.
+            is_other_server: The answer shows that the server is not nsqlookupd.
         """
         if failure is None:
             self._confirmed.add(address)
@@ -109,7 +105,12 @@ class LookupReport:
             self.wrong.discard(address)
 
     def end_round(self, *, answered: bool, known: bool) -> None:
-        """Record that all were queried: whether any answered, and whether any nsqd is known."""
+        """Record the end of a round: all nsqlookupds were queried.
+
+        Args:
+            answered: An nsqlookupd has answered.
+            known: An nsqd is known.
+        """
         self.empty_rounds = 0 if known else self.empty_rounds + answered
 
     def explanations(self, lookupds: Iterable[LookupdClient], topic: str = "") -> list[str]:
@@ -127,41 +128,25 @@ class LookupReport:
             return "not answered yet"
         return f"no nsqd with topic {topic} there" if topic else "no nsqd there"
 
-    def empty_line(self, lookupds: Sequence[LookupdClient], topic: str, seconds: float) -> tuple[int, str] | None:
-        """Make the log line, with its level, that says that no nsqd is known.
+    def log_empty_round(
+        self, log: logging.Logger, lookupds: Sequence[LookupdClient], topic: str, seconds: float
+    ) -> None:
+        """Log that no nsqd is known, if an nsqlookupd has answered and that is so. At most once a minute and level.
 
         Args:
             topic: As in explanations().
             seconds: Seconds until the next round.
-
-        Returns:
-            None if an nsqd is known, or if no nsqlookupd answered.
         """
         if not self.empty_rounds:
-            return None
+            return
         failed = f" ({len(self.failures)} failed)" if self.failures else ""
         none = f"none of {len(lookupds)} nsqlookupds{failed} knows an nsqd"
         if len(lookupds) == 1:
             none = "the nsqlookupd knows no nsqd"
         what = f"topic {topic}: {none} with it yet" if topic else f"{none} yet"
         level = logging.WARNING if self.empty_rounds >= _WARN_AFTER_EMPTY_ROUNDS else logging.INFO
-        return level, f"{what}; asking again in {seconds:.3g} s"
-
-
-class _NodeLimit:
-    """Limits the nsqds of one round: known ones are admitted, new ones only while there are fewer than the limit."""
-
-    def __init__(self, size: int, known: Iterable[str]) -> None:
-        self.size = size
-        self._admitted = set(known)
-
-    def try_admit(self, address: str) -> bool:
-        """Count an nsqd for the limit. Returns: whether it may be used."""
-        if address not in self._admitted:
-            if len(self._admitted) >= self.size:
-                return False
-            self._admitted.add(address)
-        return True
+        text = "%s: %s; asking again in %.3g s"
+        self._owner.rate_limited(log).log(level, f"empty round {level}", text, self._owner.label, what, seconds)
 
 
 class _Lookup:
@@ -171,7 +156,6 @@ class _Lookup:
         topic: Topic of the nsqds; empty for all nsqds.
         port: Port to take from the answers: ``tcp_port`` or ``http_port``.
         max_nsqds: Limit of the known nsqds.
-        owner: Consumer or Producer that log lines name.
 
     Attributes:
         report: Result of the last query of each nsqlookupd.
@@ -192,7 +176,7 @@ class _Lookup:
         self._max_nsqds = max_nsqds
 
     def _query_all(self, query: Callable[[int], bool]) -> list[bool]:
-        """Call a function with the number of each nsqlookupd, all at once, and wait for the last one."""
+        """Call a function with the number of each nsqlookupd, all at the same time, and wait for the last one."""
         group = Group()
         try:
             queries = [group.spawn(query, number) for number in range(len(self._lookupds))]
@@ -201,14 +185,15 @@ class _Lookup:
             group.kill()
         return [bool(query.value) for query in queries]
 
-    def _query(self, number: int, found: Callable[[str], object], limit: _NodeLimit) -> bool:
+    def _query(self, number: int, found: Callable[[str], object], admitted: set[str]) -> bool:
         """Query one nsqlookupd. A failure is logged and recorded.
 
         Args:
             found: Called with each ``host:port`` of the answer.
+            admitted: The nsqds that count for the limit. New ones are added while there are fewer than max_nsqds.
 
         Returns:
-            Whether all of its answer could be used. If only a part could, found() was called for that part.
+            True if all of its answer could be used. If only a part could, found() was called for that part.
         """
         lookupd, report = self._lookupds[number], self.report
         address = lookupd.address
@@ -236,13 +221,14 @@ class _Lookup:
                 unusable += 1
                 first = first or f"{shown(producer)}: {error}"
                 continue
-            if limit.try_admit(nsqd):
+            if nsqd in admitted or len(admitted) < self._max_nsqds:
+                admitted.add(nsqd)
                 found(nsqd)
             else:
                 left_out += 1
         if left_out:
             text = "%s: left out %d of %d nsqds: there are %d already, the option max_nsqds"
-            report.warn(address, text, what, left_out, len(producers), limit.size)
+            report.warn(address, text, what, left_out, len(producers), self._max_nsqds)
         failure = f"answer is not nsqlookupd's: can't use {unusable} of {len(producers)} nsqds, such as {first}"
         if unusable:
             report.warn(address, "%s: %s", what, failure)
@@ -267,7 +253,7 @@ class TopicNodes(_Lookup):
         self, lookupds: Sequence[LookupdClient], topic: str, max_nsqds: int = MAX_NSQDS, owner: LogOwner | None = None
     ) -> None:
         super().__init__(lookupds, topic, max_nsqds=max_nsqds, owner=owner)
-        # By nsqlookupd. Not one set that only grows: it would keep each nsqd that was ever replaced.
+        # The last answer of each nsqlookupd. One set for all would keep each nsqd that was ever replaced.
         self._answers: list[set[str]] = [set() for _ in lookupds]
 
     @property
@@ -276,7 +262,7 @@ class TopicNodes(_Lookup):
         return set().union(*self._answers)
 
     def refresh(self, found: Callable[[str], object], connected: Collection[str] = ()) -> bool:
-        """Query all nsqlookupds at once, and wait for the last one.
+        """Query all nsqlookupds at the same time, and wait for the last one.
 
         Args:
             found: Called with each known ``host:port``, as soon as its nsqlookupd has answered or failed: a lost nsqd
@@ -284,9 +270,9 @@ class TopicNodes(_Lookup):
             connected: Further nsqds that count for the limit.
 
         Returns:
-            Whether any nsqlookupd answered.
+            True if any nsqlookupd answered.
         """
-        limit = _NodeLimit(self._max_nsqds, self.addresses.union(connected))
+        admitted = self.addresses.union(connected)
 
         def query(number: int) -> bool:
             addresses: set[str] = set()
@@ -295,7 +281,7 @@ class TopicNodes(_Lookup):
                 addresses.add(address)
                 found(address)
 
-            answered = self._query(number, record, limit)
+            answered = self._query(number, record, admitted)
             if not answered and not addresses:
                 for address in list(self._answers[number]):
                     record(address)
@@ -327,7 +313,7 @@ class AllNodes(_Lookup):
         self._missing: set[str] = set()
 
     def refresh(self, found: Callable[[str], object] = lambda address: None) -> tuple[set[str], set[str]]:
-        """Query all nsqlookupds at once, and wait for the last one.
+        """Query all nsqlookupds at the same time, and wait for the last one.
 
         Args:
             found: Called with each ``host:port`` as soon as an answer names it, and again if several do.
@@ -336,13 +322,13 @@ class AllNodes(_Lookup):
             The addresses that are new, and those that were forgotten.
         """
         named: set[str] = set()
-        limit = _NodeLimit(self._max_nsqds, self._addresses)
+        admitted = set(self._addresses)
 
         def record(address: str) -> None:
             named.add(address)
             found(address)
 
-        answers = self._query_all(lambda number: self._query(number, record, limit))
+        answers = self._query_all(lambda number: self._query(number, record, admitted))
         new = named - self._addresses
         missing = self._addresses - named if all(answers) else set()
         gone = missing & self._missing
@@ -372,7 +358,7 @@ def _producer_address(producer: object, port_name: str) -> str:
     """Return the address of an nsqd in an answer.
 
     Raises:
-        ValueError: If it is not an address to connect to. The text does not show the nsqd: that takes long.
+        ValueError: If it is not an address to connect to. The text does not show the nsqd, since that would take long.
     """
     if not isinstance(producer, dict):
         raise ValueError("it is not an object")

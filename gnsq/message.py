@@ -16,7 +16,7 @@ import itertools
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -39,14 +39,10 @@ _new = object.__new__
 _responder_of = operator.attrgetter("_responder")
 
 
-def _do_nothing() -> None:
-    """Stop nothing."""
-
-
 class Responder(Protocol):
     """Sends the answers of messages to nsqd; see nsqd.in_flight. All methods may be called from any OS thread. A
-    responder may have a method ``requeue_after(attempts)``. It returns the delay in milliseconds for requeue() without
-    time_ms.
+    responder may have a method ``requeue_after(attempts)``, which returns the delay of requeue() without time_ms, in
+    milliseconds.
     """
 
     @property
@@ -61,8 +57,7 @@ class Responder(Protocol):
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None: ...
     def touch(self, message_id: bytes) -> None: ...
     def track_async(self, *messages: Message) -> None: ...
-    def untrack_async(self, message: Message) -> None: ...
-    def untrack_async_all(self, messages: Sequence[Message]) -> None: ...
+    def untrack_async(self, messages: Sequence[Message]) -> None: ...
     def mark_timed_out(self, message: Message) -> None: ...
     def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]: ...
 
@@ -82,7 +77,7 @@ class Message:
         id: 16 bytes; unique only within one topic of one nsqd.
         body: The published bytes.
         received: When the message arrived, by the responder's now().
-        timed_out: Whether a Consumer has noticed that the message's timeout is over.
+        timed_out: True after a Consumer has noticed that the message's timeout is over.
     """
 
     __slots__ = (
@@ -109,7 +104,7 @@ class Message:
         # exactly one succeeds. A lock would take as long as the rest of the constructor.
         self._open = True
         self._async = False
-        # Whether untrack_async() must be called before the answer.
+        # True if untrack_async() must be called before the answer.
         self._tracked = False
         self.timed_out = False
         self._signals: dict[str, Signal] | None = None
@@ -183,7 +178,7 @@ class Message:
             time_ms: 0 or more; nsqd limits it to its max-req-timeout (default: 1 h). Default: the delay that the
                 Consumer computes from the attempts (options requeue_delay, requeue_initial and so on); 0 without a
                 Consumer.
-            backoff: Whether the Consumer counts this as a failure.
+            backoff: If True, the Consumer counts this as a failure.
 
         Raises:
             ValueError, TypeError: If time_ms is negative or not an int. The message is not answered then.
@@ -252,19 +247,16 @@ class Message:
             stop()
 
     def _start_periodic_touch(self, interval: float | None) -> Callable[[], None]:
-        if self._responder is None:
-            return _do_nothing
-        if interval is None:
-            timeout = self._responder.msg_timeout
-            interval = timeout / 3 if timeout and timeout > 0 else DEFAULT_TOUCH_INTERVAL
-        try:
-            return self._responder.start_periodic_touch(self, interval)
-        except NSQException:
-            # The connection is closed, so nsqd has requeued the message already.
-            return _do_nothing
+        if self._responder is not None:
+            if interval is None:
+                interval = (self._responder.msg_timeout or 0.0) / 3 or DEFAULT_TOUCH_INTERVAL
+            # If the connection is closed, nsqd has requeued the message already.
+            with suppress(NSQException):
+                return self._responder.start_periodic_touch(self, interval)
+        return lambda: None
 
     def drop(self) -> None:
-        """Leave a message whose timeout is over without an answer: nsqd delivers the message again."""
+        """Send no answer to a message whose timeout is over: nsqd delivers the message again."""
         if self.has_responded():
             return
         del self._open
@@ -283,7 +275,7 @@ class Message:
         """Finish the message if it is neither answered nor async, after its handler has returned.
 
         Returns:
-            Whether the message is answered now. A message that was answered before is not an error.
+            True if the message is answered now. A message that was answered before is not an error.
         """
         # Does not call finish(): that would cost 0.1 us for each message.
         if self._async:
@@ -318,14 +310,14 @@ class Message:
 
     def _untrack(self) -> None:
         if self._responder is not None:
-            self._responder.untrack_async(self)
+            self._responder.untrack_async((self,))
 
     def is_async(self) -> bool:
-        """Whether enable_async() was called."""
+        """Return True if enable_async() was called."""
         return self._async
 
     def has_responded(self) -> bool:
-        """Whether the message was finished or requeued."""
+        """Return True if the message was finished or requeued."""
         return not hasattr(self, "_open")
 
     # --- signals
@@ -435,7 +427,7 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
             tracked = [message for message in run if message._tracked]
             try:
                 if tracked:
-                    responder.untrack_async_all(tracked)
+                    responder.untrack_async(tracked)
                 responder.finish_all([message.id for message in run])
             except NSQException:
                 left += run

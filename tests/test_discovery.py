@@ -1,5 +1,6 @@
 """TopicNodes and AllNodes: the combined answers of several nsqlookupds."""
 
+import itertools
 import json
 import logging
 
@@ -10,8 +11,11 @@ from gevent.event import Event
 from gnsq import Consumer, Producer
 from gnsq.discovery import LOOKUP_TIMEOUT, AllNodes, TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
+from gnsq.logs import LogOwner
 from tests.helpers import wait_until
 from tests.http.peer import JSON, http_peer, reply
+
+LOG = logging.getLogger("tests.discovery")
 
 
 class Lookupd:
@@ -414,26 +418,31 @@ def test_address_is_no_longer_wrong_when_an_nsqlookupd_answers_there():
         pytest.param([NOT_KNOWN] * 2, "", "none of 2 nsqlookupds knows an nsqd yet", id="no topic"),
     ],
 )
-def test_rounds_without_an_nsqd_are_logged_and_from_the_third_on_as_a_warning(answers, topic, line):
+def test_rounds_without_an_nsqd_are_logged_and_from_the_third_on_as_a_warning(answers, topic, line, caplog):
+    caplog.set_level(logging.INFO)
+    minutes = itertools.count(0.0, 60.0)
     lookupds = [Lookupd(answer) for answer in answers]
     for number, lookupd in enumerate(lookupds):
         lookupd.address = f"http://lookupd{number}/"
-    known = TopicNodes(lookupds, "t")
-    lines = []
+    known = TopicNodes(lookupds, "t", owner=LogOwner("t/c", lambda: next(minutes)))
     for _ in range(4):
         known.refresh(ignore)
-        lines.append(known.report.empty_line(lookupds, topic, 60.0))
+        known.report.log_empty_round(LOG, lookupds, topic, 60.0)
 
-    text = f"{line}; asking again in 60 s"
-    assert lines == [(logging.INFO, text)] * 2 + [(logging.WARNING, text)] * 2
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == LOG.name]
+    text = f"t/c: {line}; asking again in 60 s"
+    assert lines == [("INFO", text)] * 2 + [("WARNING", text)] * 2
 
 
 @pytest.mark.parametrize("answer", [{"producers": [nsqd("a")]}, NSQHttpError("no answer")], ids=["known", "no answer"])
-def test_rounds_are_not_empty_while_an_nsqd_is_known_or_no_nsqlookupd_answers(answer):
+def test_rounds_are_not_empty_while_an_nsqd_is_known_or_no_nsqlookupd_answers(answer, caplog):
+    caplog.set_level(logging.INFO)
     known = TopicNodes([Lookupd(answer)], "t")
     known.refresh(ignore)
 
-    assert known.report.empty_line([Lookupd(answer)], "t", 60.0) is None
+    known.report.log_empty_round(LOG, [Lookupd(answer)], "t", 60.0)
+
+    assert [record for record in caplog.records if record.name == LOG.name] == []
 
 
 # --- nsqds over rounds ------------------------------------------------------------------------------------------------

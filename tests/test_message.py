@@ -32,9 +32,6 @@ class Responder:
     def finish_all(self, message_ids):
         self.calls.append(("finish all", message_ids))
 
-    def untrack_async_all(self, messages):
-        self.calls.append(("untrack async all", messages))
-
     def requeue(self, message_id, timeout, backoff):
         self.calls.append(("requeue", message_id, timeout, backoff))
 
@@ -44,8 +41,8 @@ class Responder:
     def track_async(self, message):
         self.calls.append(("track async", message))
 
-    def untrack_async(self, message):
-        self.calls.append(("untrack async", message))
+    def untrack_async(self, messages):
+        self.calls.append(("untrack async", *messages))
 
     def mark_timed_out(self, message):
         self.calls.append(("mark timed out", message))
@@ -406,7 +403,7 @@ def test_many_are_finished_by_one_call_of_each_responder(responder):
 
     assert finish_all([first, second, alien, third]) == []
 
-    assert responder.calls == [("untrack async all", [second]), ("finish all", [b"1", b"2"]), ("finish all", [b"3"])]
+    assert responder.calls == [("untrack async", second), ("finish all", [b"1", b"2"]), ("finish all", [b"3"])]
     assert other.calls == [("finish all", [b"4"])]
     assert all(message.has_responded() for message in (first, second, third, alien))
 

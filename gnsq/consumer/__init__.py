@@ -1,6 +1,7 @@
 """Consumer: receives the messages of one channel. The docstring of consumer.py names the parts."""
 
-from gnsq.consumer.consumer import Consumer, Handler
+from gnsq.consumer.consumer import Consumer
+from gnsq.consumer.handlers import Handler
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 
 __all__ = ["Consumer", "ConsumerOptions", "ConsumerOptionsDict", "Handler"]

@@ -13,10 +13,9 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import gevent
-from blinker import ANY
 from gevent.event import Event
 
 from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
@@ -27,10 +26,9 @@ from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
 from gnsq.consumer.handler_runner import HandlerRunner
-from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
+from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
 from gnsq.consumer.rdy_controller import RdyController
-from gnsq.consumer.rdy_policy import STARVED_AT
 from gnsq.consumer.shutdown import Shutdown
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.discovery import TopicNodes, parse_lookupds
@@ -40,6 +38,7 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection, ConnectionState
+from gnsq.nsqd.in_flight import is_starved
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions, State
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.handshake import max_req_timeout
@@ -59,7 +58,7 @@ from gnsq.signals import (
 from gnsq.stats import ConsumerStats, MessageCounts
 from gnsq.texts import counted
 
-__all__ = ["Consumer", "Handler", "HandlerT"]
+__all__ = ["Consumer"]
 
 # States of a consumer (stats().state):
 #
@@ -72,35 +71,6 @@ __all__ = ["Consumer", "Handler", "HandlerT"]
 
 # Seconds that a caller in another thread waits for the end after the timeout of close() is over.
 JOIN_GRACE = 5.0
-# Seconds between two searches for handlers whose message has timed out.
-OVERDUE_CHECK_INTERVAL = 10.0
-
-
-class Handler(Protocol):
-    """Signature of message_handler, and of the receivers of on_message and on_giving_up.
-
-    If the handler returns, the message is finished; the returned value is ignored. If it raises, the message is
-    requeued.
-    """
-
-    def __call__(self, consumer: Consumer, /, *, message: Message) -> None:
-        """Handle a message."""
-
-
-HandlerT = TypeVar("HandlerT", bound=Handler)
-
-
-class MessageSignal(HandlerSignal):
-    """HandlerSignal of a Consumer, with the signature of handlers for type checkers."""
-
-    if TYPE_CHECKING:
-
-        def connect(  # type: ignore[override]  # narrower: handlers only
-            self,
-            receiver: HandlerT,
-            sender: Any = ANY,  # Any: blinker's signature
-            weak: bool = True,
-        ) -> HandlerT: ...
 
 
 class Consumer:
@@ -199,12 +169,12 @@ class Consumer:
                 "heartbeat_interval -1 of a consumer must be at least 1 s: without heartbeats nsqd refuses SUB"
             )
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
-        self.on_message = MessageSignal("on_message")
+        self.on_message = HandlerSignal("on_message")
         self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
         self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
         self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
         self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
-        self.on_giving_up = MessageSignal("on_giving_up")
+        self.on_giving_up = HandlerSignal("on_giving_up")
         self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
         self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
@@ -501,10 +471,8 @@ class Consumer:
 
         Source: the client guide, "Message Flow Starvation".
         """
-        return any(
-            connection.in_flight >= max(connection.ready_count * STARVED_AT, 1)
-            for connection in list(self._pool.connections.values())
-        )
+        connections = list(self._pool.connections.values())
+        return any(is_starved(connection.in_flight, connection.ready_count) for connection in connections)
 
     @property
     def concurrency(self) -> int:
@@ -638,14 +606,7 @@ class Consumer:
         self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
         self._pool.retain_only(self._nodes.addresses)
         if not self._pool.connections:
-            self._log_empty_round()
-
-    def _log_empty_round(self) -> None:
-        line = self._nodes.report.empty_line(self.lookupds, self.topic, self._poll_interval)
-        if line is not None:
-            # At most once a minute, even if the interval is shorter.
-            limited = self.log_owner.rate_limited(self.logger)
-            limited.log(line[0], f"empty round {line[0]}", "%s: %s", self.log_owner.label, line[1])
+            self._nodes.report.log_empty_round(self.logger, self.lookupds, self.topic, self._poll_interval)
 
     @property
     def _poll_interval(self) -> float:
@@ -663,7 +624,7 @@ class Consumer:
     def _connect_all(self) -> None:
         self.query_nsqd()
         self._spawn("rdy", self._rdy.run)
-        self._spawn("overdue", self._check_overdue)
+        self._spawn("overdue", self._runner.log_regularly)
         if self.lookupds:
             # A task, so that close() can end it.
             first = gevent.spawn(self.query_lookupd)
@@ -679,12 +640,6 @@ class Consumer:
         greenlet = gevent.spawn(run_forever, what, loop, self.logger, self._clock)
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
-
-    def _check_overdue(self) -> None:
-        while True:
-            self._clock.sleep(OVERDUE_CHECK_INTERVAL)
-            self._runner.log_overdue()
-            self._runner.log_given_up_summary()
 
     def _poll_lookupds(self) -> None:
         while True:

@@ -37,6 +37,9 @@ MAX_GIVEN_UP = 10_000
 MAX_FAILURES = 1000
 MAX_ERROR_CHARACTERS = 200
 
+# Seconds between two searches for handlers whose message has timed out.
+OVERDUE_CHECK_INTERVAL = 10.0
+
 # Folder of the code that calls handlers. In a stack its frames come before those of a handler.
 _CALLERS = os.path.join(os.path.dirname(__file__), "")
 
@@ -59,15 +62,9 @@ class HandlerOwner(Protocol):
     logger: logging.Logger
     log_owner: LogOwner
     options: ConsumerOptions
+    on_message: HandlerSignal
+    on_giving_up: HandlerSignal
     on_exception: TypedSignal[ExceptionReceiver]
-
-    @property
-    def on_message(self) -> HandlerSignal:
-        """Signal of the handlers."""
-
-    @property
-    def on_giving_up(self) -> HandlerSignal:
-        """Signal of the give-up handlers."""
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
         """Handle a message. A subclass may override this."""
@@ -111,8 +108,8 @@ class HandlerRunner:
         # Given up messages, by nsqd and message id, the oldest first: a give-up handler may answer later.
         self._given_up: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
         self._next_overdue_line = -math.inf
-        # handler_timeout of the calls to an overridden handle_messages() that run.
-        self._batch_limits: set[gevent.Timeout | None] = set()
+        # Time limits of the calls to an overridden handle_messages() that run.
+        self._batch_timeouts: set[gevent.Timeout | None] = set()
         self._logger = consumer.logger
         self._label = consumer.log_owner.label
         self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
@@ -121,7 +118,7 @@ class HandlerRunner:
         """Call the handlers, then finish or requeue the message. Raises no Exception.
 
         Returns:
-            Whether the message is answered and not async.
+            True if the message is answered and not async.
         """
         # try and not a with block: this is called for each message, and a try costs nothing.
         try:
@@ -155,14 +152,12 @@ class HandlerRunner:
 
     def handle_with_override(self, function: Callable[[Message], object], message: Message) -> bool:
         """Call an overridden handle_message(). A message that it leaves unanswered becomes async."""
-        with self._log_answer_errors(message):
-            try:
-                check_ran(type(self._consumer).handle_message, function(message))
-            except BaseException as error:  # noqa: BLE001  # as in handle()
-                self._on_handler_exception(message, error)
-            else:
-                if not message.has_responded():
-                    message.enable_async()
+        try:
+            check_ran(type(self._consumer).handle_message, function(message))
+        except BaseException as error:  # noqa: BLE001  # as in handle()
+            self._on_override_exception([message], error)
+        if not message.has_responded():
+            message.enable_async()
         return not message.is_async()
 
     def handle_batch_with_override(
@@ -175,29 +170,27 @@ class HandlerRunner:
             The messages that are answered and not async.
         """
         options = self._consumer.options
-        due = messages
-        if options.max_tries > 0:
-            due = [message for message in messages if message.attempts <= options.max_tries]
-            for message in messages if len(due) < len(messages) else ():
-                if message.attempts > options.max_tries:
-                    with self._log_answer_errors(message):
-                        self._give_up(message)
+        limit = options.max_tries or math.inf
+        due = [message for message in messages if message.attempts <= limit]
+        for message in messages if len(due) < len(messages) else ():
+            if message.attempts > limit:
+                with self._log_answer_errors(message):
+                    self._give_up(message)
         if due:
             try:
-                with self._time_limit(options.handler_timeout) as limit:
-                    if limit is not None:
-                        self._batch_limits.add(limit)
+                with self._time_limit(options.handler_timeout) as timeout:
+                    self._batch_timeouts.add(timeout)
                     try:
                         check_ran(function, function(due[:]))  # a copy, which the subclass may change
                     finally:
-                        self._batch_limits.discard(limit)
+                        self._batch_timeouts.discard(timeout)
             except BaseException as error:  # noqa: BLE001  # as in handle()
-                self._on_batch_exception(due, error)
+                self._on_override_exception(due, error)
         return enable_async_all(messages)
 
     def _on_handler_exception(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler raised."""
-        if isinstance(error, gevent.Timeout) and error in self._batch_limits:
+        if isinstance(error, gevent.Timeout) and error in self._batch_timeouts:
             # The time of the handle_messages() that called this is over: handle_batch_with_override() answers.
             raise error
         if isinstance(error, NSQRequeueMessage):
@@ -213,8 +206,8 @@ class HandlerRunner:
                 self._requeue(message, backoff=False, at_once=True)
             raise error
 
-    def _on_batch_exception(self, messages: list[Message], error: BaseException) -> None:
-        """Answer messages whose handler raised. This is one failure, which is reported with the first message."""
+    def _on_override_exception(self, messages: list[Message], error: BaseException) -> None:
+        """Answer messages whose override raised. This is one failure, which is reported with the first message."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
         is_killed = not isinstance(error, (Exception, gevent.Timeout))
         for message in others:
@@ -262,6 +255,13 @@ class HandlerRunner:
         first."""
         late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
+
+    def log_regularly(self) -> None:
+        """Log overdue handlers and the number of given up messages, from time to time until killed."""
+        while True:
+            self._clock.sleep(OVERDUE_CHECK_INTERVAL)
+            self.log_overdue()
+            self.log_given_up_summary()
 
     def log_overdue(self) -> None:
         """Log overdue handlers, once in each INTERVAL."""

@@ -1,4 +1,4 @@
-"""Checks whether functions can handle messages, and HandlerSignal, which checks its receivers.
+"""Handlers: their type, the checks of functions that shall be handlers, and the signal that performs these checks.
 
 Also used by gnsq.contrib. Calls no handler: handler_runner.py does.
 """
@@ -9,14 +9,27 @@ import functools
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from blinker import ANY, Signal
 
-__all__ = ["HandlerSignal", "check_handler", "check_ran", "check_runs", "handler_name"]
+from gnsq.message import Message
 
-_Receiver = TypeVar("_Receiver", bound=Callable[..., object])
+__all__ = ["Handler", "HandlerSignal", "check_handler", "check_ran", "check_runs", "handler_name"]
 
+
+class Handler(Protocol):
+    """Signature of message_handler, and of the receivers of a Consumer's on_message and on_giving_up.
+
+    If the handler returns, the message is finished; the returned value is ignored. If it raises, the message is
+    requeued.
+    """
+
+    def __call__(self, consumer: Any, /, *, message: Message) -> None:  # Any: it may expect a subclass of Consumer
+        """Handle a message."""
+
+
+_HandlerT = TypeVar("_HandlerT", bound=Handler)
 
 _ADVICE = (
     "give a plain function (where it waits, other greenlets run; asyncio.run() in gevent's threadpool runs a coroutine)"
@@ -109,11 +122,8 @@ def handler_name(handler: object) -> str:
 class HandlerSignal(Signal):
     """Signal whose receivers are handlers. connect() refuses functions that can't handle a message.
 
-    Args:
-        name: Name of the signal.
-
     Attributes:
-        collected: Name of the last weakly connected receiver that was garbage collected.
+        collected: Name of the last weakly connected receiver that was garbage collected; None: none was.
     """
 
     def __init__(self, name: str) -> None:
@@ -124,10 +134,10 @@ class HandlerSignal(Signal):
 
     def connect(
         self,
-        receiver: _Receiver,
+        receiver: _HandlerT,
         sender: Any = ANY,  # Any: blinker's signature
         weak: bool = True,
-    ) -> _Receiver:
+    ) -> _HandlerT:
         """Connect a receiver as blinker does, weakly by default. May be used as a decorator.
 
         Raises:

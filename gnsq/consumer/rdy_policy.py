@@ -14,10 +14,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["RdyPolicy", "STARVED_AT"]
+from gnsq.nsqd.in_flight import STARVED_AT
 
-# A connection is starved if it has this part of its RDY in flight. Source: the client guide, "is_starved".
-STARVED_AT = 0.85
+__all__ = ["RdyPolicy"]
+
 # A RDY that nsqd counts down is sent again below this part. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
 # Factor of the measured delay: after a lower RDY to a silent nsqd, messages that it sent before arrive within this

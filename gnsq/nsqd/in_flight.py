@@ -24,14 +24,21 @@ from gnsq.protocol import commands
 from gnsq.stats import LatencyRecorder, MessageCounts
 from gnsq.texts import without_address
 
-__all__ = ["InFlightMessages", "touch_periodically"]
+__all__ = ["STARVED_AT", "InFlightMessages", "is_starved", "touch_periodically"]
 
 logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 
+# A connection is starved if it has this part of its RDY count in flight. Source: the client guide, "is_starved".
+STARVED_AT = 0.85
 # Minimum seconds between two TOUCHes: nsqd checks timeouts every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
+
+
+def is_starved(in_flight: int, ready_count: int) -> bool:
+    """Return True if a connection has nearly as many messages in flight as its RDY count allows."""
+    return in_flight >= max(ready_count * STARVED_AT, 1)
 
 
 def _in_owner_thread(
@@ -56,8 +63,6 @@ class InFlightMessages:
         nsqd: Address of the nsqd.
         send: Queues a command. Raises NSQConnectionClosed if the connection is closed.
         check: Raises NSQConnectionClosed if the connection is closed; called in any thread.
-        clock: Time, replaceable in tests.
-        owner: Consumer or Producer that log lines name.
         finish: Queues the FIN of a message; default: send is called with FIN.
 
     Attributes:
@@ -73,7 +78,7 @@ class InFlightMessages:
         on_finish, on_requeue: Called with (id) after FIN, and with (id, timeout in ms, backoff) after REQ; None: not
             called.
         async_messages: Async messages that are not answered.
-        latency: Times from the arrival of messages to their answers.
+        latency: Times from the arrival of async messages to their answers.
         received, timed_out: Number of delivered messages, and number of messages that nsqd has taken back.
     """
 
@@ -117,7 +122,7 @@ class InFlightMessages:
 
     @property
     def is_other_thread(self) -> bool:
-        """Whether the caller runs in another thread than the connection."""
+        """True if the caller runs in another thread than the connection."""
         return not self._owner_thread.is_current
 
     def call_in_owner_thread(self, function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -249,42 +254,31 @@ class InFlightMessages:
         """Add async messages."""
         self.async_messages.update(messages)  # one step of the interpreter, so safe in any thread
 
-    def untrack_async(self, message: Message) -> None:
-        """Remove an async or timed out message. Called before its answer is sent."""
-        self._untrack(message, self.now() - message.received)
-
-    def untrack_async_all(self, messages: Sequence[Message]) -> None:
-        """As untrack_async(), for several messages."""
-        self._untrack_all(messages, self.now())
+    def untrack_async(self, messages: Sequence[Message]) -> None:
+        """Remove one or more async or timed out messages. Called before their answers are sent."""
+        self._untrack(messages, self.now())
 
     @_in_owner_thread
-    def _untrack(self, message: Message, latency: float) -> None:
-        self.async_messages.discard(message)
-        if message.timed_out:
-            # nsqd refuses the answer, and that will count the message as timed out a second time.
-            self.in_flight += 1
-            self.timed_out -= 1
-        if message.is_async():
-            self.latency.add(latency)
-
-    @_in_owner_thread
-    def _untrack_all(self, messages: Sequence[Message], now: float) -> None:
+    def _untrack(self, messages: Sequence[Message], now: float) -> None:
+        self.async_messages.difference_update(messages)
         # Messages of one read have the same arrival time, so they are counted together.
-        arrived, count = now, 0
+        arrived, count = messages[0].received, 0
         for message in messages:
             if message.timed_out:
-                self._untrack(message, now - message.received)
-            elif message.received == arrived:
-                count += 1
-            else:
+                # nsqd refuses the answer, and that will count the message as timed out a second time.
+                self.in_flight += 1
+                self.timed_out -= 1
+                if not message.is_async():
+                    continue
+            if message.received != arrived:
                 self.latency.add(now - arrived, count)
-                arrived, count = message.received, 1
+                arrived, count = message.received, 0
+            count += 1
         self.latency.add(now - arrived, count)
-        self.async_messages.difference_update(messages)
 
 
 def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, subject: str) -> None:
-    """Touch a message until it is stopped, the message is answered, or TOUCH can no longer keep it.
+    """Touch a message until stopped is set, the message is answered, or TOUCH can no longer keep the message.
 
     Args:
         interval: Seconds between two touches. A touch is earlier if half of the message's time left is shorter.
@@ -293,13 +287,12 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
     try:
         while not clock.wait(stopped, _seconds_to_touch(message, interval)) and not message.has_responded():
             if message.max_time_left == 0:
-                logger.warning(
+                text = (
                     "%s: message %s: TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery: "
                     "nsqd takes it back and delivers it again, while the work on it still goes on here; the answer to "
-                    "this delivery will fail",
-                    subject,
-                    message.id,
+                    "this delivery will fail"
                 )
+                logger.warning(text, subject, message.id)
                 return
             message.touch()
     except NSQException as error:

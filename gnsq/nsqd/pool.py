@@ -11,7 +11,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypedDict, TypeVar
 
 import gevent
@@ -62,7 +62,7 @@ STABLE_AFTER = 10.0
 
 
 class State(enum.Enum):
-    """The state of a Consumer or Producer. It changes only to a state further down, but a forked child begins again."""
+    """The state of a Consumer or Producer. It changes only to a later one, but a forked child begins again."""
 
     INIT = "init"
     RUNNING = "running"
@@ -96,6 +96,7 @@ class PoolConnection(Protocol):
 _Connection = TypeVar("_Connection", bound=PoolConnection)
 
 
+@dataclass(eq=False)
 class _Reconnector:
     """State of one address.
 
@@ -108,21 +109,15 @@ class _Reconnector:
         last_no_fault: When a connection was last lost without fault of the nsqd.
     """
 
-    __slots__ = (
-        *("attempted", "failures", "greenlet", "last_failure", "last_no_fault", "permanent", "released", "stable"),
-        "wake_event",
-    )
-
-    def __init__(self, permanent: bool) -> None:
-        self.permanent = permanent
-        self.released = False
-        self.attempted = Event()
-        self.wake_event = Event()
-        self.failures = 0
-        self.stable = -math.inf
-        self.last_no_fault = -math.inf
-        self.last_failure: NSQException | None = None
-        self.greenlet: gevent.Greenlet | None = None
+    permanent: bool
+    released: bool = False
+    attempted: Event = field(default_factory=Event)
+    wake_event: Event = field(default_factory=Event)
+    failures: int = 0
+    stable: float = -math.inf
+    last_no_fault: float = -math.inf
+    last_failure: NSQException | None = None
+    greenlet: gevent.Greenlet | None = None
 
 
 class ConnectionPool(Generic[_Connection]):
@@ -136,7 +131,6 @@ class ConnectionPool(Generic[_Connection]):
         closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the loss is
             not a failure: the connection is reopened immediately, even if the address is not permanent. After a second
             such loss within reconnect_initial seconds, it is reopened reconnect_initial seconds later.
-        owner: Consumer or Producer that log lines name. Pools of one owner share their rate limits.
     """
 
     not_connected_text, lost_text = "not connected", "connection lost"
@@ -197,10 +191,9 @@ class ConnectionPool(Generic[_Connection]):
 
         An unknown address is not an error.
         """
-        reconnector = self._reconnectors.get(address)
-        if reconnector is not None:
-            reconnector.released = True
-            reconnector.wake_event.set()
+        if address in self._reconnectors:
+            self._reconnectors[address].released = True
+            self.retry(address)
 
     def retry(self, address: str) -> None:
         """End the wait before the next attempt to connect to an address."""

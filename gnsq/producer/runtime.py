@@ -337,11 +337,8 @@ class ProducerRuntime:
             failures = 0 if self._addresses else failures + 1
             longest = options.lookupd_poll_interval * (1 - options.lookupd_poll_jitter * random.random())
             wait = min(self._config.reconnect.delay(failures), longest) if failures else longest
-            line = self._nodes.report.empty_line(self._config.lookupds, "", wait) if failures else None
-            if line is not None:
-                # At most once a minute, even if the next query is sooner.
-                owner = self._config.owner
-                owner.rate_limited(logger).log(line[0], f"empty round {line[0]}", "%s: %s", owner.label, line[1])
+            if failures:
+                self._nodes.report.log_empty_round(logger, self._config.lookupds, "", wait)
             self._clock.sleep(wait)
             self._query_lookupds()
 
