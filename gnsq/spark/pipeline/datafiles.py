@@ -1,0 +1,340 @@
+"""Data files of tables: rows in tasks become Parquet files, and descriptions of them that the driver commits.
+
+Runs on executors: knows pyarrow and the store, neither Spark nor the log of a table. A file is durable before its
+description is returned. No reader sees it before the driver has committed it to the table's log; a file that is
+never committed, such as one of a task that was killed, goes with the table's vacuum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import itertools
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gnsq.localfiles import sync_directory
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.spool.storage import LocalStore, Store, open_store
+from gnsq.spark.uris import redact_uri
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "MAX_FIELD_VALUES",
+    "DataFile",
+    "Partition",
+    "Route",
+    "TableTarget",
+    "check_field_values",
+    "read_bodies",
+    "store_error",
+    "write",
+    "write_rows",
+]
+
+# Rows are held until they have so many bytes, and then written: this bounds the memory of a task.
+HELD_BYTES = 64 * 1024 * 1024
+# Files of a task that are written and synced side by side.
+_CONCURRENT_WRITES = 16
+# Values of a field that a table is partitioned by. Each is a file in each batch.
+MAX_FIELD_VALUES = 10_000
+# Longer texts are of no use for skipping files.
+_STATS_STRING_BYTES = 64
+# Almost every row has its own value there: a dictionary of them costs time and saves no bytes.
+_DISTINCT = frozenset({"body", "message_id"})
+# Rows that are in memory while letters are made of them; a body has up to 5 MiB.
+_READ_ROWS = 64
+
+# Colours, arrows and stack frames in errors of the stores' libraries.
+_NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n\s*(\d+: |at \./).*|<\?xml[^>]*>")
+_ERROR_LENGTH = 400
+# What to do about an error that has one of these words.
+_ADVICE = (
+    (("expired", "invalid_token", "invalidtoken"), "renew the credentials"),
+    (("no space left", "quota"), "make room"),
+    (("403", "access_denied", "accessdenied", "permission denied"), "let the job read, write and list there"),
+)
+
+_EPOCH = dt.datetime(1970, 1, 1)
+# Name of a partition column -> microseconds, type of the column, and format of its values.
+_PERIODS: dict[str, tuple[int, Any, str]] = {
+    "day": (86_400_000_000, pa.date32(), "%Y-%m-%d"),
+    "hour": (3_600_000_000, pa.string(), "%Y-%m-%dT%H"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """How the rows of a table are divided: by the day or the hour of a time, or by a field.
+
+    Attributes:
+        column: "day", "hour", or the field.
+        source: Column that the value is made of. The field itself, or a timestamp in UTC.
+    """
+
+    column: str
+    source: str
+
+    @property
+    def is_field(self) -> bool:
+        """True if the rows are divided by a field."""
+        return self.column == self.source
+
+    def type(self, schema: Any) -> Any:  # Any: pyarrow has no types
+        """Return the partition column's type in a table with this schema."""
+        return schema.field(self.column).type if self.is_field else _PERIODS[self.column][1]
+
+    def keys(self, table: Any) -> Any:
+        """Compute a key for each row. Rows with the same key are in the same partition."""
+        values = table.column(self.source).combine_chunks()
+        if self.is_field:
+            return values
+        return pc.divide(values.cast(pa.int64()), _PERIODS[self.column][0])
+
+    def text(self, key: Any) -> str | None:
+        """Write a key as the table's log has it. Delta has one partition for "" and null."""
+        if key is None or key == "":
+            return None
+        if not self.is_field:
+            length, _, form = _PERIODS[self.column]
+            return (_EPOCH + dt.timedelta(microseconds=key * length)).strftime(form)
+        return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """What a task needs to write into a table. Goes to the tasks by pickle.
+
+    Attributes:
+        name: Of the table, in descriptions and errors.
+        location: Path or URI of its directory, which exists.
+        schema: Columns of the rows, with the partition's field and without its day or hour. Timestamps are in UTC.
+        batch_id: For the names of files.
+    """
+
+    name: str
+    location: str
+    schema: Any  # Any: pyarrow has no types
+    partition: Partition | None
+    batch_id: int
+
+
+# Divides rows between tables.
+Route = Callable[[Any], Iterable[tuple[TableTarget, Any]]]  # Any: pyarrow has no types
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file that is written and not committed yet.
+
+    Attributes:
+        table: Name of its TableTarget.
+        path: In the table's directory.
+        size, rows: Bytes and rows.
+        partition: The value as the table's log has it.
+        stats: Delta's statistics, JSON.
+    """
+
+    table: str
+    path: str
+    size: int
+    rows: int
+    partition: str | None
+    stats: str
+
+
+_DESCRIPTION = "table string, path string, size bigint, rows bigint, partition string, stats string"
+
+
+def write_rows(rows: DataFrame, route: Route) -> list[DataFile]:
+    """Write a DataFrame's rows in its tasks; returns the descriptions of all files."""
+
+    kinds = {"string": pa.string(), "bigint": pa.int64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in map(str.split, _DESCRIPTION.split(", "))])
+
+    def write_task(batches: Iterator[Any]) -> Iterator[Any]:
+        for file in write(batches, route):
+            yield pa.RecordBatch.from_pylist([dataclasses.asdict(file)], schema=schema)
+
+    return [DataFile(**row.asDict()) for row in rows.mapInArrow(write_task, _DESCRIPTION).collect()]
+
+
+def write(batches: Iterable[Any], route: Route) -> Iterator[DataFile]:
+    """Write record batches to the tables that route() says, with bounded memory.
+
+    Raises:
+        JobFailed: If a store can't be written, or a field has too many values to be partitioned by.
+    """
+    held: dict[str, tuple[TableTarget, list[Any]]] = {}
+    size = 0
+    for batch in batches:
+        for target, rows in route(batch):
+            if rows.num_rows:
+                table = _conformed(rows, target)
+                held.setdefault(target.name, (target, []))[1].append(table)
+                size += table.nbytes
+        if size >= HELD_BYTES:
+            yield from _write_held(held)
+            size = 0
+    yield from _write_held(held)
+
+
+def _conformed(rows: Any, target: TableTarget) -> Any:  # Any: pyarrow has no types
+    columns = [rows.column(field.name).cast(field.type) for field in target.schema]
+    return pa.Table.from_arrays(columns, schema=target.schema)
+
+
+def _write_held(held: dict[str, tuple[TableTarget, list[Any]]]) -> Iterator[DataFile]:
+    for target, tables in held.values():
+        store = open_store(target.location, "output")
+        try:
+            with ThreadPoolExecutor(_CONCURRENT_WRITES) as pool:
+                divided = _divided(pa.concat_tables(tables), target)
+                write_file = functools.partial(_write_file, store, target)
+                files = list(pool.map(write_file, *zip(*divided, strict=True)))
+            if isinstance(store, LocalStore):
+                sync_directory(store.root)
+        except OSError as error:
+            raise store_error(target.location, error) from error
+        yield from files
+    held.clear()
+
+
+def _divided(table: Any, target: TableTarget) -> Iterator[tuple[Any, str | None]]:  # Any: pyarrow has no types
+    """Yield the rows of each partition, and its value."""
+    partition = target.partition
+    if partition is None:
+        yield table, None
+        return
+    keys = partition.keys(table)
+    order = pc.sort_indices(keys)
+    runs = pc.run_end_encode(keys.take(order))
+    values, ends = runs.values.to_pylist(), runs.run_ends.to_pylist()
+    check_field_values(partition, len(values))
+    if len(values) > 1:
+        table = table.take(order)
+    if partition.is_field:
+        table = table.drop_columns([partition.column])
+    for value, (start, end) in zip(values, itertools.pairwise([0, *ends]), strict=True):
+        yield table.slice(start, end - start), partition.text(value)
+
+
+def check_field_values(partition: Partition, count: int) -> None:
+    """Refuse a field with too many values to be partitioned by.
+
+    Raises:
+        JobFailed: If there are more than 10,000.
+    """
+    if partition.is_field and count > MAX_FIELD_VALUES:
+        raise JobFailed(
+            f"setting partition_by {partition.column}: the field has {count:,} values, the limit is "
+            f"{MAX_FIELD_VALUES:,}, since each is a file in each batch: give day, hour, none, or a field with fewer "
+            "values, and an output of its own"
+        )
+
+
+def _write_file(store: Store, target: TableTarget, table: Any, partition: str | None) -> DataFile:
+    sink = pa.BufferOutputStream()
+    dictionaries = [name for name in table.column_names if name not in _DISTINCT]
+    pq.write_table(table, sink, compression="zstd", use_dictionary=dictionaries, store_schema=False)
+    data = sink.getvalue()
+    # Unique: a task that runs again, or twice at once, never touches the file of another attempt.
+    path = f"part-{target.batch_id:012d}-{uuid.uuid4().hex}.parquet"
+    if isinstance(store, LocalStore):
+        with open(store.root / path, "xb", buffering=0) as file:
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+    else:
+        store.put(path, data)
+    return DataFile(target.name, path, data.size, table.num_rows, partition, _stats(table))
+
+
+def _stats(table: Any) -> str:  # Any: pyarrow has no types
+    """Write Delta's statistics of a file, which readers skip files by.
+
+    Source: Delta protocol, Per-file Statistics.
+    """
+    lowest, highest = {}, {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        bounds = _bounds(column) if name not in _DISTINCT else None
+        if bounds is not None:
+            lowest[name], highest[name] = bounds
+    nulls = {name: table.column(name).null_count for name in table.column_names}
+    return json.dumps(
+        {"numRecords": table.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls},
+        separators=(",", ":"),
+    )
+
+
+def _bounds(column: Any) -> tuple[Any, Any] | None:  # Any: JSON
+    """Return minimum and maximum of a column; None if there are none, or they would not be exact."""
+    kind = column.type
+    if column.null_count == len(column):
+        return None
+    if pa.types.is_floating(kind) and pc.all(pc.is_finite(column)).as_py():
+        return _min_max(column)
+    if pa.types.is_string(kind) and pc.max(pc.binary_length(column)).as_py() <= _STATS_STRING_BYTES:
+        return _min_max(column)
+    if pa.types.is_integer(kind):
+        return _min_max(column)
+    if pa.types.is_date(kind):
+        lowest, highest = _min_max(column)
+        return lowest.isoformat(), highest.isoformat()
+    if pa.types.is_timestamp(kind):
+        lowest, highest = _min_max(column.cast(pa.int64()))
+        # Whole milliseconds: JVM readers take no more digits. Rounded so that every row is inside.
+        return _milliseconds(lowest // 1000), _milliseconds(-(-highest // 1000))
+    return None
+
+
+def _min_max(column: Any) -> tuple[Any, Any]:
+    found = pc.min_max(column)
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _milliseconds(time: int) -> str:
+    return (_EPOCH + dt.timedelta(milliseconds=time)).isoformat(timespec="milliseconds") + "Z"
+
+
+def read_bodies(target: TableTarget, path: str, body: Callable[[dict[str, Any]], bytes]) -> Iterator[Any]:
+    """Read a file that was just written, and yield record batches with what is to be published of each row.
+
+    Args:
+        body: Makes the body of a message of a row, by the names of its columns.
+    """
+    try:
+        with open_store(target.location, "output").open(path) as file, pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
+                bodies = pa.array([body(row) for row in batch.to_pylist()], pa.binary())
+                yield pa.RecordBatch.from_arrays([bodies], names=["body"])
+    except OSError as error:
+        raise store_error(target.location, error) from error
+
+
+def store_error(location: str, error: Exception) -> JobFailed:
+    """Say in one line why a table's store can't be used, and what to do."""
+    words = " ".join(_NOISE.sub(" ", str(error)).split())
+    lower = words.lower()
+    advice = "mend that"
+    for signs, what in _ADVICE:
+        if any(sign in lower for sign in signs):
+            advice = what
+            break
+    return JobFailed(
+        f"table {redact_uri(location)}: {words[:_ERROR_LENGTH]}: {advice}, then start the job again: nothing is lost"
+    )

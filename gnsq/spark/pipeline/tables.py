@@ -1,0 +1,518 @@
+"""Delta tables on the driver, by delta-rs: creates them, and commits the files that tasks have written.
+
+A table's log says which batches of which checkpoint are in it: each commit is an application transaction of the
+checkpoint's id, which is Spark's id of the query. So a batch that runs again is committed once, and a new checkpoint,
+whose batches begin at 0 again, is never taken for the old one. The property gnsq.owner says whose the table is.
+
+delta-rs itself accepts a batch id that is not higher than the last one, and tells nothing: commit() looks first. It
+refuses a commit if the same application or the table's properties have changed since that look.
+
+Local disks: delta-rs syncs nothing. commit() syncs the log entry and its directory before it returns, after the data
+files, which are synced by the tasks. A power failure may leave an entry that is torn, of a commit that nobody has
+waited for; the check at the start sets it aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
+
+from gnsq.localfiles import make_directory, sync_directory
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.datafiles import DataFile, Partition, TableTarget, check_field_values, store_error
+from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.uris import redact_uri
+
+__all__ = ["Table", "TableStatus", "delta_location"]
+
+logger = logging.getLogger(__name__)
+
+_OWNER = "gnsq.owner"
+# In the commit's information, beside what delta-rs writes there.
+_BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
+# A commit fails when somebody changes the table's properties at the same moment.
+_TRIES = 5
+_MAINTENANCE = ("OPTIMIZE", "VACUUM END")
+# Commits that are looked at for facts and times, the newest first.
+_HISTORY = 200
+# Log entries that are checked at the start. Older ones were followed by so many synced ones.
+_CHECKED_ENTRIES = 20
+_ENTRY = re.compile(r"\d{20}\.json")
+# Maintenance does these: after a batch there must be nothing that is not synced.
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """What a table's log tells.
+
+    Attributes:
+        rows, files, size: Of its newest version; size in bytes.
+        committed_at: When a batch was committed last; None if that is not in the log any more.
+        maintained_at: When files were merged or deleted last, likewise.
+        facts: Of the newest commit that has some.
+    """
+
+    rows: int
+    files: int
+    size: int
+    version: int
+    committed_at: dt.datetime | None = None
+    maintained_at: dt.datetime | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class Table:
+    """One table. Methods raise JobFailed, with one line that says what to do, if the store fails.
+
+    Args:
+        name: For texts and descriptions, such as archive.
+        location: Path, or URI of an object store.
+        schema: Columns of the rows, all nullable, timestamps in UTC.
+        partition: How the rows are divided; None: not at all.
+    """
+
+    def __init__(self, name: str, location: str, schema: Any, partition: Partition | None) -> None:  # Any: pyarrow's
+        self.name = name
+        self._location = location
+        self._shown = redact_uri(location)
+        self._schema = schema
+        self._partition = partition
+        self._uri, self._options = delta_location(location)
+        store = open_store(location, "output")
+        # Only local disks have to be synced.
+        self._root: Path | None = store.root if isinstance(store, LocalStore) else None
+        self._delta: DeltaTable | None = None
+        # Values of the field that the table is partitioned by.
+        self._values: set[str | None] = set()
+
+    def target(self, batch_id: int) -> TableTarget:
+        """Say to tasks where to write, and how."""
+        return TableTarget(self.name, self._location, self._schema, self._partition, batch_id)
+
+    def exists(self) -> bool:
+        """Return True if there is a table."""
+        with _errors(self._location):
+            return DeltaTable.is_deltatable(self._uri, storage_options=self._options)
+
+    def claim(self, owner: str | None, *, take_over: bool) -> None:
+        """Make sure that the table is there, fits, and belongs to this checkpoint. Nothing is changed if it does not.
+
+        Args:
+            owner: Spark's id of the query; None if there is no checkpoint yet. Then claim again when there is one.
+            take_over: Let this checkpoint have a table that belongs to another one.
+
+        Raises:
+            JobFailed: If the table is another checkpoint's, has another type or partition, or is damaged.
+        """
+        broken: list[Path] = []
+        if self._root is not None:
+            with _errors(self._location):
+                make_directory(self._root)
+                broken = self._check_log()
+        if not self.exists():
+            self._create(owner)
+            return
+        delta = self._open()
+        found = delta.metadata().configuration.get(_OWNER)
+        is_free = found == ""
+        if not is_free and (found is None or found != owner) and not take_over:
+            raise JobFailed(self._taken(found, owner))
+        self._check_partition(delta)
+        missing = self._missing_fields(delta)
+        before = delta.version()
+        with _errors(self._location):
+            for compaction in broken:
+                self._undo(delta, compaction)
+                delta.update_incremental()
+            if missing:
+                delta.alter.add_columns(missing)
+            if owner is not None and found != owner:
+                delta.alter.set_table_properties({_OWNER: owner}, raise_if_not_exists=False)
+        self._synced(delta, before)
+
+    def committed(self, owner: str) -> int:
+        """Return the last batch of a checkpoint that is in the log; -1 if there is none."""
+        return _committed(self._open(), owner)
+
+    def commit(
+        self, owner: str, batch_id: int, files: Iterable[DataFile], facts: Mapping[str, str] | None = None
+    ) -> bool:
+        """Make a batch's files part of the table, all or none, and durable.
+
+        Args:
+            files: Those of other tables are left out.
+            facts: Stay with the commit; see TableStatus.
+
+        Returns:
+            False if there was nothing to do: no files and no facts, or the log has the batch already.
+
+        Raises:
+            JobFailed: If the table is not the checkpoint's any more, or has later batches of it, or has too many
+                partitions.
+        """
+        own = [file for file in files if file.table == self.name]
+        if not own and not facts:
+            return False
+        for attempt in range(_TRIES):
+            delta = self._open()
+            if (current := delta.metadata().configuration.get(_OWNER)) != owner:
+                raise JobFailed(self._taken(current, owner))
+            last = _committed(delta, owner)
+            if last == batch_id:
+                return False
+            if last > batch_id:
+                raise JobFailed(
+                    f"table {self._shown} has batch {last} of this checkpoint, and batch {batch_id} runs: the "
+                    "checkpoint is older than the table. Start with a new one, and with --take-over"
+                )
+            self._check_values(delta, own)
+            try:
+                self._write_entry(delta, owner, batch_id, own, facts)
+            except CommitFailedError as error:
+                # The properties have changed since, or the store has answered an earlier try too late.
+                logger.debug("table %s: %s", self._shown, error)
+                if attempt + 1 == _TRIES:
+                    raise store_error(self._location, error) from error
+                continue
+            self._synced(delta, delta.version())
+            self._values.update(file.partition for file in own)
+            return True
+        return False
+
+    def _write_entry(
+        self,
+        delta: DeltaTable,
+        owner: str,
+        batch_id: int,
+        files: list[DataFile],
+        facts: Mapping[str, str] | None,
+    ) -> None:
+        now = int(time.time() * 1000)
+        columns = [self._partition.column] if self._partition is not None else []
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.size, dict.fromkeys(columns, file.partition), now, True, file.stats)
+            for file in files
+        ]
+        notes: dict[str, object] = {_BATCH: batch_id, _FILES: len(files)}
+        if facts:
+            notes[_FACTS] = dict(facts)
+        properties = CommitProperties(
+            custom_metadata=notes, app_transactions=[Transaction(_application(owner), batch_id)]
+        )
+        try:
+            delta.create_write_transaction(
+                actions,
+                "append",
+                delta.schema(),
+                columns,
+                commit_properties=properties,
+                post_commithook_properties=_NO_HOOKS,
+            )
+        except CommitFailedError:
+            raise
+        except (DeltaError, OSError) as error:
+            raise store_error(self._location, error) from error
+
+    def status(self) -> TableStatus:
+        """Tell what the log tells. Changes nothing."""
+        delta = self._open()
+        with _errors(self._location):
+            files = pa.table(delta.get_add_actions())
+            history = list(self._history(delta.version()))
+        batch = next((commit for commit in history if _BATCH in commit), {})
+        kept = next((commit for commit in history if commit["operation"] in _MAINTENANCE), {})
+        return TableStatus(
+            sum(files.column("num_records").to_pylist()),
+            files.num_rows,
+            sum(files.column("size_bytes").to_pylist()),
+            delta.version(),
+            _time(batch),
+            _time(kept),
+            next((commit[_FACTS] for commit in history if _FACTS in commit), {}),
+        )
+
+    def _history(self, newest: int) -> Iterator[dict[str, Any]]:
+        """Yield what the log says about its commits, the newest first."""
+        # DeltaTable.history() gives nothing if there is a blank in the path.
+        store = open_store(self._location, "output")
+        for version in range(newest, max(newest - _HISTORY, -1), -1):
+            try:
+                with store.open(f"_delta_log/{version:020}.json") as file:
+                    yield from (action["commitInfo"] for action in _parsed(file.read()) if "commitInfo" in action)
+            except FileNotFoundError:
+                return
+
+    # --- opening and creating
+
+    def _open(self) -> DeltaTable:
+        """Return the table's newest version."""
+        with _errors(self._location):
+            if self._delta is None:
+                self._delta = DeltaTable(self._uri, storage_options=self._options)
+            else:
+                self._delta.update_incremental()
+        return self._delta
+
+    def _create(self, owner: str | None) -> None:
+        with _errors(self._location):
+            foreign = next((path for path, _ in open_store(self._location).list() if path.endswith(".parquet")), None)
+        if foreign is None and self._root is not None:
+            foreign = next((str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet")), None)
+        if foreign is not None:
+            raise JobFailed(
+                f"{self._shown} has files that belong to no table, such as {foreign}: give another output directory, "
+                "or move them away"
+            )
+        partition = self._partition
+        schema, columns = self._schema, []
+        if partition is not None:
+            columns = [partition.column]
+            if not partition.is_field:
+                schema = schema.append(pa.field(partition.column, partition.type(schema)))
+        with _errors(self._location):
+            self._delta = DeltaTable.create(
+                self._uri,
+                schema,
+                partition_by=columns,
+                configuration={_OWNER: owner or ""},
+                storage_options=self._options,
+                raise_if_key_not_exists=False,
+            )
+        if self._root is not None:
+            sync_directory(self._root)
+        self._synced(self._delta, -1)
+
+    def _taken(self, found: str | None, owner: str | None) -> str:
+        if found is None:
+            return (
+                f"table {self._shown} is there, and no job has made it: give another output, or --take-over if this "
+                "job is to write into it"
+            )
+        who = "is new, so it" if owner is None else f"is {owner}, so it"
+        return (
+            f"table {self._shown} belongs to the checkpoint {found or 'of another job'}; this job's checkpoint {who} "
+            "does not fit: bring that checkpoint back, give another output, or --take-over if the job that wrote "
+            "there is gone and this one goes on"
+        )
+
+    def _check_partition(self, delta: DeltaTable) -> None:
+        wanted = [self._partition.column] if self._partition is not None else []
+        found = delta.metadata().partition_columns
+        if found != wanted:
+            raise JobFailed(
+                f"table {self._shown} is partitioned by {', '.join(found) or 'none'}, and the setting partition_by is "
+                f"{', '.join(wanted) or 'none'} now: leave it as it was, or give another output"
+            )
+
+    def _missing_fields(self, delta: DeltaTable) -> list[Field]:
+        found = {each.name: each.type for each in delta.schema().fields}
+        missing = []
+        for each in Schema.from_arrow(self._schema).fields:
+            if each.name not in found:
+                missing.append(each)
+            elif found[each.name] != each.type:
+                raise JobFailed(
+                    f"table {self._shown} has column {each.name} of type {_type(found[each.name])}, and its type is "
+                    f"{_type(each.type)} now: leave it, give the field another name, or give another output"
+                )
+        return missing
+
+    def _check_values(self, delta: DeltaTable, files: list[DataFile]) -> None:
+        if self._partition is None or not self._partition.is_field:
+            return
+        if not self._values:
+            self._values = {self._partition.text(each[self._partition.column]) for each in delta.partitions()}
+        check_field_values(self._partition, len(self._values | {file.partition for file in files}))
+
+    # --- durability on local disks
+
+    def _synced(self, delta: DeltaTable, before: int) -> None:
+        """Read what was written after a version, and sync it."""
+        with _errors(self._location):
+            delta.update_incremental()
+            if self._root is None:
+                return
+            log = self._root / "_delta_log"
+            for version in range(before + 1, delta.version() + 1):
+                _sync(log / f"{version:020}.json")
+            sync_directory(log)
+
+    def _check_log(self) -> list[Path]:
+        """Check the newest log entries and their files. Set a torn entry at the end aside: nobody waits for it.
+
+        Returns:
+            Entries of compactions whose new files are not whole; the old files are still there.
+
+        Raises:
+            JobFailed: If an entry is torn that others follow, or a file of a batch is not whole.
+        """
+        assert self._root is not None  # the caller has looked
+        log = self._root / "_delta_log"
+        entries = sorted(path for path in log.glob("*.json") if _ENTRY.fullmatch(path.name))[-_CHECKED_ENTRIES:]
+        broken: list[Path] = []
+        removed: set[str] = set()
+        for path in reversed(entries):
+            actions = _actions(path)
+            if actions is None:
+                self._set_aside(path, is_newest=path == entries[-1])
+                entries.pop()
+                continue
+            lost = [
+                add["path"] for add in _each(actions, "add") if add["path"] not in removed and not self._is_whole(add)
+            ]
+            if lost and any("remove" in action for action in actions):
+                broken.append(path)
+            elif lost:
+                raise JobFailed(
+                    f"table {self._shown}: {lost[0]} of log entry {path.name} is missing or not whole: bring it back "
+                    "from a copy"
+                )
+            removed.update(remove["path"] for remove in _each(actions, "remove"))
+        return broken
+
+    def _set_aside(self, entry: Path, *, is_newest: bool) -> None:
+        if not is_newest:
+            raise JobFailed(
+                f"table {self._shown}: log entry {entry.name} is torn, and others follow: bring the table back from a "
+                "copy"
+            )
+        aside = entry.with_name(f"{entry.name}.torn")
+        logger.warning("table %s: log entry %s is torn; set aside as %s", self._shown, entry.name, aside.name)
+        entry.rename(aside)
+        sync_directory(entry.parent)
+
+    def _is_whole(self, add: Mapping[str, Any]) -> bool:
+        assert self._root is not None  # as above
+        try:
+            return bool((self._root / unquote(add["path"])).stat().st_size == add["size"])
+        except FileNotFoundError:
+            return False
+
+    def _undo(self, delta: DeltaTable, compaction: Path) -> None:
+        """Put the files back that a compaction has replaced: a power failure has taken the new ones."""
+        assert self._root is not None  # as above
+        actions = _parsed(compaction.read_bytes())
+        now = int(time.time() * 1000)
+        undone: list[AddAction | RemoveAction] = []
+        for add in _each(actions, "add"):
+            undone.append(RemoveAction(add["path"], False, now, add["size"], add["partitionValues"]))
+        for file in _each(actions, "remove"):
+            rows = pq.read_metadata(self._root / unquote(file["path"])).num_rows
+            stats = json.dumps({"numRecords": rows})
+            undone.append(AddAction(file["path"], file["size"], file["partitionValues"], now, False, stats))
+        delta.create_write_transaction(
+            undone, "append", delta.schema(), delta.metadata().partition_columns, post_commithook_properties=_NO_HOOKS
+        )
+        logger.warning("table %s: compaction %s is undone: its files were not whole", self._shown, compaction.name)
+
+
+def _actions(path: Path) -> list[dict[str, Any]] | None:
+    """Read a log entry; None if it is torn: not JSON, or without all that its first line promises."""
+    try:
+        actions = _parsed(path.read_bytes())
+    except ValueError:
+        return None
+    information = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
+    if information is None:
+        return None
+    added = sum("add" in action for action in actions)
+    removed = sum("remove" in action for action in actions)
+    if _BATCH in information and (added != information[_FILES] or not any("txn" in action for action in actions)):
+        return None
+    if information["operation"] == "OPTIMIZE":
+        metrics = information.get("operationMetrics") or {}
+        promised = metrics.get("numFilesAdded", added), metrics.get("numFilesRemoved", removed)
+        return actions if promised == (added, removed) else None
+    if not added and not removed and len(actions) < 2 and not information["operation"].startswith("VACUUM"):
+        return None
+    return actions
+
+
+def _each(actions: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [action[kind] for action in actions if kind in action]
+
+
+def _parsed(entry: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in entry.splitlines()]
+
+
+def _application(owner: str) -> str:
+    return f"gnsq:{owner}"
+
+
+def _committed(delta: DeltaTable, owner: str) -> int:
+    version = delta.transaction_version(_application(owner))
+    return -1 if version is None else version
+
+
+def _time(entry: Mapping[str, Any]) -> dt.datetime | None:
+    return dt.datetime.fromtimestamp(entry["timestamp"] / 1000, dt.UTC) if entry else None
+
+
+def _type(kind: Any) -> str:
+    return str(getattr(kind, "type", kind))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _errors(location: str) -> Iterator[None]:
+    """Translate errors of the store and of delta-rs."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise store_error(location, error) from error
+
+
+def delta_location(location: str) -> tuple[str, dict[str, str]]:
+    """Translate a path or URI of pyarrow to delta-rs's: the URI without query and secrets, and options.
+
+    Both find credentials that the URI does not have by AWS's environment, profiles and roles.
+    """
+    store = open_store(location, "output")
+    if isinstance(store, LocalStore):
+        # Not the path: delta-rs would decode what looks like %20 in it.
+        return store.root.as_uri(), {}
+    bare = redact_uri(location).replace("***@", "")
+    filesystem, _ = fs.FileSystem.from_uri(location)
+    if filesystem.type_name != "s3":
+        return bare, {}
+    settings = filesystem.__reduce__()[1][0]
+    endpoint = settings["endpoint_override"]
+    if endpoint and "://" not in endpoint:
+        endpoint = f"{settings['scheme']}://{endpoint}"
+    options = {
+        "AWS_REGION": settings["region"],
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true" if settings["scheme"] == "http" else "",
+        "AWS_ACCESS_KEY_ID": settings["access_key"],
+        "AWS_SECRET_ACCESS_KEY": settings["secret_key"],
+        "AWS_SESSION_TOKEN": settings["session_token"],
+        "AWS_IAM_ROLE_ARN": settings["role_arn"],
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    return bare, {name: value for name, value in options.items() if value}

@@ -1,0 +1,172 @@
+"""Rows to Parquet files, and what is told of them."""
+
+import datetime as dt
+import decimal
+import json
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline import datafiles
+from gnsq.spark.pipeline.datafiles import Partition, TableTarget, read_bodies, store_error, write
+
+UTC = dt.UTC
+TIME = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema([("event_time", TIME), ("user", pa.string()), ("body", pa.string())])
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def batch(*rows, schema=SCHEMA):
+    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
+
+
+def target(path, partition=None, schema=SCHEMA):
+    return TableTarget("archive", str(path), schema, partition, 7)
+
+
+def written(table, *batches):
+    return list(write(batches, lambda rows: [(table, rows)]))
+
+
+def rows_of(path, files):
+    return sorted(row["body"] for file in files for row in pq.ParquetFile(path / file.path).read().to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("partition", "values"),
+    [
+        pytest.param(None, {None: 4}, id="none"),
+        pytest.param(Partition("day", "event_time"), {"2026-01-01": 2, "2026-01-02": 1, None: 1}, id="day"),
+        pytest.param(
+            Partition("hour", "event_time"),
+            {"2026-01-01T12": 1, "2026-01-01T23": 1, "2026-01-02T00": 1, None: 1},
+            id="hour",
+        ),
+        pytest.param(Partition("user", "user"), {"a": 2, None: 2}, id="field"),
+    ],
+)
+def test_rows_are_divided_by_partition(tmp_path, partition, values):
+    midnight = dt.datetime(2026, 1, 2, tzinfo=UTC)
+    rows = [
+        (NOON, "a", "1"),
+        (midnight, "a", "2"),
+        (midnight - dt.timedelta(microseconds=1), "", "3"),
+        (None, None, "4"),
+    ]
+
+    files = written(target(tmp_path, partition), batch(*rows))
+
+    found = {}
+    for file in files:
+        found[file.partition] = found.get(file.partition, 0) + file.rows
+    assert found == values
+    assert rows_of(tmp_path, files) == ["1", "2", "3", "4"]
+    assert [file.size for file in files] == [(tmp_path / file.path).stat().st_size for file in files]
+
+
+def test_readers_see_times_in_utc_and_no_partition_column(tmp_path):
+    [file] = written(target(tmp_path, Partition("user", "user")), batch((NOON, "a", "1")))
+
+    schema = pq.read_schema(tmp_path / file.path)
+    assert schema.names == ["event_time", "body"]
+    assert schema.field("event_time").type == TIME
+
+
+def test_rows_of_several_batches_are_one_file_until_too_many_are_held(tmp_path):
+    size = datafiles.HELD_BYTES // 4
+    batches = [batch((NOON, "a", str(number) * size)) for number in range(9)]
+
+    assert len(written(target(tmp_path), *batches[:3])) == 1
+    assert [file.rows for file in written(target(tmp_path), *batches)] == [4, 4, 1]
+
+
+def test_rows_go_to_the_tables_that_the_route_names(tmp_path):
+    for name in ("archive", "dead"):
+        (tmp_path / name).mkdir()
+    tables = [TableTarget(name, str(tmp_path / name), SCHEMA, None, 7) for name in ("archive", "dead")]
+
+    def route(rows):
+        return [(tables[0], rows[:1]), (tables[1], rows[1:])]
+
+    files = list(write([batch((NOON, "a", "1"), (NOON, "a", "2"))], route))
+
+    assert [(file.table, file.rows) for file in files] == [("archive", 1), ("dead", 1)]
+    assert (tmp_path / "dead" / files[1].path).exists()
+
+
+STATS = [
+    pytest.param(pa.int32(), [3, None, -1], (-1, 3), id="whole numbers"),
+    pytest.param(pa.string(), ["b", "ä", None], ("b", "ä"), id="texts"),
+    pytest.param(pa.string(), ["b", "x" * 65], None, id="a long text"),
+    pytest.param(pa.float64(), [0.5, -2.0], (-2.0, 0.5), id="floating point"),
+    pytest.param(pa.float64(), [0.5, math.nan], None, id="not a number"),
+    pytest.param(pa.float64(), [0.5, math.inf], None, id="infinite"),
+    pytest.param(pa.date32(), [dt.date(2026, 1, 2), dt.date(2026, 1, 1)], ("2026-01-01", "2026-01-02"), id="dates"),
+    pytest.param(pa.decimal128(5, 2), [decimal.Decimal("1.10")], None, id="decimals"),
+    pytest.param(pa.bool_(), [True], None, id="truth values"),
+    pytest.param(pa.string(), [None], None, id="nothing"),
+    pytest.param(
+        TIME,
+        [NOON + dt.timedelta(microseconds=1999), NOON + dt.timedelta(microseconds=2001)],
+        ("2026-01-01T12:00:00.001Z", "2026-01-01T12:00:00.003Z"),
+        id="times, in whole milliseconds around them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "bounds"), STATS)
+def test_statistics_hold_every_row(tmp_path, kind, values, bounds):
+    schema = pa.schema([("x", kind)])
+
+    [file] = written(target(tmp_path, schema=schema), batch(*((value,) for value in values), schema=schema))
+
+    stats = json.loads(file.stats)
+    assert stats["numRecords"] == len(values)
+    assert stats["nullCount"] == {"x": values.count(None)}
+    assert (stats["minValues"].get("x"), stats["maxValues"].get("x")) == (bounds or (None, None))
+
+
+def test_bodies_have_no_statistics(tmp_path):
+    [file] = written(target(tmp_path), batch((NOON, "a", "1")))
+
+    assert sorted(json.loads(file.stats)["minValues"]) == ["event_time", "user"]
+
+
+def test_field_with_too_many_values_is_refused(tmp_path):
+    rows = batch(*((NOON, str(number), "") for number in range(datafiles.MAX_FIELD_VALUES + 1)))
+
+    with pytest.raises(JobFailed, match=r"partition_by user: the field has 10,001 values, the limit is 10,000.*day"):
+        written(target(tmp_path, Partition("user", "user")), rows)
+
+
+def test_written_rows_are_read_back_to_be_published(tmp_path):
+    [file] = written(target(tmp_path), batch((NOON, "a", "1"), (NOON, "b", "2")))
+
+    [found] = read_bodies(target(tmp_path), file.path, lambda row: row["user"].encode())
+
+    assert found.column("body").to_pylist() == [b"a", b"b"]
+
+
+def test_directory_that_is_gone_is_told_in_one_line(tmp_path):
+    with pytest.raises(JobFailed, match=r"^table .*/gone: .*No such file.*: mend that, then start the job again"):
+        written(target(tmp_path / "gone"), batch((NOON, "a", "1")))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[Errno 28] No space left on device: 'x'", "make room, then start"),
+        ("AWS Error ACCESS_DENIED during PutObject operation", "let the job read, write and list there"),
+        ("403 Forbidden\n <Code>ExpiredToken</Code>", "renew the credentials"),
+    ],
+)
+def test_errors_of_a_store_say_what_to_do(text, words):
+    error = store_error("s3://KEY:SECRET@bucket/x?region=y", OSError(f"\x1b[31m↳\x1b[0m {text}\n  0: <unknown>"))
+
+    assert str(error).startswith("table s3://***@bucket/x: ")
+    assert words in str(error)
+    assert "\n" not in str(error)
+    assert "unknown" not in str(error)

@@ -1,0 +1,326 @@
+"""Commits to Delta tables: each batch once, by its own checkpoint, and durable."""
+
+import datetime as dt
+import json
+import os
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.tables import Table
+
+SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("n", pa.int32())])
+BY_DAY = Partition("day", "event_time")
+DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+OURS, THEIRS = "9d5c0e3a", "11111111"
+
+
+@pytest.fixture
+def location(tmp_path):
+    return str(tmp_path / "output of a job [1] é" / "archive")
+
+
+def table(location, schema=SCHEMA, partition=BY_DAY):
+    return Table("archive", location, schema, partition)
+
+
+def claimed(location, owner=OURS, *, take_over=False, **changes):
+    found = table(location, **changes)
+    found.claim(owner, take_over=take_over)
+    return found
+
+
+def files(table, batch_id, *numbers, user="u"):
+    """Write a batch as tasks do, with a row for each number, each on a day of its own."""
+    target = table.target(batch_id)
+    rows = [{"event_time": DAY + dt.timedelta(days=number), "user": user, "n": number} for number in numbers]
+    batch = pa.RecordBatch.from_pylist(rows, schema=target.schema)
+    return list(write([batch], lambda rows: [(target, rows)]))
+
+
+def put(table, batch_id, *numbers, owner=OURS, **facts):
+    return table.commit(owner, batch_id, files(table, batch_id, *numbers), facts)
+
+
+def numbers(location):
+    return sorted(reader(location).to_pyarrow_table(columns=["n"]).column("n").to_pylist())
+
+
+def reader(location):
+    from gnsq.spark.pipeline.tables import delta_location
+
+    uri, options = delta_location(location)
+    return DeltaTable(uri, storage_options=options)
+
+
+def log(location):
+    return sorted(name for name in os.listdir(f"{location}/_delta_log") if name.endswith(".json"))
+
+
+def test_committed_files_are_rows_of_the_table(location):
+    archive = claimed(location)
+
+    assert put(archive, 0, 1, 2)
+    assert put(archive, 1, 3)
+
+    assert numbers(location) == [1, 2, 3]
+    assert {row["day"] for row in reader(location).partitions()} == {"2026-01-02", "2026-01-03", "2026-01-04"}
+    assert archive.committed(OURS) == 1
+
+
+def test_batch_that_runs_again_with_other_files_is_committed_once(location):
+    put(claimed(location), 0, 1, 2)
+
+    again = claimed(location)
+
+    assert not put(again, 0, 1, 2)
+    assert numbers(location) == [1, 2]
+
+
+def test_batch_without_files_and_facts_leaves_no_entry(location):
+    archive = claimed(location)
+
+    assert not put(archive, 0)
+
+    assert log(location) == ["0" * 20 + ".json"]
+
+
+def test_facts_stay_with_the_commit_and_status_tells_the_newest(location):
+    archive = claimed(location)
+    put(archive, 0, 1, entered="7")
+    archive.commit(OURS, 1, [], {"entered": "9"})
+    put(archive, 2, 1)
+
+    status = table(location).status()
+
+    assert (status.rows, status.files, status.version, status.facts) == (2, 2, 3, {"entered": "9"})
+    assert status.size == sum(path.stat().st_size for path in archive._root.glob("*.parquet"))
+    assert abs(dt.datetime.now(dt.UTC) - status.committed_at) < dt.timedelta(minutes=1)
+    assert status.maintained_at is None
+    reader(location).optimize.compact()
+    assert table(location).status().maintained_at is not None
+
+
+# --- owners
+
+
+@pytest.mark.parametrize("owner", [THEIRS, None], ids=["another job", "a new checkpoint"])
+def test_table_of_another_checkpoint_is_refused_until_that_is_meant(location, owner):
+    put(claimed(location), 5, 1)
+    before = log(location)
+
+    with pytest.raises(JobFailed, match=r"^table .*archive belongs to the checkpoint 9d5c0e3a.*--take-over"):
+        table(location).claim(owner, take_over=False)
+    assert log(location) == before
+
+    table(location).claim(owner, take_over=True)
+    taken = claimed(location, THEIRS, take_over=True)
+    # Its batches begin at 0 again, and none of them is taken for one of the old checkpoint.
+    assert taken.committed(THEIRS) == -1
+    assert put(taken, 0, 2, owner=THEIRS)
+    assert numbers(location) == [1, 2]
+
+
+def test_new_table_waits_for_its_checkpoint(location):
+    table(location).claim(None, take_over=False)
+    table(location).claim(None, take_over=False)
+
+    claimed(location)
+
+    with pytest.raises(JobFailed, match="belongs to the checkpoint 9d5c0e3a"):
+        claimed(location, THEIRS)
+
+
+def test_table_that_no_job_has_made_is_refused(location):
+    DeltaTable.create(Table("archive", location, SCHEMA, BY_DAY)._uri, SCHEMA)
+
+    with pytest.raises(JobFailed, match=r"archive is there, and no job has made it"):
+        claimed(location)
+
+
+def test_files_that_belong_to_no_table_are_refused(location, tmp_path):
+    hour = tmp_path / "output of a job [1] é" / "archive" / "hour=2026-01-01T00"
+    hour.mkdir(parents=True)
+    (hour / "batch-000000000001-0.parquet").write_bytes(b"")
+
+    with pytest.raises(JobFailed, match=r"files that belong to no table, such as hour=.*/batch-.*: give another"):
+        claimed(location)
+
+
+def test_job_that_has_lost_its_table_commits_nothing(location):
+    first = claimed(location)
+    late = files(first, 0, 1)
+    claimed(location, THEIRS, take_over=True)
+
+    with pytest.raises(JobFailed, match="belongs to the checkpoint 11111111"):
+        first.commit(OURS, 0, late)
+    assert numbers(location) == []
+
+
+def test_properties_that_change_during_a_commit_do_not_stop_it(location):
+    archive = claimed(location)
+    archive._open()
+    reader(location).alter.set_table_properties({"a": "b"}, raise_if_not_exists=False)
+
+    assert put(archive, 0, 1)
+
+
+def test_checkpoint_that_is_older_than_the_table_is_refused(location):
+    archive = claimed(location)
+    put(archive, 5, 1)
+
+    with pytest.raises(JobFailed, match=r"has batch 5 of this checkpoint, and batch 4 runs: .* older .* --take-over"):
+        put(archive, 4, 2)
+
+
+def test_appends_and_a_compaction_do_not_disturb_each_other(location):
+    archive = claimed(location)
+    for batch_id in range(3):
+        put(archive, batch_id, 1)
+    archive._open()
+    reader(location).optimize.compact()
+
+    assert put(archive, 3, 2)
+    assert numbers(location) == [1, 1, 1, 2]
+
+
+# --- schema and partitions
+
+
+def test_new_fields_are_added_and_old_rows_have_none(location):
+    put(claimed(location), 0, 1)
+
+    wider = claimed(location, schema=SCHEMA.append(pa.field("score", pa.float64())))
+
+    target = wider.target(1)
+    batch = pa.RecordBatch.from_pylist([{"event_time": DAY, "user": "u", "n": 2, "score": 0.5}], schema=target.schema)
+    wider.commit(OURS, 1, write([batch], lambda rows: [(target, rows)]))
+    put(claimed(location), 2, 3)
+    found = reader(location).to_pyarrow_table().sort_by("n").to_pylist()
+    assert [(row["n"], row["score"]) for row in found] == [(1, None), (2, 0.5), (3, None)]
+
+
+def test_changed_type_is_refused_with_both_named(location):
+    put(claimed(location), 0, 1)
+    before = log(location)
+    changed = pa.schema([*list(SCHEMA)[:2], ("n", pa.int64()), ("new", pa.string())])
+
+    with pytest.raises(JobFailed, match=r"has column n of type integer, and its type is long now: leave it"):
+        claimed(location, schema=changed)
+    assert log(location) == before
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        pytest.param(Partition("hour", "event_time"), "by day, and the setting partition_by is hour", id="hour"),
+        pytest.param(None, "by day, and the setting partition_by is none", id="none"),
+    ],
+)
+def test_other_partitions_are_refused(location, partition, words):
+    claimed(location)
+
+    with pytest.raises(JobFailed, match=words):
+        claimed(location, partition=partition)
+
+
+def test_field_with_too_many_values_in_all_batches_is_refused(location):
+    archive = claimed(location, partition=Partition("user", "user"))
+    some = files(archive, 0, 1)
+    many = [some[0].__class__("archive", "x", 1, 1, str(number), "{}") for number in range(10_000)]
+    archive.commit(OURS, 0, some)
+
+    with pytest.raises(JobFailed, match="partition_by user: the field has 10,001 values"):
+        archive.commit(OURS, 1, many)
+
+
+# --- after a power failure
+
+
+@pytest.mark.parametrize(
+    "tear",
+    [
+        pytest.param(lambda data: b"", id="empty"),
+        pytest.param(lambda data: data[: len(data) // 2], id="half"),
+        pytest.param(lambda data: data[: data.index(b"\n") + 1], id="its first line"),
+        pytest.param(lambda data: data[: data.rindex(b"\n") + 1], id="all but its last line"),
+        pytest.param(lambda data: bytes(len(data)), id="zeros"),
+    ],
+)
+def test_torn_entry_is_set_aside_and_what_was_acknowledged_is_there(location, tear, caplog):
+    archive = claimed(location)
+    put(archive, 0, 1)
+    put(archive, 1, 2, 3)
+    newest = archive._root / "_delta_log" / log(location)[-1]
+    newest.write_bytes(tear(newest.read_bytes()))
+
+    again = claimed(location)
+
+    assert f"{newest.name} is torn; set aside" in caplog.text
+    assert (again.committed(OURS), numbers(location)) == (0, [1])
+    assert put(again, 1, 2, 3)
+    assert numbers(location) == [1, 2, 3]
+
+
+def test_torn_entry_that_others_follow_is_refused(location):
+    archive = claimed(location)
+    put(archive, 0, 1)
+    put(archive, 1, 2)
+    (archive._root / "_delta_log" / log(location)[1]).write_bytes(b"")
+
+    with pytest.raises(JobFailed, match=r"log entry 0+1\.json is torn, and others follow"):
+        claimed(location)
+
+
+def test_file_of_a_batch_that_is_not_whole_is_told(location):
+    archive = claimed(location)
+    [file] = files(archive, 0, 1)
+    archive.commit(OURS, 0, [file])
+    (archive._root / file.path).write_bytes(b"")
+
+    with pytest.raises(JobFailed, match=r"part-.* of log entry 0+1\.json is missing or not whole"):
+        claimed(location)
+
+
+def test_compaction_whose_files_are_not_whole_is_undone(location, caplog):
+    archive = claimed(location)
+    put(archive, 0, 1, 2)
+    put(archive, 1, 1, 2)
+    reader(location).optimize.compact()
+    put(archive, 2, 3)
+    [*_, merged] = archive._root.glob("day=*/*.parquet")
+    merged.write_bytes(b"")
+
+    again = claimed(location)
+
+    assert "is undone" in caplog.text
+    assert numbers(location) == [1, 1, 2, 2, 3]
+    assert put(again, 3, 4)
+    claimed(location)
+
+
+def test_files_that_vacuum_has_deleted_are_not_missed(location):
+    archive = claimed(location)
+    put(archive, 0, 1)
+    put(archive, 1, 1)
+    delta = reader(location)
+    delta.optimize.compact()
+    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+
+    claimed(location)
+
+    assert numbers(location) == [1, 1]
+
+
+def test_log_says_what_readers_on_the_jvm_expect(location):
+    archive = claimed(location)
+    put(archive, 0, 1)
+
+    entry = (archive._root / "_delta_log" / log(location)[-1]).read_text().splitlines()
+    add = next(json.loads(line)["add"] for line in entry if '"add"' in line)
+    assert add["partitionValues"] == {"day": "2026-01-02"}
+    assert json.loads(add["stats"])["minValues"]["event_time"] == "2026-01-02T00:00:00.000Z"
+    assert {"txn": {"appId": f"gnsq:{OURS}", "version": 0}} in [json.loads(line) for line in entry]
