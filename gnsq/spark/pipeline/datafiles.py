@@ -39,10 +39,10 @@ __all__ = [
     "Route",
     "TableTarget",
     "check_field_values",
+    "collect_files",
     "read_bodies",
     "store_error",
     "write",
-    "write_rows",
 ]
 
 # Rows are held until they have so many bytes, and then written: this bounds the memory of a task.
@@ -159,17 +159,16 @@ class DataFile:
 _DESCRIPTION = "table string, path string, size bigint, rows bigint, partition string, stats string"
 
 
-def write_rows(rows: DataFrame, route: Route) -> list[DataFile]:
-    """Write a DataFrame's rows in its tasks; returns the descriptions of all files."""
-
+def collect_files(rows: DataFrame, write_task: Callable[[Iterator[Any]], Iterator[DataFile]]) -> list[DataFile]:
+    """Call a function with the record batches of each task of a DataFrame; returns all descriptions of files."""
     kinds = {"string": pa.string(), "bigint": pa.int64()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in map(str.split, _DESCRIPTION.split(", "))])
 
-    def write_task(batches: Iterator[Any]) -> Iterator[Any]:
-        for file in write(batches, route):
+    def describe(batches: Iterator[Any]) -> Iterator[Any]:  # Any: pyarrow has no types
+        for file in write_task(batches):
             yield pa.RecordBatch.from_pylist([dataclasses.asdict(file)], schema=schema)
 
-    return [DataFile(**row.asDict()) for row in rows.mapInArrow(write_task, _DESCRIPTION).collect()]
+    return [DataFile(**row.asDict()) for row in rows.mapInArrow(describe, _DESCRIPTION).collect()]
 
 
 def write(batches: Iterable[Any], route: Route) -> Iterator[DataFile]:

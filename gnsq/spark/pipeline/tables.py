@@ -44,7 +44,8 @@ __all__ = ["Table", "TableStatus", "delta_location"]
 
 logger = logging.getLogger(__name__)
 
-_OWNER = "gnsq.owner"
+# Whose the table is, and how many checkpoints it has belonged to.
+_OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch"
 # In the commit's information, beside what delta-rs writes there.
 _BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
@@ -112,12 +113,15 @@ class Table:
         with _errors(self._location):
             return DeltaTable.is_deltatable(self._uri, storage_options=self._options)
 
-    def claim(self, owner: str | None, *, take_over: bool) -> None:
+    def claim(self, owner: str | None, *, take_over: bool) -> int:
         """Make sure that the table is there, fits, and belongs to this checkpoint. Nothing is changed if it does not.
 
         Args:
             owner: Spark's id of the query; None if there is no checkpoint yet. Then claim again when there is one.
             take_over: Let this checkpoint have a table that belongs to another one.
+
+        Returns:
+            The epoch: how many checkpoints the table has belonged to, this one included.
 
         Raises:
             JobFailed: If the table is another checkpoint's, has another type or partition, or is damaged.
@@ -129,9 +133,10 @@ class Table:
                 broken = self._check_log()
         if not self.exists():
             self._create(owner)
-            return
+            return int(owner is not None)
         delta = self._open()
-        found = delta.metadata().configuration.get(_OWNER)
+        properties = delta.metadata().configuration
+        found, epoch = properties.get(_OWNER), int(properties.get(_EPOCH, 0))
         is_free = found == ""
         if not is_free and (found is None or found != owner) and not take_over:
             raise JobFailed(self._taken(found, owner))
@@ -145,8 +150,11 @@ class Table:
             if missing:
                 delta.alter.add_columns(missing)
             if owner is not None and found != owner:
-                delta.alter.set_table_properties({_OWNER: owner}, raise_if_not_exists=False)
+                epoch += 1
+                changed = {_OWNER: owner, _EPOCH: str(epoch)}
+                delta.alter.set_table_properties(changed, raise_if_not_exists=False)
         self._synced(delta, before)
+        return epoch
 
     def committed(self, owner: str) -> int:
         """Return the last batch of a checkpoint that is in the log; -1 if there is none."""
@@ -292,7 +300,7 @@ class Table:
                 self._uri,
                 schema,
                 partition_by=columns,
-                configuration={_OWNER: owner or ""},
+                configuration={_OWNER: owner or "", _EPOCH: str(int(owner is not None))},
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )

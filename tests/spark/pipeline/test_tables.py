@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.tables import Table, delta_location
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("n", pa.int32())])
 BY_DAY = Partition("day", "event_time")
@@ -50,8 +50,6 @@ def numbers(location):
 
 
 def reader(location):
-    from gnsq.spark.pipeline.tables import delta_location
-
     uri, options = delta_location(location)
     return DeltaTable(uri, storage_options=options)
 
@@ -185,6 +183,17 @@ def test_appends_and_a_compaction_do_not_disturb_each_other(location):
 
     assert put(archive, 3, 2)
     assert numbers(location) == [1, 1, 1, 2]
+
+
+def test_each_checkpoint_of_a_table_has_an_epoch_of_its_own(location):
+    epochs = [
+        table(location).claim(None, take_over=False),
+        table(location).claim(OURS, take_over=False),
+        table(location).claim(OURS, take_over=True),
+        table(location).claim(THEIRS, take_over=True),
+    ]
+
+    assert epochs == [0, 1, 1, 2]
 
 
 # --- schema and partitions
