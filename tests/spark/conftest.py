@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,45 @@ def search_for_cycles_as_before():
 def hub():
     with HubThread("test") as hub:
         yield hub
+
+
+class Disk:
+    """Lets the writing of some files fail, or wait: each file is synced before it gets its name."""
+
+    def __init__(self):
+        self.was_reached = threading.Event()
+        self._fsync = os.fsync
+        self._names = None
+        self._error = None
+        self._is_repaired = threading.Event()
+
+    def fail(self, names, error):
+        """Let the writing of files whose names have a part fail, until repair()."""
+        self._names, self._error = names, error
+
+    def hold(self, names):
+        """Let the writing of such files wait for repair()."""
+        self._names, self._error = names, None
+
+    def repair(self):
+        self._names = None
+        self._is_repaired.set()
+
+    def fsync(self, descriptor):
+        if self._names is not None and self._names in os.readlink(f"/proc/self/fd/{descriptor}"):
+            self.was_reached.set()
+            if self._error is not None:
+                raise self._error
+            assert self._is_repaired.wait(60)
+        self._fsync(descriptor)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    disk = Disk()
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    yield disk
+    disk.repair()
 
 
 @pytest.fixture

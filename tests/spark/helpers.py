@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pyarrow as pa
+
 from gnsq import Message, NsqdHTTPClient, Producer
 from gnsq.errors import NSQConnectionClosed
 from gnsq.spark.spool.segments import segment_columns
@@ -61,6 +63,27 @@ def columns(*numbers, topic="clicks"):
     """The columns of a segment with these messages."""
     messages = [FakeMessage(number) for number in numbers]
     return segment_columns(messages, [(topic, len(messages))], 1_700_000_001_000_000_000)
+
+
+def arrow_file(schema, *arrays):
+    """An Arrow file with one record batch, as a segment is."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(list(arrays), schema=schema))
+    return sink.getvalue()
+
+
+@contextlib.contextmanager
+def unusable(directory):
+    """Put a file in the place of a directory, so that all that uses it fails."""
+    aside = directory.with_name("aside")
+    directory.rename(aside)
+    directory.write_text("")
+    try:
+        yield
+    finally:
+        directory.unlink()
+        aside.rename(directory)
 
 
 def bodies_of(spool):

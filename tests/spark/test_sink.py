@@ -4,7 +4,6 @@ import traceback
 import pyarrow as pa
 import pytest
 
-from gnsq import Producer
 from gnsq.errors import NSQNoConnections
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import ReadOptions, WriteOptions
@@ -90,18 +89,15 @@ def test_topics_by_row(fakensqd, options):
     assert depths(fakensqd) == {"a": 2, "b": 1, "out": 2}
 
 
-def test_batches_are_bounded_by_bytes(fakensqd, options, monkeypatch):
-    sizes = []
-    multipublish = Producer.multipublish
+def mpubs(nsqd):
+    """Bodies of each MPUB."""
+    return [entry.bodies for entry in nsqd.transcript.select("command", name="MPUB")]
 
-    def noting(producer, topic, messages, **kwargs):
-        sizes.append(len(messages))
-        return multipublish(producer, topic, messages, **kwargs)
 
-    monkeypatch.setattr(Producer, "multipublish", noting)
+def test_batches_are_bounded_by_bytes(fakensqd, options):
     publish(iter([batch(body=[b"x" * 40] * 5 + [b"y" * 500])]), options(batch_bytes=100))
 
-    assert sizes == [2, 2, 1, 1]
+    assert [len(bodies) for bodies in mpubs(fakensqd)] == [2, 2, 1, 1]
 
 
 def test_deferred_rows_wait_at_nsqd(fakensqd, options):
@@ -258,32 +254,20 @@ def test_silent_nsqd_delays_no_other(fakensqd, silent_address, options):
     assert time.monotonic() - began < 20
 
 
-@pytest.fixture
-def published_sizes(monkeypatch):
-    """Bytes of each MPUB's body."""
-    sizes = []
-    multipublish = Producer.multipublish
-
-    def noting(producer, topic, messages, **kwargs):
-        sizes.append(4 + sum(4 + len(message) for message in messages))
-        return multipublish(producer, topic, messages, **kwargs)
-
-    monkeypatch.setattr(Producer, "multipublish", noting)
-    return sizes
-
-
-def test_batches_keep_to_the_limit_with_all_that_is_in_their_mpub(options, published_sizes):
+def test_batches_keep_to_the_limit_with_all_that_is_in_their_mpub(fakensqd, options):
     publish(iter([batch(body=numbered(100))]), options(batch_bytes=120))
 
-    assert max(published_sizes) <= 120
-    assert len(published_sizes) == 12
+    sizes = [4 + sum(4 + len(body) for body in bodies) for bodies in mpubs(fakensqd)]
+    assert max(sizes) <= 120
+    assert len(sizes) == 12
 
 
-def test_buffered_bytes_of_all_topics_are_bounded(options, published_sizes):
+def test_buffered_bytes_of_all_topics_are_bounded(fakensqd, options):
     def first():
         yield batch(body=[b"x" * 300] * 6, topic=list("abcdef"))
-        assert len(published_sizes) == 5  # of the row that went above it, and those before
+        # Of the row that went above it, and those before.
+        wait_for(lambda: len(mpubs(fakensqd)) == 5)
 
     publish(first(), options(), max_buffered_bytes=2000)
 
-    assert len(published_sizes) == 6
+    assert len(mpubs(fakensqd)) == 6

@@ -10,7 +10,6 @@ from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import GC_THRESHOLD, BlockingIOThread, Receiver, SpoolSizeEstimator, tune_gc
-from gnsq.spark.spool.storage import LocalStore
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
 
@@ -70,35 +69,20 @@ def test_segment_is_written_before_max_in_flight_is_reached(fakensqd, receive):
     wait_for(lambda: receiver.rows >= 5, limit=5)
 
 
-def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, monkeypatch):
-    reached, go_on = threading.Event(), threading.Event()
-    put = LocalStore.put
-
-    def slow(store, path, data):
-        reached.set()
-        assert go_on.wait(20)
-        put(store, path, data)
-
-    monkeypatch.setattr(LocalStore, "put", slow)
+def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, disk):
+    disk.hold(".arrow")
     receiver = receive()
     publish(fakensqd, "clicks", numbered(10))
 
-    assert reached.wait(20)
+    assert disk.was_reached.wait(20)
     assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 10
-    go_on.set()
+    disk.repair()
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
     assert receiver.rows == 10
 
 
-def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, monkeypatch):
-    go_on = threading.Event()
-    put = LocalStore.put
-
-    def slow(store, path, data):
-        assert go_on.wait(20)
-        put(store, path, data)
-
-    monkeypatch.setattr(LocalStore, "put", slow)
+def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, disk):
+    disk.hold(".arrow")
     receiver = receive(segment_bytes=400_000, segment_time=0.01)
     # More than all that was on its way.
     for _ in range(8):
@@ -112,7 +96,7 @@ def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, monkey
     wait_for(is_held_up)
     assert not receiver.is_paused
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] > 0
-    go_on.set()
+    disk.repair()
     wait_for(lambda: receiver.rows == 320)
     assert is_empty(fakensqd, "clicks", "archive")
 
@@ -142,21 +126,13 @@ def test_close_writes_closed_json(fakensqd, tmp_path, hub, receive):
     assert (tmp_path / "spool" / receiver.id / "closed.json").read_text() == '{"segments": 1}'
 
 
-def test_failing_disk_stops_finishing_and_loses_nothing(fakensqd, spool, receive, monkeypatch, caplog):
-    put, broken = LocalStore.put, threading.Event()
-    broken.set()
-
-    def full(store, path, data):
-        if broken.is_set() and path.endswith(".arrow"):
-            raise OSError(28, "No space left on device")
-        put(store, path, data)
-
-    monkeypatch.setattr(LocalStore, "put", full)
+def test_failing_disk_stops_finishing_and_loses_nothing(fakensqd, spool, receive, disk, caplog):
+    disk.fail(".arrow", OSError(28, "No space left on device"))
     receiver = receive()
     publish(fakensqd, "clicks", numbered(50))
     wait_for(lambda: receiver.failing)
     assert channel_stats(fakensqd, "clicks", "archive")["clients"][0]["ready_count"] == 0
-    broken.clear()
+    disk.repair()
 
     wait_for(lambda: receiver.rows == 50)
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
@@ -168,15 +144,8 @@ def test_failing_disk_stops_finishing_and_loses_nothing(fakensqd, spool, receive
     assert "free space or repair" in errors[0].message
 
 
-def test_close_with_a_failing_disk_requeues_all_messages(fakensqd, hub, receive, monkeypatch):
-    put = LocalStore.put
-
-    def full(store, path, data):
-        if path.endswith(".arrow"):
-            raise OSError(28, "No space left on device")
-        put(store, path, data)
-
-    monkeypatch.setattr(LocalStore, "put", full)
+def test_close_with_a_failing_disk_requeues_all_messages(fakensqd, hub, receive, disk):
+    disk.fail(".arrow", OSError(28, "No space left on device"))
     receiver = receive()
     publish(fakensqd, "clicks", numbered(50))
     wait_for(lambda: receiver.failing)
@@ -187,30 +156,11 @@ def test_close_with_a_failing_disk_requeues_all_messages(fakensqd, hub, receive,
     assert (stats["depth"], stats["in_flight_count"]) == (50, 0)
 
 
-@pytest.fixture
-def stuck_put(monkeypatch):
-    """Give what files of a spool are named by; their writing is_stuck until the end of the test."""
-    put, reached, go_on = LocalStore.put, threading.Event(), threading.Event()
-
-    def start(name):
-        def stuck(store, path, data):
-            if name in path:
-                reached.set()
-                assert go_on.wait(60)
-            put(store, path, data)
-
-        monkeypatch.setattr(LocalStore, "put", stuck)
-        return reached
-
-    yield start
-    go_on.set()
-
-
-def test_close_requeues_buffered_messages_before_a_slow_write_ends(fakensqd, hub, receive, stuck_put):
-    reached = stuck_put(".arrow")
+def test_close_requeues_buffered_messages_before_a_slow_write_ends(fakensqd, hub, receive, disk):
+    disk.hold(".arrow")
     receiver = receive(write_timeout=30.0, segment_rows=10, segment_time=30, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
-    assert reached.wait(20)
+    assert disk.was_reached.wait(20)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
 
     hub.call_soon(gevent.spawn, receiver.close)
@@ -218,11 +168,11 @@ def test_close_requeues_buffered_messages_before_a_slow_write_ends(fakensqd, hub
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 40, limit=5)
 
 
-def test_close_waits_for_a_stuck_write_until_the_timeout(fakensqd, hub, receive, stuck_put):
-    reached = stuck_put(".arrow")
+def test_close_waits_for_a_stuck_write_until_the_timeout(fakensqd, hub, receive, disk):
+    disk.hold(".arrow")
     receiver = receive(write_timeout=0.2, segment_rows=10, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
-    assert reached.wait(20)
+    assert disk.was_reached.wait(20)
     began = time.monotonic()
 
     hub.call(receiver.close)
@@ -233,8 +183,8 @@ def test_close_waits_for_a_stuck_write_until_the_timeout(fakensqd, hub, receive,
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (50, 0, 50)
 
 
-def test_close_does_not_wait_for_a_stuck_closed_json(fakensqd, hub, receive, stuck_put, caplog):
-    stuck_put("closed.json")
+def test_close_does_not_wait_for_a_stuck_closed_json(fakensqd, hub, receive, disk, caplog):
+    disk.hold("closed.json")
     receiver = receive(write_timeout=0.2)
     publish(fakensqd, "clicks", [b"one"])
     wait_for(lambda: receiver.rows == 1)
@@ -329,19 +279,15 @@ def test_messages_are_requeued_after_one_with_a_lost_connection(spool, hub):
     assert [message.answers for message in messages] == [["REQ 0"], ["REQ 0"]]
 
 
-def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, receive, monkeypatch, caplog):
-    def bug(store, path, data):
-        raise RuntimeError("bug")
-
+def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, receive, disk, caplog):
+    disk.fail(".arrow", RuntimeError("bug"))
     receiver = receive()
-    monkeypatch.setattr(LocalStore, "put", bug)
     publish(fakensqd, "clicks", [b"one"])
 
     wait_for(lambda: receiver.error)
     assert "internal error" in caplog.text
     assert receiver.finished.is_set()
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 1)
-    monkeypatch.undo()
 
 
 def test_spool_that_cannot_be_made_raises(fakensqd, tmp_path, hub):

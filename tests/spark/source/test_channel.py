@@ -1,5 +1,8 @@
+import json
+
 import pytest
 
+from fakensqd.faults import answer, on
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
 from gnsq.spark.options import ReadOptions
@@ -97,10 +100,9 @@ def test_nsqd_that_is_named_and_found_counts_once(fakecluster, hub, ask):
     assert hub.call(both.depth) == Depth(1, 0, 0)
 
 
-def test_answer_that_is_not_nsqlookupds_is_an_error(fakensqd, hub, ask):
-    # nsqd has no /nodes, and a stranger may answer anything.
-    client = ask((), (fakensqd.http_address,))
-    client._lookupds[0].nodes = lambda: {"data": {}}
+def test_answer_that_is_not_nsqlookupds_is_an_error(fakelookupd, hub, ask):
+    fakelookupd.add(on.http("/nodes", executed=True), answer(200, b'{"data": {}}'))
+    client = ask((), (fakelookupd.http_address,))
 
     with pytest.raises(NSQHttpError, match="/nodes is not nsqlookupd's: KeyError"):
         hub.call(client.depth)
@@ -108,9 +110,9 @@ def test_answer_that_is_not_nsqlookupds_is_an_error(fakensqd, hub, ask):
 
 @pytest.mark.parametrize("address", [None, "", "/run/nsqd.sock", 4151])
 def test_broadcast_address_that_is_none_to_connect_to_is_an_error(fakelookupd, hub, ask, address):
-    client = ask((), (fakelookupd.http_address,))
     node = {"broadcast_address": address, "http_port": 4151, "topics": ["clicks"]}
-    client._lookupds[0].nodes = lambda: {"producers": [node]}
+    fakelookupd.add(on.http("/nodes", executed=True), answer(200, json.dumps({"producers": [node]}).encode()))
+    client = ask((), (fakelookupd.http_address,))
 
     with pytest.raises(NSQHttpError, match="/nodes is not nsqlookupd's: "):
         hub.call(client.depth)
@@ -132,20 +134,17 @@ def test_several_topics_are_made_and_summed_up(fakensqd, hub, ask):
     assert channel_stats(fakensqd, "a", "archive")["depth"] == 3
 
 
-def test_consumers_are_counted_where_nsqd_only_lists_them(fakensqd, hub, ask, monkeypatch):
+def test_consumers_are_counted_where_nsqd_only_lists_them(fakensqd, hub, ask):
     publish(fakensqd, "clicks", numbered(3))
     asked = ask((fakensqd.http_address,))
     hub.call(asked.create)
-    stats = NsqdHTTPClient.stats
-
-    def of_1_1_0(client, *arguments):
-        answer = stats(client, *arguments)
-        [channel] = answer["topics"][0]["channels"]
-        del channel["client_count"]
-        channel["clients"] = [{}, {}]
-        return answer
-
-    monkeypatch.setattr(NsqdHTTPClient, "stats", of_1_1_0)
+    with NsqdHTTPClient.from_url(fakensqd.http_address) as client:
+        stats = client.stats("clicks")
+    [channel] = stats["topics"][0]["channels"]
+    # As nsqd 1.1.0 responds.
+    del channel["client_count"]
+    channel["clients"] = [{}, {}]
+    fakensqd.add(on.http("/stats", executed=True), answer(200, json.dumps(stats).encode()))
 
     assert hub.call(asked.depth).subscribers == 2
 

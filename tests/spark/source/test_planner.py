@@ -1,13 +1,16 @@
+import contextlib
+import os
 import resource
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.source.planner import Planner, PlannerTimes, drain_channel
-from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
+from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, unusable, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -323,14 +326,11 @@ def test_failed_receiver_ends_the_query(planner):
         stream.latest({}, None, None)
 
 
-def test_unprunable_spool_is_logged(planner, monkeypatch, caplog):
-    stream = planner()
+def test_unprunable_spool_is_logged(planner, tmp_path, caplog):
+    stream = planner(receivers="external")
 
-    def fail(end):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(stream.spool, "prune", fail)
-    stream.commit({})
+    with unusable(tmp_path / "spool"):
+        stream.commit({})
 
     assert "not pruned" in caplog.text
 
@@ -445,14 +445,15 @@ def test_stream_that_has_read_all_gets_no_empty_batch(planner, spool):
     assert stream.latest(end, None, None) == end
 
 
+def on_a_read_only_disk(path, missing_ok=False):
+    raise OSError(30, "Read-only file system", path)
+
+
 def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, spool, monkeypatch, caplog):
     spool.writer("r1").write(1, columns(1))
     stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1, times={"trigger_retry": 0.2})
 
-    def fail(*paths):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(stream.spool._store, "remove", fail)
+    monkeypatch.setattr(Path, "unlink", on_a_read_only_disk)
     start = stream.latest({}, None, None)
     empty_batches = idle = 0
     while "can't be deleted, receivers may be waiting" not in caplog.text:
@@ -493,11 +494,7 @@ def test_once_goes_on_where_a_full_spool_ended_the_last_run(fakensqd, planner, c
 def test_drain_that_can_not_go_on_is_an_error(planner, spool, monkeypatch):
     spool.writer("r1").write(1, columns(1))
     stream = planner(drain=True, max_spool_bytes=1, idle_timeout=0.5, nsqd_http_addresses=())
-
-    def fail(*paths):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(stream.spool._store, "remove", fail)
+    monkeypatch.setattr(Path, "unlink", on_a_read_only_disk)
 
     with pytest.raises(SpoolError, match="spool is full, or can't be written"):
         stream.latest({"r1": 1}, None, None)
@@ -566,15 +563,17 @@ def test_segment_that_one_listing_lacks_is_read(planner, spool, monkeypatch):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    whole = stream.spool._store.list
-    listings = []
+    scandir, late = os.scandir, ["000000000001-1.arrow"]
 
-    def racing():
+    def racing(path):
         # The first segment is written during the listing, the second before it.
-        listings.append(whole())
-        return [found for found in listings[-1] if len(listings) > 1 or "000001-" not in found[0]]
+        with scandir(path) as found:
+            entries = [entry for entry in found if entry.name not in late]
+        if Path(path).name == "r1":
+            late.clear()
+        return contextlib.nullcontext(entries)
 
-    monkeypatch.setattr(stream.spool._store, "list", racing)
+    monkeypatch.setattr(os, "scandir", racing)
 
     end = stream.latest({}, None, None)
 

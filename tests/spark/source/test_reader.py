@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.planner import PlannerTimes
 from gnsq.spark.source.reader import RETRY_INTERVAL, NsqStreamReader, SegmentsPartition
 from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
+from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
 NO_LIMIT = ReadMaxRows(2**63 - 1)
 
@@ -147,52 +148,41 @@ def test_latest_offset_keeps_to_the_limits(reader, spool, given, limit, segments
     assert stream.latestOffset(stream.initialOffset(), limit)["r"] == {"r1": segments}
 
 
-def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog):
-    stream = reader(receivers="external")
+def test_failing_file_system_does_not_end_the_query(reader, tmp_path, caplog):
+    stream = reader.with_times(PlannerTimes(), 0.2, receivers="external")
     start = stream.latestOffset(stream.initialOffset(), NO_LIMIT)
-
-    def fail(self):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("gnsq.spark.spool.spool.Spool.listing", fail)
     began = time.monotonic()
 
-    assert stream.latestOffset(start, NO_LIMIT) == start
-    assert "Input/output error" in caplog.text
+    with unusable(tmp_path / "spool"):
+        assert stream.latestOffset(start, NO_LIMIT) == start
+    assert "Not a directory" in caplog.text
     # Spark asks again at once, and each time is a line in the log.
-    assert time.monotonic() - began >= RETRY_INTERVAL
+    assert time.monotonic() - began >= 0.2
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["AvailableNow", "Once"])
-def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, reader, monkeypatch, once):
+def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, reader, tmp_path, caplog, once):
     publish(fakensqd, "clicks", numbered(100))
     stream = reader.with_times(PlannerTimes(), 0.01)
     start = stream.initialOffset()
     stream.prepareForTriggerAvailableNow()
-    contents, failures = Spool.listing, iter([OSError(5, "Input/output error")])
-
-    def fail_once(self):
-        for failure in failures:
-            raise failure
-        return contents(self)
-
-    monkeypatch.setattr(Spool, "listing", fail_once)
-
-    end = stream.latestOffset(start, ReadAllAvailable() if once else NO_LIMIT)
+    with ThreadPoolExecutor() as other:
+        with unusable(tmp_path / "spool"):
+            latest = other.submit(stream.latestOffset, start, ReadAllAvailable() if once else NO_LIMIT)
+            wait_for(lambda: "no new offset: [Errno 20] Not a directory" in caplog.text)
+        end = latest.result(20)
 
     assert len(read(stream, start, end)) == 100
 
 
-def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monkeypatch):
+def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, tmp_path):
     stream = reader.with_times(PlannerTimes(), 0.01, idleTimeout="1")
     stream.prepareForTriggerAvailableNow()
 
-    def fail(self):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(Spool, "listing", fail)
-
-    with pytest.raises(SpoolError, match=r"can't be listed for 1 s .*Input/output error: repair"):
+    with (
+        unusable(tmp_path / "spool"),
+        pytest.raises(SpoolError, match=r"can't be listed for 1 s .*Not a directory.*: repair"),
+    ):
         stream.latestOffset(stream.initialOffset(), NO_LIMIT)
 
 

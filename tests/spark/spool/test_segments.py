@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gnsq.spark.errors import SegmentCorrupt, SpoolError
 from gnsq.spark.spool.segments import SCHEMA, decode_segment, encode_segment, segment_columns
-from tests.spark.helpers import FakeMessage, columns
+from tests.spark.helpers import FakeMessage, arrow_file, columns
 
 
 def test_columns_fit_the_schema():
@@ -47,13 +47,6 @@ def test_any_id_is_kept():
     column = segment_columns([message], [("clicks", 1)], 0)[SCHEMA.get_field_index("message_id")]
 
     assert column.to_pylist()[0].encode("latin-1") == message.id
-
-
-def arrow_file(schema, *arrays):
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(list(arrays), schema=schema))
-    return sink.getvalue()
 
 
 def test_segment_is_decoded_as_it_was_encoded():

@@ -12,7 +12,7 @@ from gnsq.spark.errors import SpoolError, SpoolIncomplete
 from gnsq.spark.offsets import Segment
 from gnsq.spark.spool.segments import SCHEMA
 from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import bodies_of, columns
+from tests.spark.helpers import arrow_file, bodies_of, columns
 
 
 @pytest.fixture
@@ -292,10 +292,10 @@ def test_rows_that_the_name_does_not_tell_are_damage(spool, root):
     assert spool.listing().rows_quarantined == 3
 
 
-def test_segment_of_a_later_version_is_refused_and_kept(spool, root, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.spool.segments.VERSION", 2)
-    spool.writer("r1").write(1, columns(1))
-    monkeypatch.undo()
+def test_segment_of_a_later_version_is_refused_and_kept(spool, root):
+    spool.writer("r1")
+    later = arrow_file(SCHEMA.with_metadata({"gnsq.version": "2"}), *columns(1))
+    (root / "r1" / "000000000001-1.arrow").write_bytes(later)
 
     with pytest.raises(SpoolError, match=r"version 2, this gnsq reads versions up to 1: install the gnsq"):
         bodies_of(spool)

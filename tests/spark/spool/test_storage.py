@@ -133,14 +133,11 @@ def test_location_of_another_meaning_is_refused(location, words):
         open_store(location)
 
 
-def test_failed_put_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_put_leaves_the_old_file(tmp_path, disk):
     store = LocalStore(tmp_path)
     store.put("one", b"before")
 
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    disk.fail("one", OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space left"):
         store.put("one", b"after")
 
