@@ -5,6 +5,7 @@ lifecycle.py starts and closes the producer, runtime.py owns its connections and
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Iterable, Sized
@@ -27,19 +28,17 @@ from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
 from gnsq.producer.publish_many import Chunk, publish_chunks
 from gnsq.producer.result import PublishResult
-from gnsq.producer.routing import Key, make_strategy
+from gnsq.producer.routing import Key, checked_key, make_strategy
 from gnsq.producer.runtime import ProducerRuntime, RuntimeConfig
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
-from gnsq.protocol.names import MAX_NAME_LENGTH, assert_valid_topic_name
+from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
 from gnsq.stats import ProducerConnectionStats, ProducerStats
 from gnsq.texts import counted
 
-__all__ = ["Producer", "check_timeout"]
+__all__ = ["Producer"]
 
-# Limit of the valid topic names that a producer remembers.
-MAX_TOPICS = 1000
 # Bytes. Larger bodies are checked by the functions that build commands: nsqd's sizes have 31 bits.
 LARGE_BODY = 2**30
 
@@ -138,11 +137,11 @@ class Producer:
         self._counts = PublishCounts()
         self._now = self.clock.monotonic
         self._timeout = self.options.publish_timeout
-        # Topic names that were checked.
-        self._valid_topics: set[str] = set()
-        self._max_name_length = self.connection_options.max_name_length
-        # True if the options set limits, which the functions that build commands do not check.
-        self._has_limits = self._max_name_length < MAX_NAME_LENGTH or self.options.max_msg_size is not None
+        # Cached: checking a name takes 1 us, and most programs publish to a few topics.
+        self._check_topic = functools.lru_cache(1000)(
+            functools.partial(assert_valid_topic_name, max_length=self.connection_options.max_name_length)
+        )
+        self._max_message = self.options.max_msg_size or LARGE_BODY
         self._needs_key = self.options.strategy == "consistent"
         self._lifecycle = ProducerLifecycle(
             self._start_runtime,
@@ -208,7 +207,7 @@ class Producer:
         Raises:
             ValueError: If the timeout is negative, infinite or not a number. All methods with a timeout raise this.
         """
-        limit = self._close_timeout(timeout)
+        limit = _checked_timeout(timeout, self.options.close_timeout)
         runtime = self._lifecycle.runtime
         if runtime is None:
             return True
@@ -236,19 +235,11 @@ class Producer:
             NSQTimeout: If the close takes much longer than the timeout because the producer's thread does not run its
                 hub. The producer is closed when the hub runs again.
         """
-        return self._lifecycle.close(self._close_timeout(timeout))
-
-    def _close_timeout(self, timeout: float | None) -> float:
-        if timeout is None:
-            return self.options.close_timeout
-        check_timeout(timeout)
-        return timeout
+        return self._lifecycle.close(_checked_timeout(timeout, self.options.close_timeout))
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
         """Wait until the producer has closed, or the timeout (seconds) ends."""
-        if timeout is not None:
-            check_timeout(timeout)
-        self._lifecycle.join(timeout)
+        self._lifecycle.join(_checked_timeout(timeout, NO_TIMEOUT))
 
     def __enter__(self) -> Self:
         self.start()
@@ -530,25 +521,21 @@ class Producer:
         Raises:
             ValueError, TypeError: If nsqd would refuse the publish, or it exceeds a limit of the options.
         """
-        if self._has_limits:
-            self._check_limits(topic, data)
-        if timeout is None:
-            timeout = self._timeout
-        else:
-            check_timeout(timeout)
+        timeout = self._timeout if timeout is None else _checked_timeout(timeout, self._timeout)
+        self._check_topic(topic)
+        # The checks of commands.publish(), without a call for nearly all publishes.
+        if type(data) is not bytes or not 0 < len(data) <= self._max_message:
+            commands.publish(topic, data)
+            self._check_size(len(data))
         now = self._now()
         publish: PendingPublish
         if defer is None:
-            # The checks of commands.publish(), without a call for nearly all publishes.
-            if type(data) is not bytes or topic not in self._valid_topics or not 0 < len(data) < LARGE_BODY:
-                commands.publish(topic, data)
-                self._remember_topic(topic)
             publish = PendingPublish(topic, data, now, now + timeout)
         else:
             commands.deferpublish(topic, data, defer)
             publish = DeferredPublish(topic, data, defer, now, now + timeout)
         if key is not None or self._needs_key:
-            publish.key = self._checked_key(key)
+            publish.key = checked_key(key)
         return publish
 
     def _make_multipublish(
@@ -559,20 +546,15 @@ class Producer:
         Raises:
             ValueError, TypeError: As _make_publish().
         """
-        if timeout is None:
-            timeout = self._timeout
-        else:
-            check_timeout(timeout)
+        timeout = _checked_timeout(timeout, self._timeout)
+        self._check_topic(topic)
         bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
         # The checks of commands.multipublish(), without building it for nearly all publishes.
-        if topic not in self._valid_topics or set(map(type, bodies)) != {bytes} or not all(bodies):
+        if set(map(type, bodies)) != {bytes} or not all(bodies):
             commands.multipublish(topic, bodies)
-            self._remember_topic(topic)
-        if self._has_limits:
-            for body in bodies:
-                self._check_limits(topic, body)
         now = self._now()
         publish = MultiPublish(topic, bodies, now, now + timeout)
+        self._check_size(publish.largest_message)
         limit = self.options.max_body_size
         if limit is not None and publish.mpub_body_size > limit:
             count = counted(publish.messages, "message")
@@ -580,27 +562,13 @@ class Producer:
         if publish.mpub_body_size >= LARGE_BODY:
             commands.multipublish(topic, publish.bodies)
         if key is not None or self._needs_key:
-            publish.key = self._checked_key(key)
+            publish.key = checked_key(key)
         return publish
 
-    def _remember_topic(self, topic: str) -> None:
-        if len(self._valid_topics) >= MAX_TOPICS:
-            self._valid_topics.clear()
-        self._valid_topics.add(topic)
-
-    def _check_limits(self, topic: str, body: object) -> None:
-        if self._max_name_length < MAX_NAME_LENGTH:
-            assert_valid_topic_name(topic, self._max_name_length)
+    def _check_size(self, size: int) -> None:
         limit = self.options.max_msg_size
-        if limit is not None and isinstance(body, bytes) and len(body) > limit:
-            raise ValueError(f"message body of {len(body)} bytes exceeds max_msg_size {limit}")
-
-    def _checked_key(self, key: Key) -> Key:
-        if key is None:
-            raise ValueError("strategy 'consistent' needs key=")
-        if not isinstance(key, (bytes, str)):
-            raise TypeError(f"key must be bytes or str, not {key!r}")
-        return key
+        if limit is not None and size > limit:
+            raise ValueError(f"message body of {size} bytes exceeds max_msg_size {limit}")
 
     def _submit(self, publish: PendingPublish, block: bool) -> PublishResult:
         runtime = self._lifecycle.runtime or self._start_with(publish, block)
@@ -632,11 +600,14 @@ class Producer:
         return runtime
 
 
-def check_timeout(timeout: float) -> None:
-    """Check a timeout in seconds.
+def _checked_timeout(timeout: float | None, default: float) -> float:
+    """Return a timeout in seconds, or the default if it is None.
 
     Raises:
         ValueError: If it is negative, infinite or not a number.
     """
+    if timeout is None:
+        return default
     if not 0 <= timeout < NO_TIMEOUT:
         raise ValueError(f"timeout {timeout} must be at least 0 and less than {NO_TIMEOUT:g} s")
+    return timeout

@@ -13,7 +13,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.publish import Link, PendingPublish
 
-__all__ = ["Consistent", "LeastPending", "Primary", "RoundRobin", "Strategy", "TcpLink", "make_strategy"]
+__all__ = ["Consistent", "LeastPending", "Primary", "RoundRobin", "Strategy", "TcpLink", "checked_key", "make_strategy"]
 
 _Link = TypeVar("_Link", bound=Link)
 Key = bytes | str | None
@@ -87,13 +87,23 @@ class Consistent:
     """
 
     def choose(self, links: Sequence[_Link], key: Key) -> _Link:
-        if key is None:
-            raise ValueError("strategy 'consistent' needs key=")
-        if not isinstance(key, (bytes, str)):
-            raise TypeError(f"key must be bytes or str, not {key!r}")
+        key = checked_key(key)
         encoded = key.encode() if isinstance(key, str) else key
         address = max({link.address for link in links}, key=lambda address: _weight(address, encoded))
         return min((link for link in links if link.address == address), key=lambda link: link.pending)
+
+
+def checked_key(key: Key) -> bytes | str:
+    """Return a key of the strategy ``consistent``.
+
+    Raises:
+        ValueError, TypeError: If it is None, or of another type.
+    """
+    if key is None:
+        raise ValueError("strategy 'consistent' needs key=")
+    if not isinstance(key, (bytes, str)):
+        raise TypeError(f"key must be bytes or str, not {key!r}")
+    return key
 
 
 def _weight(address: str, key: bytes) -> bytes:
