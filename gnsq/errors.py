@@ -1,4 +1,4 @@
-"""All exceptions of gnsq, and the table from nsqd's ``E_`` codes to their classes.
+"""All exceptions of gnsq, and the classes of nsqd's ``E_`` codes.
 
 Misuse by the caller is a ValueError or TypeError, raised before any byte is sent.
 """
@@ -140,6 +140,10 @@ class NSQFrameError(NSQProtocolError):
     """Received bytes are not a frame: the size is out of bounds or the type is unknown."""
 
 
+# Each class of an error frame by its code. Source: nsqd protocol_v2.go.
+ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {}
+
+
 class NSQErrorCode(NSQException):
     """nsqd responded with an error frame.
 
@@ -155,6 +159,12 @@ class NSQErrorCode(NSQException):
     code = ""
     advice = ""
     fatal = True
+
+    def __init_subclass__(cls, code: str = "") -> None:
+        super().__init_subclass__()
+        if code:
+            cls.code = code
+            ERROR_CODES[code.encode()] = cls
 
     def __init__(self, text: str | bytes = "", code: str | None = None) -> None:
         self.text = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
@@ -178,128 +188,101 @@ class NSQErrorCode(NSQException):
         return words[1].encode("utf-8", "surrogateescape")
 
 
-class NSQInvalid(NSQErrorCode):
-    """E_INVALID: nsqd does not know the command, or refuses it for its parameters or the state of the connection."""
+class NSQInvalid(NSQErrorCode, code="E_INVALID"):
+    """nsqd does not know the command, or refuses it for its parameters or the state of the connection."""
 
 
-class NSQBadProtocol(NSQErrorCode):
-    """E_BAD_PROTOCOL: nsqd does not know the version of the protocol that was sent first."""
+class NSQBadProtocol(NSQErrorCode, code="E_BAD_PROTOCOL"):
+    """nsqd does not know the version of the protocol that was sent first."""
 
 
-class NSQBadBody(NSQErrorCode):
-    """E_BAD_BODY: the body of an IDENTIFY, AUTH or MPUB has a bad size or content."""
+class NSQBadBody(NSQErrorCode, code="E_BAD_BODY"):
+    """The body of an IDENTIFY, AUTH or MPUB has a bad size or content."""
 
 
-class NSQBadTopic(NSQErrorCode):
-    """E_BAD_TOPIC: the name of the topic is not valid."""
+class NSQBadTopic(NSQErrorCode, code="E_BAD_TOPIC"):
+    """The name of the topic is not valid."""
 
 
-class NSQBadChannel(NSQErrorCode):
-    """E_BAD_CHANNEL: the name of the channel is not valid."""
+class NSQBadChannel(NSQErrorCode, code="E_BAD_CHANNEL"):
+    """The name of the channel is not valid."""
 
 
-class NSQBadMessage(NSQErrorCode):
-    """E_BAD_MESSAGE: the body of a message is empty, too large or incomplete."""
+class NSQBadMessage(NSQErrorCode, code="E_BAD_MESSAGE"):
+    """The body of a message is empty, too large or incomplete."""
 
 
-class NSQPutFailed(NSQErrorCode):
-    """E_PUT_FAILED: the publish failed, on a server before 0.2.16."""
+class NSQPutFailed(NSQErrorCode, code="E_PUT_FAILED"):
+    """The publish failed, on a server before 0.2.16."""
 
 
-class NSQPubFailed(NSQErrorCode):
-    """E_PUB_FAILED: nsqd could not store the message."""
+class NSQPubFailed(NSQErrorCode, code="E_PUB_FAILED"):
+    """nsqd could not store the message."""
 
 
-class NSQMPubFailed(NSQErrorCode):
-    """E_MPUB_FAILED: nsqd could not store one of the messages.
+class NSQMPubFailed(NSQErrorCode, code="E_MPUB_FAILED"):
+    """nsqd could not store one of the messages.
 
     It may have stored the messages before that one. If the text ends with "exiting", it has stored none.
     """
 
 
-class NSQDPubFailed(NSQErrorCode):
-    """E_DPUB_FAILED: nsqd could not store the deferred message."""
+class NSQDPubFailed(NSQErrorCode, code="E_DPUB_FAILED"):
+    """nsqd could not store the deferred message."""
 
 
-class NSQIdentifyFailed(NSQErrorCode):
-    """E_IDENTIFY_FAILED: the negotiation, or starting TLS or compression, failed."""
+class NSQIdentifyFailed(NSQErrorCode, code="E_IDENTIFY_FAILED"):
+    """The negotiation, or starting TLS or compression, failed."""
 
 
-class NSQSubFailed(NSQErrorCode):
-    """E_SUB_FAILED: the channel has too many subscribers, or is being deleted."""
+class NSQSubFailed(NSQErrorCode, code="E_SUB_FAILED"):
+    """The channel has too many subscribers, or is being deleted."""
 
 
-class NSQAuthDisabled(NSQErrorCode):
-    """E_AUTH_DISABLED: AUTH was sent to a server that has no auth server."""
+class NSQAuthDisabled(NSQErrorCode, code="E_AUTH_DISABLED"):
+    """AUTH was sent to a server that has no auth server."""
 
 
-class NSQAuthFailed(NSQErrorCode):
-    """E_AUTH_FAILED: the auth server gave no valid response."""
+class NSQAuthFailed(NSQErrorCode, code="E_AUTH_FAILED"):
+    """The auth server gave no valid response."""
 
 
-class NSQAuthError(NSQErrorCode):
-    """E_AUTH_ERROR: nsqd could not check the authorization."""
+class NSQAuthError(NSQErrorCode, code="E_AUTH_ERROR"):
+    """nsqd could not check the authorization."""
 
 
-class NSQAuthFirst(NSQErrorCode):
-    """E_AUTH_FIRST: AUTH must come before the command."""
+class NSQAuthFirst(NSQErrorCode, code="E_AUTH_FIRST"):
+    """AUTH must come before the command."""
 
 
-class NSQUnauthorized(NSQErrorCode):
-    """E_UNAUTHORIZED: the secret does not allow the command."""
+class NSQUnauthorized(NSQErrorCode, code="E_UNAUTHORIZED"):
+    """The secret does not allow the command."""
 
 
-class NSQFinishFailed(NSQErrorCode):
-    """E_FIN_FAILED: the message is no longer in flight to this connection. Not fatal."""
-
-    fatal = False
-
-
-class NSQRequeueFailed(NSQErrorCode):
-    """E_REQ_FAILED: the message is no longer in flight to this connection. Not fatal."""
+class NSQFinishFailed(NSQErrorCode, code="E_FIN_FAILED"):
+    """The message is no longer in flight to this connection. Not fatal."""
 
     fatal = False
 
 
-class NSQTouchFailed(NSQErrorCode):
-    """E_TOUCH_FAILED: the message is no longer in flight to this connection. Not fatal."""
+class NSQRequeueFailed(NSQErrorCode, code="E_REQ_FAILED"):
+    """The message is no longer in flight to this connection. Not fatal."""
 
     fatal = False
 
 
-# Source: nsqd protocol_v2.go. Only older servers send E_PUT_FAILED, E_FINISH_FAILED and E_REQUEUE_FAILED.
-ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {
-    b"E_INVALID": NSQInvalid,
-    b"E_BAD_PROTOCOL": NSQBadProtocol,
-    b"E_BAD_BODY": NSQBadBody,
-    b"E_BAD_TOPIC": NSQBadTopic,
-    b"E_BAD_CHANNEL": NSQBadChannel,
-    b"E_BAD_MESSAGE": NSQBadMessage,
-    b"E_PUT_FAILED": NSQPutFailed,
-    b"E_PUB_FAILED": NSQPubFailed,
-    b"E_MPUB_FAILED": NSQMPubFailed,
-    b"E_DPUB_FAILED": NSQDPubFailed,
-    b"E_IDENTIFY_FAILED": NSQIdentifyFailed,
-    b"E_SUB_FAILED": NSQSubFailed,
-    b"E_AUTH_DISABLED": NSQAuthDisabled,
-    b"E_AUTH_FAILED": NSQAuthFailed,
-    b"E_AUTH_ERROR": NSQAuthError,
-    b"E_AUTH_FIRST": NSQAuthFirst,
-    b"E_UNAUTHORIZED": NSQUnauthorized,
-    b"E_FIN_FAILED": NSQFinishFailed,
-    b"E_FINISH_FAILED": NSQFinishFailed,
-    b"E_REQ_FAILED": NSQRequeueFailed,
-    b"E_REQUEUE_FAILED": NSQRequeueFailed,
-    b"E_TOUCH_FAILED": NSQTouchFailed,
-}
+class NSQTouchFailed(NSQErrorCode, code="E_TOUCH_FAILED"):
+    """The message is no longer in flight to this connection. Not fatal."""
+
+    fatal = False
+
+
+# Older servers send these.
+ERROR_CODES |= {b"E_FINISH_FAILED": NSQFinishFailed, b"E_REQUEUE_FAILED": NSQRequeueFailed}
 
 MESSAGE_ID_SIZE = 16  # bytes
 # Bytes of an error frame that are kept; the rest is cut off. nsqd's longest text quotes a name of 16 KiB.
 MAX_ERROR_SIZE = 17 * 1024
-
-for _code, _class in reversed(ERROR_CODES.items()):
-    _class.code = _code.decode()
-
 
 def make_error(data: bytes) -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
