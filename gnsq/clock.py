@@ -38,6 +38,6 @@ class RealClock:
     timeout = staticmethod(gevent.Timeout)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait for an Event or AsyncResult up to a number of seconds. Returns: True if it is set."""
+        """Wait as a Clock does."""
         waitable.wait(seconds)
         return bool(waitable.ready())

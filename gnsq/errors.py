@@ -284,6 +284,7 @@ MESSAGE_ID_SIZE = 16  # bytes
 # Bytes of an error frame that are kept; the rest is cut off. nsqd's longest text quotes a name of 16 KiB.
 MAX_ERROR_SIZE = 17 * 1024
 
+
 def make_error(data: bytes) -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
 

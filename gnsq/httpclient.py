@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -157,9 +156,7 @@ class HTTPClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import gevent
@@ -163,9 +162,7 @@ class HubThread:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @contextlib.contextmanager

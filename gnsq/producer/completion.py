@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import gevent
 from gevent.event import Event
@@ -16,7 +15,7 @@ from gevent.event import Event
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
-from gnsq.producer.publish import PendingPublish, PublishCounts
+from gnsq.producer.publish import PendingPublish, PublishCounts, PublishOwner
 
 __all__ = ["MAX_SLEEP", "NO_DEADLINE", "CompletionQueue", "Deadlines"]
 
@@ -27,24 +26,6 @@ MIN_SLEEP, MAX_SLEEP = 0.005, 3600.0
 NO_DEADLINE = float("inf")
 
 
-class CapacityListener(Protocol):
-    """Owner of the publishes. Gives the capacity of publishes that have ended to others.
-
-    Attributes:
-        pending: Number of publishes whose callers were not woken yet.
-        pending_bytes: Bytes that these publishes have reserved.
-    """
-
-    pending: int
-    pending_bytes: int
-
-    def retry_failed(self) -> None:
-        """Send the publishes again that nsqd has not executed."""
-
-    def admit_waiting(self) -> None:
-        """Give capacity to publishes that wait for it."""
-
-
 class CompletionQueue:
     """Queue of the publishes that have ended, but whose callers were not woken yet.
 
@@ -53,15 +34,15 @@ class CompletionQueue:
         is_due: True if the queue has publishes.
     """
 
-    def __init__(self, listener: CapacityListener, counts: PublishCounts, clock: Clock, owner: LogOwner) -> None:
+    def __init__(self, publishes: PublishOwner, counts: PublishCounts, clock: Clock, log_owner: LogOwner) -> None:
         self.completed = Event()
         self.is_due = False
-        self._listener = listener
+        self._publishes = publishes
         self._counts = counts
         self._now = clock.monotonic
         self._ended: deque[PendingPublish] = deque()
         self._run_callback = gevent.get_hub().loop.run_callback
-        self._owner = owner
+        self._log_owner = log_owner
 
     def add(self, publish: PendingPublish) -> None:
         """Queue a publish. Soon it is counted and its caller is woken."""
@@ -76,18 +57,18 @@ class CompletionQueue:
         This switches to each waiting greenlet directly. The greenlet switches back to the hub, and thus to this code,
         when it waits again. This saves one callback for each publish.
         """
-        ended, counts, listener, add_latency = self._ended, self._counts, self._listener, self._counts.latency.add
+        ended, counts, publishes, add_latency = self._ended, self._counts, self._publishes, self._counts.latency.add
         now = self._now()
         # Do this before the woken callers publish again: the publishes that wait are older.
-        listener.retry_failed()
+        publishes.retry_failed()
         try:
             while ended:
                 publish = ended.popleft()
                 if publish.members:
                     self._complete_batch(publish, now)
                     continue
-                listener.pending -= 1
-                listener.pending_bytes -= publish.reserved_bytes
+                publishes.pending -= 1
+                publishes.pending_bytes -= publish.reserved_bytes
                 if publish.error is None:
                     counts.confirmed += publish.messages
                     if publish.link is not None:
@@ -103,15 +84,15 @@ class CompletionQueue:
             self.is_due = bool(ended)
             if ended:
                 self._run_callback(self._drain)
-            listener.admit_waiting()
+            publishes.admit_waiting()
             self.completed.set()
 
     def _complete_batch(self, batch: PendingPublish, now: float) -> None:
         """Count the members of a confirmed batch together, which saves 0.5 us of 3 for each, and wake all callers."""
         members = iter(batch.members)
-        listener = self._listener
-        listener.pending -= batch.messages
-        listener.pending_bytes -= batch.reserved_bytes
+        publishes = self._publishes
+        publishes.pending -= batch.messages
+        publishes.pending_bytes -= batch.reserved_bytes
         self._counts.confirmed += batch.messages
         if batch.link is not None:
             batch.link.confirmed += batch.messages
@@ -127,7 +108,7 @@ class CompletionQueue:
             # in the next round.
             for member in members:
                 member.reserved_bytes = member.messages = 0
-                listener.pending += 1
+                publishes.pending += 1
                 self._ended.append(member)
 
     def _count_failed(self, publish: PendingPublish, error: NSQException) -> None:
@@ -136,8 +117,8 @@ class CompletionQueue:
             publish.on_capacity()
         if publish.waiter is None and publish.result is None:
             text = "%s: a publish to %s failed, and its caller no longer waits for it: %s"
-            label = self._owner.label
-            self._owner.rate_limited(logger).log(logging.WARNING, "no caller", text, label, publish.topic, error)
+            label = self._log_owner.label
+            self._log_owner.rate_limited(logger).log(logging.WARNING, "no caller", text, label, publish.topic, error)
 
 
 class Deadlines:

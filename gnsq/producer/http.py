@@ -154,9 +154,9 @@ class HttpClients:
     Args:
         urls: One URL or ``host[:port]``, or a list, tuple or set of them.
         options: Options of HttpOptions. Without ``timeout``, only the deadline of the publish limits a request.
-        max_requests: Concurrent requests to each nsqd.
 
     Attributes:
+        max_requests: Concurrent requests to each nsqd.
         max_seconds: Limit of the duration of a request.
 
     Raises:
@@ -172,6 +172,7 @@ class HttpClients:
             # The value is not shown: it may have a password.
             raise TypeError(f"nsqd_http_addresses must be a str, list, tuple or set, not a {type(urls).__name__}")
         items = [urls] if isinstance(urls, str) else urls
+        self.max_requests = max_requests
         self._options = {"connect_timeout": CONNECT_TIMEOUT, "retries": 0, "maxsize": max_requests, **options}
         checked = HttpOptions.from_keywords("http_options", self._options)
         self.max_seconds = checked.timeout if "timeout" in options else float("inf")
@@ -252,46 +253,26 @@ KILL_TIMEOUT = 0.5
 class HttpLink:
     """Sends publishes to one nsqd over HTTP.
 
-    Args:
-        max_requests: Limit of concurrent requests.
-        max_seconds: Limit of the duration of a request.
-        on_response, on_error: Called with each response to a publish, and each error of nsqd.
-        on_closed: Called before the publishes that were not sent are retried on other links.
-        subject: Start of log lines: the address and the producer.
-
     Attributes:
         has_published: True if nsqd has confirmed a publish.
         error: Failure of a ping or request, after which the link takes no more publishes.
         workers: Greenlets that send requests. Each ends when nothing is left to send.
     """
 
-    def __init__(
-        self,
-        address: str,
-        client: NsqdHTTPClient,
-        max_requests: int,
-        max_seconds: float,
-        clock: Clock,
-        *,
-        on_response: Callable[[bytes], None],
-        on_error: Callable[[NSQErrorCode], None],
-        on_closed: Callable[[HttpLink], None],
-        subject: str,
-    ) -> None:
+    def __init__(self, address: str, pool: HttpPool) -> None:
         self.address = address
-        self._subject = subject
-        self.client = client
+        self.client = pool.clients.client(address)
         self.confirmed = 0
         self.submit: Callable[[PendingPublish], None] = self._submit
         self.has_published = False
         self.error: NSQException | None = None
         self.workers: set[gevent.Greenlet] = set()
-        self._max_requests = max_requests
-        self._max_seconds = max_seconds
-        self._clock = clock
-        self._on_response = on_response
-        self._on_error = on_error
-        self._on_closed = on_closed
+        self._pool = pool
+        # Start of log lines.
+        self._subject = pool.owner.at(address)
+        self._max_requests = pool.clients.max_requests
+        self._max_seconds = pool.clients.max_seconds
+        self._now = pool.clock.monotonic
         self._closed = Event()
         self._opener: gevent.Greenlet | None = None
         self.unsent: OrderedDict[PendingPublish, None] = OrderedDict()
@@ -365,7 +346,8 @@ class HttpLink:
         if self._closed.is_set():
             return
         self.error = error
-        self._on_closed(self)
+        # First: the unsent publishes must go to other links.
+        self._pool.dispatcher.remove(self)
         self._return_unsent(error)
         self._closed.set()
 
@@ -386,7 +368,7 @@ class HttpLink:
         try:
             while self.unsent:
                 publish, _ = self.unsent.popitem(last=False)
-                seconds = _deadline(publish) - self._clock.monotonic()
+                seconds = _deadline(publish) - self._now()
                 if seconds <= 0:
                     publish.owner.expire(publish, WaitingFor.SEND, _deadline(publish))
                     continue
@@ -409,7 +391,7 @@ class HttpLink:
             publish.on_not_sent(error)
         except NSQInvalid as error:
             # nsqd is too old: a retry on this nsqd would fail, too.
-            self._on_error(error)
+            self._pool.on_error(error)
             publish.on_error(error)
         except NSQHttpError as error:
             self._on_http_error(publish, error, expires=limit < self._max_seconds)
@@ -419,7 +401,7 @@ class HttpLink:
             publish.on_connection_lost(NSQException(f"{self.address}: internal error: {error!r}"))
         else:
             self.has_published = True
-            self._on_response(OK)
+            self._pool.on_response(OK)
             publish.on_response(OK)
 
     def _request(self, publish: PendingPublish, limit: float) -> None:
@@ -431,9 +413,9 @@ class HttpLink:
         """
         client = self.client
         if publish.mpub_body_size or publish.defer:
-            ends = self._clock.monotonic() + limit
+            ends = self._now() + limit
             self._check_version(publish, limit)
-            limit = max(ends - self._clock.monotonic(), DEADLINE_MARGIN / 2)
+            limit = max(ends - self._now(), DEADLINE_MARGIN / 2)
         if publish.mpub_body_size:
             data = client.multipublish(publish.topic, publish.bodies, binary=True, timeout=limit)
         else:
@@ -477,7 +459,7 @@ class HttpLink:
         if refused is not None:
             if is_node_error(refused):
                 self._fail(refused)
-            self._on_error(refused)
+            self._pool.on_error(refused)
             publish.on_error(refused)
             return
         self._fail(error)
@@ -498,7 +480,7 @@ class HttpPool(ConnectionPool[HttpLink]):
     """Links to the HTTP ports of nsqds. Pings each nsqd until it responds, and again after a request has failed.
 
     Args:
-        max_requests: Concurrent requests to each nsqd.
+        dispatcher: Its links are those that the pool has opened.
         on_response, on_error: Called with each response to a publish, and each error of nsqd.
         owner: Producer that log lines name.
     """
@@ -512,33 +494,27 @@ class HttpPool(ConnectionPool[HttpLink]):
         clock: Clock,
         dispatcher: Dispatcher,
         *,
-        max_requests: int,
         on_response: Callable[[bytes], None],
         on_error: Callable[[NSQErrorCode], None],
         owner: LogOwner,
     ) -> None:
-        def make(address: str) -> HttpLink:
-            link = HttpLink(
-                address,
-                clients.client(address),
-                max_requests,
-                clients.max_seconds,
-                clock,
-                on_response=on_response,
-                on_error=on_error,
-                on_closed=dispatcher.remove,
-                subject=owner.at(address),
-            )
-            self._links.add(link)
-            return link
-
-        super().__init__(reconnect, clock, make=make, setup=dispatcher.add, owner=owner)
-        self._clients = clients
+        super().__init__(reconnect, clock, make=self._make_link, setup=dispatcher.add, owner=owner)
+        self.clients: HttpClients = clients
+        self.clock: Clock = clock
+        self.dispatcher: Dispatcher = dispatcher
+        self.on_response = on_response
+        self.on_error = on_error
+        self.owner: LogOwner = owner
         # Also has the links that have failed and still have requests.
         self._links: weakref.WeakSet[HttpLink] = weakref.WeakSet()
 
+    def _make_link(self, address: str) -> HttpLink:
+        link = HttpLink(address, self)
+        self._links.add(link)
+        return link
+
     def add(self, address: str, *, permanent: bool) -> None:
-        self._clients.client(address).close()  # raises ValueError if the address is not valid
+        self.clients.client(address).close()  # raises ValueError if the address is not valid
         super().add(address, permanent=permanent)
 
     def close(self, timeout: float) -> None:

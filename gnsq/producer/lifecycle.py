@@ -245,14 +245,11 @@ class ProducerLifecycle:
         pending = counted(runtime.dispatcher.pending, "publish", "publishes")
         logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
         ended: CrossThreadFuture[list[Unconfirmed]] = CrossThreadFuture()
-        if not runtime.owner_thread.is_current:
-            try:
-                runtime.owner_thread.call_soon(gevent.spawn, self._close_in_owner, runtime, timeout, ended)
-            except NSQConnectionClosed:
-                ended.set_result(self._abort_after_thread_death(runtime))
-        else:
+        try:
             # Close in a new greenlet, which continues if the caller is killed or interrupted by a gevent.Timeout.
-            gevent.spawn(self._close_in_owner, runtime, timeout, ended)
+            runtime.owner_thread.call_soon(gevent.spawn, self._close_in_owner, runtime, timeout, ended)
+        except NSQConnectionClosed:
+            ended.set_result(self._abort_after_thread_death(runtime))
         limit = timeout + self._grace
         if not ended.wait(limit):
             if runtime.owner_thread.is_current:

@@ -223,7 +223,15 @@ class Link(Protocol):
 
 
 class PublishOwner(Protocol):
-    """Decides how publishes end."""
+    """Decides how publishes end, and gives their capacity to others then.
+
+    Attributes:
+        pending: Number of publishes whose callers were not woken yet.
+        pending_bytes: Bytes that these publishes have reserved.
+    """
+
+    pending: int
+    pending_bytes: int
 
     def complete(self, publish: PendingPublish) -> None:
         """Count a publish that is done, and wake its caller."""
@@ -233,6 +241,12 @@ class PublishOwner(Protocol):
 
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
         """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed."""
+
+    def retry_failed(self) -> None:
+        """Send the publishes again that nsqd has not executed."""
+
+    def admit_waiting(self) -> None:
+        """Give capacity to publishes that wait for it."""
 
 
 class PendingPublish:

@@ -149,7 +149,6 @@ class ProducerRuntime:
             config.reconnect,
             self._clock,
             self.dispatcher,
-            max_requests=self._options.http_requests_at_once,
             on_response=lambda data: self._call(events.handle_response, None, data),
             on_error=lambda error: self._call(events.handle_error, None, error),
             owner=config.owner,
