@@ -88,18 +88,16 @@ def publish_chunks(
     cause: Exception | None = None
     is_closed = False
     try:
-        for bodies, error in _split(messages, options):
-            if error is None:
-                try:
-                    many.add(len(bodies), submit(bodies))
-                except NSQException as failure:
-                    many.add(len(bodies), failure)
-                    is_closed = isinstance(failure, NSQNotSentClosed)
-            elif isinstance(error, _IterableRaised):
-                cause = error.error
-                many.add(0, cause)
-            else:
-                many.add(1, error)
+        for count, chunk in _split(messages, options):
+            outcome: PublishResult | Exception
+            try:
+                outcome = chunk if isinstance(chunk, Exception) else submit(chunk)
+            except NSQException as error:
+                outcome = error
+                is_closed = isinstance(error, NSQNotSentClosed)
+            if isinstance(chunk, Exception) and not count:
+                cause = chunk
+            many.add(count, outcome)
             if is_closed or (many.has_failed and raise_error):
                 break
         many.wait()
@@ -135,41 +133,32 @@ class _ChunkedPublish:
         self.has_failed = self.has_failed or isinstance(result, Exception)
         self.pending.append((self._number, messages, result))
         self._number += messages
-        while len(self.pending) >= MAX_CONCURRENT_CHUNKS or (self.pending and _has_ended(self.pending[0][2])):
-            self._wait_first()
+        self.wait(MAX_CONCURRENT_CHUNKS - 1)
 
-    def wait(self) -> None:
-        """Wait for all chunks."""
+    def wait(self, limit: int = 0) -> None:
+        """Record the oldest chunks that have ended. Wait until no more than the limit are pending."""
         while self.pending:
-            self._wait_first()
-
-    def _wait_first(self) -> None:
-        first, messages, result = self.pending[0]
-        error = result if isinstance(result, Exception) else None
-        if not isinstance(result, Exception):
-            try:
-                result.get()
-            except Exception as raised:  # noqa: BLE001  # reported in the chunk
-                error = raised
-        self.has_failed = self.has_failed or error is not None
-        self.pending.popleft()
-        self.chunks.append(Chunk(first, messages, error))
-
-
-def _has_ended(result: PublishResult | Exception) -> bool:
-    return isinstance(result, Exception) or result.ready()
+            first, messages, result = self.pending[0]
+            error = result if isinstance(result, Exception) else None
+            if not isinstance(result, Exception):
+                if len(self.pending) <= limit and not result.ready():
+                    return
+                try:
+                    result.get()
+                except Exception as raised:  # noqa: BLE001  # reported in the chunk
+                    error = raised
+            self.has_failed = self.has_failed or error is not None
+            self.pending.popleft()
+            self.chunks.append(Chunk(first, messages, error))
 
 
-class _IterableRaised(Exception):
-    """Holds the error that the caller's iterable raised."""
+def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tuple[int, list[bytes] | Exception]]:
+    """Split messages into chunks.
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tuple[list[bytes], Exception | None]]:
-    """Split messages into chunks. Yield the bodies of each chunk, or the error of a message that can't be published."""
+    Yields:
+        The number of messages and their bodies. Or 1 and the error of a message that can't be published. Or at the end
+        0 and the error that the iterable raised.
+    """
     limit = MAX_CHUNK_BYTES if options.max_body_size is None else min(MAX_CHUNK_BYTES, options.max_body_size - 4)
     bodies: list[bytes] = []
     size = 0
@@ -178,19 +167,19 @@ def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tupl
         for number, body in enumerate(messages):
             refusal = _refusal(body, number, options)
             if bodies and (refusal or len(bodies) == MAX_CHUNK_MESSAGES or size + len(body) + 4 > limit):
-                yield bodies, None
+                yield len(bodies), bodies
                 bodies, size = [], 0
             if refusal is not None:
-                yield [], refusal
+                yield 1, refusal
             else:
                 bodies.append(body)
                 size += len(body) + 4
     except Exception as error:  # noqa: BLE001  # of the caller's iterable
-        raised = _IterableRaised(error)
+        raised = error
     if bodies:
-        yield bodies, None
+        yield len(bodies), bodies
     if raised is not None:
-        yield [], raised
+        yield 0, raised
 
 
 def _refusal(body: object, number: int, options: ProducerOptions) -> Exception | None:
