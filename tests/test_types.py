@@ -240,6 +240,8 @@ RIGHT = [
     "assert_type(traced_producer.publish('t', b'x', timeout=1.0), bytes)",
     "assert_type(traced_producer.publish('t', b'x', raise_error=False), PublishResult)",
     "assert_type(traced_producer.publish_async('t', b'x'), PublishResult)",
+    "assert_type(traced_producer.stats().confirmed, int)",
+    "ProducerGiveupHandler('t', traced_producer)",
     "assert_type(result.get(timeout=1.0), bytes)",
     "assert_type(result.wait(1), bytes | None)",
     "assert_type(result.exception, Exception | None)",

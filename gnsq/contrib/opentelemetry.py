@@ -20,7 +20,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, cast, overload
 from weakref import WeakKeyDictionary
 
 import gevent
@@ -46,7 +46,12 @@ if TYPE_CHECKING:
 
     from gnsq.consumer import Consumer, Handler
     from gnsq.message import Message
-    from gnsq.producer import Chunk, Producer, Unconfirmed
+    from gnsq.producer import Producer, Unconfirmed
+
+    # For type checkers a TracedProducer is a Producer: it has the same methods, and can be given where one is wanted.
+    _Producer = Producer
+else:
+    _Producer = object
 
 __all__ = ["TracedProducer", "traced"]
 
@@ -133,7 +138,7 @@ def traced(
     return cast("Callable[..., None]", traced_handler)  # wraps() has no type for this
 
 
-class TracedProducer:
+class TracedProducer(_Producer):
     """A Producer whose publishes are spans of kind PRODUCER, ``send TOPIC``.
 
         with TracedProducer(Producer(address)) as producer:
@@ -163,9 +168,6 @@ class TracedProducer:
         self._finisher = _SpanFinisher()
         self._rate_limited = RateLimitedLogger(logger, time.monotonic)
 
-    def __getattr__(self, name: str) -> Any:  # Any: the producer's own
-        return getattr(self.producer, name)
-
     def __enter__(self) -> Self:
         self.producer.start()
         return self
@@ -182,48 +184,28 @@ class TracedProducer:
             if gevent.getcurrent() is not get_hub_if_exists():
                 self._finisher.wait(SPANS_TIMEOUT)
 
-    # Any in these methods: the arguments are the Producer's.
+    if not TYPE_CHECKING:  # as those of Producer
 
-    @overload
-    def publish(
-        self, topic: str, data: bytes, *arguments: Any, raise_error: Literal[True] = True, **options: Any
-    ) -> bytes: ...
+        def __getattr__(self, name):
+            return getattr(self.producer, name)
 
-    @overload
-    def publish(
-        self, topic: str, data: bytes, *arguments: Any, raise_error: Literal[False], **options: Any
-    ) -> PublishResult: ...
+        def publish(self, topic, data, *arguments, **options):
+            """Publish a message, as Producer.publish()."""
+            return self._send(self.producer.publish, topic, data, arguments, options)
 
-    def publish(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> bytes | PublishResult:
-        """Publish a message, as Producer.publish()."""
-        return cast("bytes | PublishResult", self._send(self.producer.publish, topic, data, arguments, options))
+        def publish_async(self, topic, data, *arguments, **options):
+            """Publish a message without waiting, as Producer.publish_async()."""
+            return self._send(self.producer.publish_async, topic, data, arguments, options)
 
-    def publish_async(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> PublishResult:
-        """Publish a message without waiting, as Producer.publish_async()."""
-        return cast("PublishResult", self._send(self.producer.publish_async, topic, data, arguments, options))
+        def multipublish(self, topic, messages, *arguments, **options):
+            """Publish messages, all or none, as Producer.multipublish()."""
+            return self._send(self.producer.multipublish, topic, messages, arguments, options, is_many=True)
 
-    @overload
-    def multipublish(
-        self, topic: str, messages: Iterable[bytes], *arguments: Any, raise_error: Literal[True] = True, **options: Any
-    ) -> bytes: ...
+        def publish_many(self, topic, messages, *arguments, **options):
+            """Publish any number of messages, as Producer.publish_many(), which takes them one by one."""
+            return self._send(self.producer.publish_many, topic, messages, arguments, options, is_many=True)
 
-    @overload
-    def multipublish(
-        self, topic: str, messages: Iterable[bytes], *arguments: Any, raise_error: Literal[False], **options: Any
-    ) -> PublishResult: ...
-
-    def multipublish(
-        self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any
-    ) -> bytes | PublishResult:
-        """Publish messages, all or none, as Producer.multipublish()."""
-        result = self._send(self.producer.multipublish, topic, messages, arguments, options, is_many=True)
-        return cast("bytes | PublishResult", result)
-
-    def publish_many(self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any) -> list[Chunk]:
-        """Publish any number of messages, as Producer.publish_many(), which takes them one by one."""
-        chunks: list[Chunk] = self._send(self.producer.publish_many, topic, messages, arguments, options, is_many=True)
-        return chunks
-
+    # Any: the arguments and the results are the Producer's.
     def _send(
         self,
         call: Callable[..., Any],
