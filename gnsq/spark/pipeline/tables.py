@@ -44,8 +44,8 @@ __all__ = ["Table", "TableStatus", "delta_location"]
 
 logger = logging.getLogger(__name__)
 
-# Whose the table is, and how many checkpoints it has belonged to.
-_OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch"
+# Whose the table is; and, followed by a checkpoint, the number of that one among all that it has belonged to.
+_OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
 # In the commit's information, beside what delta-rs writes there.
 _BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
@@ -121,7 +121,8 @@ class Table:
             take_over: Let this checkpoint have a table that belongs to another one.
 
         Returns:
-            The epoch: how many checkpoints the table has belonged to, this one included.
+            The epoch: how many checkpoints the table had belonged to when this one came, itself included. A
+            checkpoint that comes back has its epoch of before, since it goes on with its own state.
 
         Raises:
             JobFailed: If the table is another checkpoint's, has another type or partition, or is damaged.
@@ -136,7 +137,9 @@ class Table:
             return int(owner is not None)
         delta = self._open()
         properties = delta.metadata().configuration
-        found, epoch = properties.get(_OWNER), int(properties.get(_EPOCH, 0))
+        found = properties.get(_OWNER)
+        epochs = [int(value) for name, value in properties.items() if name.startswith(_EPOCH)]
+        epoch = int(properties.get(f"{_EPOCH}{owner}", max(epochs, default=0) + (owner is not None)))
         is_free = found == ""
         if not is_free and (found is None or found != owner) and not take_over:
             raise JobFailed(self._taken(found, owner))
@@ -150,8 +153,7 @@ class Table:
             if missing:
                 delta.alter.add_columns(missing)
             if owner is not None and found != owner:
-                epoch += 1
-                changed = {_OWNER: owner, _EPOCH: str(epoch)}
+                changed = {_OWNER: owner, f"{_EPOCH}{owner}": str(epoch)}
                 delta.alter.set_table_properties(changed, raise_if_not_exists=False)
         self._synced(delta, before)
         return epoch
@@ -300,7 +302,7 @@ class Table:
                 self._uri,
                 schema,
                 partition_by=columns,
-                configuration={_OWNER: owner or "", _EPOCH: str(int(owner is not None))},
+                configuration={_OWNER: owner or "", **({f"{_EPOCH}{owner}": "1"} if owner else {})},
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )

@@ -191,9 +191,12 @@ def test_each_checkpoint_of_a_table_has_an_epoch_of_its_own(location):
         table(location).claim(OURS, take_over=False),
         table(location).claim(OURS, take_over=True),
         table(location).claim(THEIRS, take_over=True),
+        table(location).claim(OURS, take_over=True),
+        table(f"{location}-2").claim(THEIRS, take_over=False),
+        table(f"{location}-2").claim(OURS, take_over=True),
     ]
 
-    assert epochs == [0, 1, 1, 2]
+    assert epochs == [0, 1, 1, 2, 1, 1, 2]
 
 
 # --- schema and partitions
