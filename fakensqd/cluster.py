@@ -56,28 +56,25 @@ class FakeCluster(MessageAssertions, Server):
         threaded: bool = False,
         **options: Unpack[ClusterOptionsDict],
     ) -> None:
-        self.nsqds: list[FakeNsqd] = []
+        NsqdOptions.from_keywords(FakeCluster, options)  # raises for bad options
+        if base_port:
+            _check_ports(base_port, nsqds, lookupds)
         self.seed = random.randrange(2**32) if seed is None else seed
-        self._common: dict[str, Any] = {  # Any: of all types
+        common: dict[str, Any] = {  # Any: of all types
             "clock": clock,
             "record": record,
             "seed": self.seed,
             "faults_over_http": faults_over_http,
         }
-        self._base_port = base_port
-        if base_port:
-            _check_ports(base_port, nsqds, lookupds)
         self.lookupds = [
-            FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
+            FakeLookupd(**common, **_addresses(base_port, _LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
-        # Raises for bad options now, not in start().
-        NsqdOptions.from_keywords(FakeCluster, options)
-        self._nsqd_count = nsqds
-        self._options: dict[str, Any] = {**options}  # Any: of all types
+        self.nsqds = [
+            FakeNsqd(node_id=number, **common, **_addresses(base_port, _NSQD_PORT, number), **options)
+            for number in range(nsqds)
+        ]
         # Index of the nsqd that gets the next message of publish().
         self._next_nsqd = 0
-        # Rules that were added before the nsqds were made.
-        self._rules_before_start: list[list[Rule]] = []
 
     def start(self) -> Self:
         """Start all servers that do not run, wait until the nsqds are registered, and return this cluster.
@@ -89,20 +86,8 @@ class FakeCluster(MessageAssertions, Server):
             for lookupd in self.lookupds:
                 lookupd.start()
             addresses = tuple(lookupd.tcp_address for lookupd in self.lookupds)
-            if not self.nsqds:
-                self.nsqds = [
-                    FakeNsqd(
-                        lookupd_tcp_addresses=addresses,
-                        node_id=number,
-                        **self._common,
-                        **self._addresses(_NSQD_PORT, number),
-                        **self._options,
-                    )
-                    for number in range(self._nsqd_count)
-                ]
-                for rules in self._rules_before_start:
-                    self._add_to(self.nsqds, rules)
             for nsqd in self.nsqds:
+                nsqd.lookupd_tcp_addresses = nsqd.lookupd_tcp_addresses or addresses
                 nsqd.start()
             for nsqd in self.nsqds:
                 nsqd.wait_registered()
@@ -110,12 +95,6 @@ class FakeCluster(MessageAssertions, Server):
             self.stop()
             raise
         return self
-
-    def _addresses(self, offset: int, number: int) -> dict[str, Any]:  # Any: as **options
-        if not self._base_port:
-            return {}
-        port = self._base_port + offset + _PORT_STEP * number
-        return {name: f"127.0.0.1:{port + distance}" for name, distance in _PORTS.items()}
 
     def stop(self) -> None:
         """Stop all servers."""
@@ -137,33 +116,20 @@ class FakeCluster(MessageAssertions, Server):
             ValueError: If an action is not allowed for such events.
         """
         rules = make_rules(match, actions, optional=optional, name=name)
-        if all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules):
-            self._add_to(self.lookupds, rules)
-        if self.nsqds:
-            self._add_to(self.nsqds, rules)
-        else:
-            self._rules_before_start.append(rules)
+        is_http = all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules)
+        for daemon in (*self.nsqds, *(self.lookupds if is_http else ())):
+            daemon.faults.add(rules, daemon.now())
         return AddedRules(rules, self._remove_rules)
 
     def _remove_rules(self, rules: Sequence[Rule]) -> None:
-        self._rules_before_start = [each for each in self._rules_before_start if each != rules]
         for daemon in (*self.nsqds, *self.lookupds):
             daemon.faults.remove(rules)
-
-    def _add_to(self, daemons: Sequence[FakeNsqd | FakeLookupd], rules: Sequence[Rule]) -> None:
-        for daemon in daemons:
-            daemon.faults.add(rules, daemon.now())
 
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
         """Publish messages to a topic of the nsqds in turn: the first message to nsqd 0, the next one to nsqd 1.
 
         Use ``cluster.nsqds[1].publish(...)`` to choose the nsqd. Arguments and errors are those of FakeNsqd.publish().
-
-        Raises:
-            RuntimeError: If the cluster was never started.
         """
-        if not self.nsqds:
-            raise RuntimeError("the cluster has no nsqds: start() makes them")
         self.nsqds[0]._check_publish(topic, bodies, delay)
         for body in bodies:
             self.nsqds[self._next_nsqd].publish(topic, body, delay=delay)
@@ -207,6 +173,13 @@ class FakeCluster(MessageAssertions, Server):
     def lookupd_http_addresses(self) -> list[str]:
         """``host:port`` of the HTTP API of each nsqlookupd, for consumers."""
         return [lookupd.http_address for lookupd in self.lookupds]
+
+
+def _addresses(base_port: int, offset: int, number: int) -> dict[str, Any]:  # Any: as **options
+    if not base_port:
+        return {}
+    port = base_port + offset + _PORT_STEP * number
+    return {name: f"127.0.0.1:{port + distance}" for name, distance in _PORTS.items()}
 
 
 def _check_ports(base_port: int, nsqds: int, lookupds: int) -> None:
