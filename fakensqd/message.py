@@ -10,14 +10,28 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-__all__ = ["MessageIdGenerator", "MessageOwner", "MessageQueue", "QueuedMessage"]
+__all__ = ["MessageIdGenerator", "MessageQueue", "QueuedMessage", "Subscriber"]
 
 
-class MessageOwner(Protocol):
-    """The subscriber to which a message was delivered."""
+class Subscriber(Protocol):
+    """The part of a subscribed connection that a channel uses. Its methods may not call Channel.deliver()."""
+
+    def wake(self) -> bool:
+        """Note that there may be messages to deliver, or that the channel was paused.
+
+        Returns:
+            True if deliver() will be called soon. False if the client does not read; the channel then wakes another
+            subscriber.
+        """
 
     def message_timed_out(self) -> None:
         """Note that a message in flight to this subscriber has timed out."""
+
+    def channel_emptied(self) -> None:
+        """Note that all messages in flight to this subscriber have been dropped."""
+
+    def channel_closed(self) -> None:
+        """Note that the channel was deleted: close the connection without an error frame."""
 
 
 class QueuedMessage:
@@ -32,7 +46,7 @@ class QueuedMessage:
         self.delay = delay
         self.attempts = 0
         # The attributes below are used only while the message is in flight.
-        self.owner: MessageOwner | None = None
+        self.owner: Subscriber | None = None
         self.delivered_at = 0.0
         self.deadline = 0.0
         self.bucket: dict[bytes, QueuedMessage] = _NO_BUCKET

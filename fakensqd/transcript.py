@@ -148,7 +148,7 @@ class Transcript:
 
     def delivered(self, topic: str, channel: str | None = None) -> list[bytes]:
         """Return the body of each message that was pushed, once for each push."""
-        return [body for entry in self._of("message", None, topic, channel) for body in entry.bodies]
+        return [body for entry in self._of("message", topic=topic, channel=channel) for body in entry.bodies]
 
     def finished(self, topic: str | None = None, channel: str | None = None) -> int:
         """Count the FINs that were accepted."""
@@ -164,40 +164,33 @@ class Transcript:
 
     def commands(self, name: str | None = None) -> list[str]:
         """Return the name of each received command, executed or not. With a name, only of commands with this name."""
-        return [entry.name for entry in self._entries if entry.kind == "command" and name in (None, entry.name)]
+        return [entry.name for entry in self._of("command", name=name)]
 
     def errors(self) -> list[str]:
         """Return the text of each error frame that was sent, by the server or by a fault."""
-        return [
-            f"{entry.name} {entry.detail}".rstrip()
-            for entry in self._entries
-            if entry.kind == "reply" and entry.name.startswith("E_")
-        ]
+        replies = self.select("reply")
+        return [f"{entry.name} {entry.detail}".rstrip() for entry in replies if entry.name.startswith("E_")]
 
     def requests(self, path: str | None = None) -> list[str]:
         """Return method and path of each HTTP request. With a path, only of requests with this path."""
-        names = [entry.name for entry in self._entries if entry.kind == "http"]
+        names = [entry.name for entry in self.select("http")]
         return [name for name in names if path is None or name.partition(" ")[2] == path]
 
     def connected(self) -> list[int]:
         """Return the numbers of the open connections."""
-        ended = {entry.connection for entry in self._entries if entry.kind == "end"}
-        return [
-            entry.connection for entry in self._entries if entry.kind == "connect" and entry.connection not in ended
-        ]
+        ended = {entry.connection for entry in self.select("end")}
+        return [entry.connection for entry in self.select("connect") if entry.connection not in ended]
 
     def fired(self) -> list[str]:
         """Return the names of the rules that fired, one name each time that a rule fired."""
-        return [entry.name for entry in self._entries if entry.kind == "fault"]
+        return [entry.name for entry in self.select("fault")]
 
     def _count(self, name: str, topic: str | None, channel: str | None) -> int:
-        return sum(entry.executed for entry in self._of("command", name, topic, channel))
+        return sum(entry.executed for entry in self._of("command", name=name, topic=topic, channel=channel))
 
-    def _of(self, kind: str, name: str | None, topic: str | None, channel: str | None) -> Iterator[Entry]:
-        for entry in self._entries:
-            fits = entry.kind == kind and name in (None, entry.name)
-            if fits and topic in (None, entry.topic) and channel in (None, entry.channel):
-                yield entry
+    def _of(self, kind: str, **wanted: str | None) -> list[Entry]:
+        """Return the entries of this kind that have the attributes which are not None."""
+        return self.select(kind, **{name: value for name, value in wanted.items() if value is not None})
 
     # --- text and JSON lines ------------------------------------------------------------------------------------------
 

@@ -115,7 +115,8 @@ class ConnectionSession(InterceptableSession):
     def _on_advanced(self) -> None:
         """Continue after commands were executed as far as the input allows."""
 
-    def _respond(self, frame: bytes) -> None:
+    def respond(self, frame: bytes) -> None:
+        """Send a frame, with all output before it."""
         self.output.append(frame)
         self._flush = True
 
@@ -145,7 +146,7 @@ class ConnectionSession(InterceptableSession):
                 return
             yield None
         if magic != self.magic:
-            self._respond(self.bad_magic)
+            self.respond(self.bad_magic)
             return
         self._on_connected()
         self._executed = True

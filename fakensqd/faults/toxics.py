@@ -158,23 +158,7 @@ class stall:
         _check("after", self.after)
 
     def start(self, rng: Random) -> ToxicState:
-        return _StallState(self.after)
-
-
-@dataclass
-class _StallState(ToxicState):
-    left: int
-
-    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        passing, held = data[: self.left], data[self.left :]
-        self.left -= len(passing)
-        if passing:
-            yield Deliver(passing, now)
-        if held:
-            yield Deliver(held, math.inf)
-
-    def on_end(self, now: float) -> float:
-        return now if self.left else math.inf
+        return _CutState(self.after, None)
 
 
 # --- cut to pieces ----------------------------------------------------------------------------------------------------
@@ -230,7 +214,7 @@ class limit_bytes:
         _check("count", self.count)
 
     def start(self, rng: Random) -> ToxicState:
-        return _LimitState(self.count, StreamEnd)
+        return _CutState(self.count, StreamEnd)
 
 
 @dataclass(frozen=True)
@@ -244,23 +228,30 @@ class reset:
         _check("after", self.after)
 
     def start(self, rng: Random) -> ToxicState:
-        return _LimitState(self.after, ConnectionReset)
+        return _CutState(self.after, ConnectionReset)
 
 
 @dataclass
-class _LimitState(ToxicState):
+class _CutState(ToxicState):
+    """Passes a number of bytes. Then the end comes, or, if there is none, the other bytes are held."""
+
     left: int
-    end: type[StreamEnd | ConnectionReset]
+    end: type[StreamEnd | ConnectionReset] | None
     has_ended: bool = False
 
     def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        passing = data[: self.left]
+        passing, held = data[: self.left], data[self.left :]
         self.left -= len(passing)
         if passing:
             yield Deliver(passing, now)
-        if not self.left and not self.has_ended:
+        if self.end is None and held:
+            yield Deliver(held, math.inf)
+        elif self.end is not None and not self.left and not self.has_ended:
             self.has_ended = True
             yield self.end(now)
+
+    def on_end(self, now: float) -> float:
+        return now if self.left or self.end is not None else math.inf
 
 
 @dataclass(frozen=True)

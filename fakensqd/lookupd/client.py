@@ -63,13 +63,9 @@ class LookupPeer:
         # Commands to send; None ends run().
         self._commands: Queue[bytes | None] = Queue()
 
-    def register(self, topic: str, channel: str | None) -> None:
-        """Register a topic or channel."""
-        self._commands.put(_registration(b"REGISTER", topic, channel))
-
-    def unregister(self, topic: str, channel: str | None) -> None:
-        """Unregister a topic or channel."""
-        self._commands.put(_registration(b"UNREGISTER", topic, channel))
+    def send(self, verb: bytes, topic: str, channel: str | None) -> None:
+        """Send REGISTER or UNREGISTER for a topic or channel."""
+        self._commands.put(_registration(verb, topic, channel))
 
     @property
     def can_query(self) -> bool:

@@ -106,15 +106,15 @@ class LookupdSession(ConnectionSession):
     def _ping(self, words: list[bytes]) -> None:
         if self._peer is not None:
             self._peer.last_update = self.now
-        self._respond(_OK_FRAME)
+        self.respond(_OK_FRAME)
 
     def _register(self, words: list[bytes]) -> None:
         self._registry.register(*self._names(words))
-        self._respond(_OK_FRAME)
+        self.respond(_OK_FRAME)
 
     def _unregister(self, words: list[bytes]) -> None:
         self._registry.unregister(*self._names(words))
-        self._respond(_OK_FRAME)
+        self.respond(_OK_FRAME)
 
     def _names(self, words: list[bytes]) -> tuple[Peer, str, str]:
         if self._peer is None:
@@ -148,7 +148,7 @@ class LookupdSession(ConnectionSession):
         )
         self._registry.connect(self._peer)
         self._handlers = _HANDLERS_IDENTIFIED
-        self._respond(_framed(encoding_json.encode(self._identity())))
+        self.respond(_framed(encoding_json.encode(self._identity())))
 
 
 def _read_identify(source: InputBuffer) -> Read[bytes]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
-from fakensqd.message import MessageIdGenerator, MessageQueue, QueuedMessage
-from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, Subscriber
+from fakensqd.message import MessageIdGenerator, QueuedMessage, Subscriber
+from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, MessageHolder
 from fakensqd.options import NsqdOptions
-from gnsq.protocol.names import is_ephemeral
 
-__all__ = ["Broker", "BrokerError", "BrokerEvents", "Channel", "QueuedMessage", "Subscriber", "Topic"]
+__all__ = ["Broker", "BrokerError", "BrokerEvents", "Channel", "MessageHolder", "QueuedMessage", "Topic"]
 
 # The beginning of 2020.
 _EPOCH_NS = 1_577_836_800 * 10**9
@@ -113,40 +111,17 @@ class Broker:
         return [message for channel in list(self.channels()) for message in channel.expire(now)]
 
 
-class Topic:
+class Topic(MessageHolder):
     """A topic. Passes each message to every channel; keeps messages while it is paused or has no channel."""
 
     def __init__(self, broker: Broker, name: str) -> None:
-        self.name = name
+        super().__init__(broker, name)
         self.channels: dict[str, Channel] = {}
-        self.paused = False
-        self.message_count = 0
         self.message_bytes = 0
         # False while this nsqd asks nsqlookupds for the topic's channels. Messages wait until it is True.
         self._started = True
         self._broker = broker
         self._ids = MessageIdGenerator(broker.options.node_id)
-        self._queue = MessageQueue(
-            broker.options.mem_queue_size,
-            ephemeral=self.ephemeral,
-            on_stored=partial(broker.events.on_stored, name, None),
-            on_removed=partial(broker.events.on_removed, name, None),
-        )
-
-    @property
-    def depth(self) -> int:
-        """How many messages are in no channel yet."""
-        return len(self._queue)
-
-    @property
-    def backend_depth(self) -> int:
-        """How many of these messages are on disk, or would be on disk with a data path."""
-        return self._queue.backend_depth
-
-    @property
-    def ephemeral(self) -> bool:
-        """Whether the topic is deleted with its last channel."""
-        return is_ephemeral(self.name)
 
     def publish(self, bodies: Sequence[bytes], now: float, delay: float = 0.0) -> None:
         """Make messages, and pass them to the channels. The delay of a message begins when it is in a channel."""
@@ -202,14 +177,6 @@ class Topic:
     def empty(self) -> None:
         """Drop the messages that are in no channel yet."""
         self._queue.clear()
-
-    def stored(self) -> list[QueuedMessage]:
-        """List the messages that nsqd would write to disk when it stops, without the messages of the channels."""
-        return list(self._queue)
-
-    def on_disk(self) -> list[QueuedMessage]:
-        """List the messages that are already on disk, without the messages of the channels."""
-        return self._queue.on_disk()
 
     def restore(self, messages: Sequence[QueuedMessage], now: float) -> None:
         """Queue messages from disk. They count in the depth, but not in the message count."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from fakensqd.message import MessageQueue, QueuedMessage
+from fakensqd.message import MessageQueue, QueuedMessage, Subscriber
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
 
@@ -22,7 +22,7 @@ __all__ = [
     "BrokerEvents",
     "Channel",
     "Latencies",
-    "Subscriber",
+    "MessageHolder",
     "format_latency",
     "summary",
 ]
@@ -58,27 +58,6 @@ class BrokerEvents:
     on_due: Callable[[float], None] = _ignore
 
 
-class Subscriber(Protocol):
-    """The part of a subscribed connection that a channel uses. Its methods may not call deliver() themselves."""
-
-    def wake(self) -> bool:
-        """Note that there may be messages to deliver, or that the channel was paused.
-
-        Returns:
-            Whether deliver() will be called soon. False if the client does not read; the channel then wakes another
-            subscriber.
-        """
-
-    def message_timed_out(self) -> None:
-        """Note that a message in flight to this subscriber has timed out."""
-
-    def channel_emptied(self) -> None:
-        """Note that all messages in flight to this subscriber have been dropped."""
-
-    def channel_closed(self) -> None:
-        """Note that the channel was deleted: close the connection without an error frame."""
-
-
 class _Broker(Protocol):
     """The part of a broker that a channel uses."""
 
@@ -92,15 +71,54 @@ class _Broker(Protocol):
         """Note that a message times out, or its delay ends, at this time."""
 
 
-class Channel:
+class MessageHolder:
+    """What topics and channels have in common: a name, a queue, and a pause.
+
+    Args:
+        channel_name: None for a topic.
+
+    Attributes:
+        ephemeral: True if a topic is deleted with its last channel, or a channel with its last subscriber.
+        message_count: How many messages have come so far.
+    """
+
+    def __init__(self, broker: _Broker, topic_name: str, channel_name: str | None = None) -> None:
+        self.topic_name = topic_name
+        self.name = topic_name if channel_name is None else channel_name
+        self.ephemeral = is_ephemeral(self.name)
+        self.paused = False
+        self.message_count = 0
+        self._queue = MessageQueue(
+            broker.options.mem_queue_size,
+            ephemeral=self.ephemeral,
+            on_stored=partial(broker.events.on_stored, topic_name, channel_name),
+            on_removed=partial(broker.events.on_removed, topic_name, channel_name),
+        )
+
+    @property
+    def depth(self) -> int:
+        """How many messages are queued; those of a topic are in no channel yet."""
+        return len(self._queue)
+
+    @property
+    def backend_depth(self) -> int:
+        """How many queued messages are on disk, or would be on disk with a data path."""
+        return self._queue.backend_depth
+
+    def stored(self) -> list[QueuedMessage]:
+        """List the messages that nsqd would write to disk when it stops: without those of a topic's channels."""
+        return list(self._queue)
+
+    def on_disk(self) -> list[QueuedMessage]:
+        """List the messages that are on disk already."""
+        return self._queue.on_disk()
+
+
+class Channel(MessageHolder):
     """A channel. Delivers each message to one of its subscribers."""
 
     def __init__(self, broker: _Broker, topic_name: str, name: str, now: float = 0.0) -> None:
-        self.topic_name = topic_name
-        self.name = name
-        self.ephemeral = is_ephemeral(name)
-        self.paused = False
-        self.message_count = 0
+        super().__init__(broker, topic_name, name)
         self.requeue_count = 0
         self.timeout_count = 0
         # None: the options have no percentiles.
@@ -112,12 +130,6 @@ class Channel:
         # Dicts without values are ordered sets.
         self.subscribers: dict[Subscriber, None] = {}
         self._broker = broker
-        self._queue = MessageQueue(
-            options.mem_queue_size,
-            ephemeral=self.ephemeral,
-            on_stored=partial(broker.events.on_stored, topic_name, name),
-            on_removed=partial(broker.events.on_removed, topic_name, name),
-        )
         self._ready: dict[Subscriber, None] = {}
         # Subscribers that were woken and have not called deliver() yet. They share the queued messages.
         self._woken: dict[Subscriber, None] = {}
@@ -127,16 +139,6 @@ class Channel:
         self._buckets: dict[Hashable, dict[bytes, QueuedMessage]] = {}
         self._deferred: list[tuple[float, int, QueuedMessage]] = []
         self._order = itertools.count()
-
-    @property
-    def depth(self) -> int:
-        """How many messages are queued, without messages in flight and deferred messages."""
-        return len(self._queue)
-
-    @property
-    def backend_depth(self) -> int:
-        """How many queued messages are on disk, or would be on disk with a data path."""
-        return self._queue.backend_depth
 
     @property
     def in_flight_count(self) -> int:
@@ -173,10 +175,6 @@ class Channel:
     def stored(self) -> list[QueuedMessage]:
         """List the messages that nsqd would write to disk when it stops: queued, in flight and deferred."""
         return [*self._queue, *self._in_flight.values(), *(message for _, _, message in sorted(self._deferred))]
-
-    def on_disk(self) -> list[QueuedMessage]:
-        """List the messages that are on disk already."""
-        return self._queue.on_disk()
 
     def restore(self, messages: Sequence[QueuedMessage]) -> None:
         """Queue messages from disk. They count in the depth, but not in the message count."""

@@ -1,7 +1,7 @@
 """Negotiation with a V2 client: IDENTIFY, TLS, compression, and AUTH.
 
 Pure. IDENTIFY and AUTH are generators: they read what they need, pause with an IoRequest if the connection or an auth
-server has to do something, and send frames through a callable. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAuth;
+server has to do something. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAuth;
 client_v2.go Identify and Set*().
 """
 
@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fakensqd.daemon.session import ConnectionSession
 from fakensqd.effects import AskAuth, StartCompression, StartTLS, TlsEstablished, TlsFailed
 from fakensqd.golang.encoding_json import BOOL, INT, INT32, STRING, FieldType, decode, encode
 from fakensqd.golang.text import quote
-from fakensqd.input_buffer import CommandError, InputBuffer, Read
+from fakensqd.input_buffer import CommandError, Read
 from fakensqd.nsqd import commands
 from fakensqd.options import LATEST, NsqdOptions, Release
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy
@@ -187,9 +188,7 @@ class ClientHandshake:
 
     Args:
         remote_ip: IP address of the client; until IDENTIFY, also its client id and hostname.
-        source: Input from the client.
-        respond: Sends a frame to the client.
-        now: Returns the time, seconds.
+        session: Has the input and the time; sends the responses.
 
     Attributes:
         settings: Settings after the last IDENTIFY.
@@ -198,14 +197,7 @@ class ClientHandshake:
         authorization: Last response of the auth server; None before AUTH.
     """
 
-    def __init__(
-        self,
-        options: NsqdOptions,
-        remote_ip: str,
-        source: InputBuffer,
-        respond: Callable[[bytes], None],
-        now: Callable[[], float],
-    ) -> None:
+    def __init__(self, options: NsqdOptions, remote_ip: str, session: ConnectionSession) -> None:
         self.client_id = self.hostname = remote_ip
         self.user_agent = ""
         self.settings = self.delivery_settings = Settings.default(options)
@@ -215,9 +207,7 @@ class ClientHandshake:
         self.authorization: Authorization | None = None
         self._options = options
         self._remote_ip = remote_ip
-        self._input = source
-        self._respond = respond
-        self._now = now
+        self._session = session
         self._secret = b""
         self._expires = 0.0
 
@@ -225,7 +215,7 @@ class ClientHandshake:
 
     def identify(self, words: list[bytes]) -> Read[Values]:
         """Read the body of IDENTIFY and change the settings; negotiate() then sends the response."""
-        body = yield from self._input.read_body(b"IDENTIFY", self._options.max_body_size)
+        body = yield from self._session.input.read_body(b"IDENTIFY", self._options.max_body_size)
         try:
             asked = decode_identify(body, self._options.emulated)
         except ValueError:
@@ -244,7 +234,7 @@ class ClientHandshake:
         """Send the response to IDENTIFY. Start TLS and compression if the client asked for them; send OK after each."""
         options = self._options
         if not asked["feature_negotiation"] or not options.negotiates:
-            self._respond(OK_FRAME)
+            self._session.respond(OK_FRAME)
             return
         tls = asked["tls_v1"] and options.tls_offered
         snappy, deflate = asked["snappy"] and options.snappy, asked["deflate"] and options.deflate
@@ -269,7 +259,7 @@ class ClientHandshake:
             "output_buffer_timeout": round(self.settings.output_buffer_timeout * 1000),
         }
         known = {name: value for name, value in response.items() if self._answers(name)}
-        self._respond(encode_frame(RESPONSE, encode(known)))
+        self._session.respond(encode_frame(RESPONSE, encode(known)))
         if tls:
             yield from self._start_tls()
         if snappy:
@@ -288,23 +278,23 @@ class ClientHandshake:
             raise CommandError(b"E_IDENTIFY_FAILED IDENTIFY failed %s" % result.text.encode())
         assert isinstance(result, TlsEstablished)  # StartTLS has no third result
         self.tls = result
-        self._respond(OK_FRAME)
+        self._session.respond(OK_FRAME)
 
     def _start_compression(self, codec: Codec) -> Read[bool]:
         self._discard_input()
         yield StartCompression(codec)
-        self._respond(OK_FRAME)
+        self._session.respond(OK_FRAME)
         return True
 
     def _discard_input(self) -> None:
         # nsqd makes a new reader for the connection. The bytes in the old reader's buffer are lost.
-        self._input.decoder.take_remaining()
+        self._session.input.decoder.take_remaining()
 
     # --- AUTH ---------------------------------------------------------------------------------------------------------
 
     def authenticate(self, words: list[bytes]) -> Read[None]:
         """Execute AUTH: ask the auth server about the secret."""
-        secret = yield from commands.read_auth(words, self._options, self._input)
+        secret = yield from commands.read_auth(words, self._options, self._session.input)
         if self._has_grants:
             raise CommandError(b"E_INVALID AUTH already set")
         if not self._options.auth_http_addresses:
@@ -318,7 +308,7 @@ class ClientHandshake:
             "identity_url": authorization.identity_url,
             "permission_count": len(authorization.grants),
         }
-        self._respond(encode_frame(RESPONSE, encode(response)))
+        self._session.respond(encode_frame(RESPONSE, encode(response)))
 
     def authorize(self, command: bytes, topic: str, channel: str = "") -> Read[None]:
         """Check that the client may use the topic or channel. Asks the auth server again if its response has expired.
@@ -330,7 +320,7 @@ class ClientHandshake:
             raise CommandError(b"E_AUTH_FIRST AUTH required before %s" % command)
         authorization = self.authorization
         assert authorization is not None  # _has_grants is true
-        if self._now() > self._expires:
+        if self._session.now > self._expires:
             authorization = yield from self._ask()
         if not authorization.allows(topic, channel):
             names = (command, quote(topic.encode()), quote(channel.encode()))
@@ -346,5 +336,5 @@ class ClientHandshake:
         if result is None or isinstance(result, (TlsEstablished, TlsFailed)):
             raise CommandError(b"E_AUTH_FAILED AUTH failed")
         self.authorization = result
-        self._expires = self._now() + result.ttl
+        self._expires = self._session.now + result.ttl
         return result

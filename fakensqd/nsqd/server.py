@@ -326,7 +326,7 @@ class FakeNsqd(MessageAssertions, Daemon):
     def _register(self, topic: str, channel: str | None) -> None:
         self._save_topics()
         for peer in self._peers.values():
-            peer.register(topic, channel)
+            peer.send(b"REGISTER", topic, channel)
         if channel is None and any(peer.can_query for peer in self._peers.values()):
             # Before its first message is delivered, the topic gets the channels that it has on other nsqds.
             self.broker.topics[topic].set_started(False, self.now())
@@ -345,7 +345,7 @@ class FakeNsqd(MessageAssertions, Daemon):
     def _unregister(self, topic: str, channel: str | None) -> None:
         self._save_topics()
         for peer in self._peers.values():
-            peer.unregister(topic, channel)
+            peer.send(b"UNREGISTER", topic, channel)
 
 
 def _context(options: NsqdOptions) -> ssl.SSLContext | None:

@@ -115,7 +115,7 @@ class Session(ConnectionSession):
         # How many bytes of the output are messages.
         self._waiting_bytes = 0
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        self.handshake = ClientHandshake(self._options, host, self.input, self._respond, lambda: self.now)
+        self.handshake = ClientHandshake(self._options, host, self)
         self._tls_missing = self._options.tls_policy > 0
         self._handlers = _HANDLERS_BEFORE_TLS if self._tls_missing else _HANDLERS[State.INIT]
         self._auth_required = bool(self._options.auth_http_addresses)
@@ -142,7 +142,7 @@ class Session(ConnectionSession):
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
             if self._intercepted is None:
-                self._respond(_HEARTBEAT_FRAME)
+                self.respond(_HEARTBEAT_FRAME)
             else:
                 self._intercepted.push(_HEARTBEAT_FRAME)
         return self._effects()
@@ -310,7 +310,7 @@ class Session(ConnectionSession):
             raise CommandError(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
         self._channel = channel
         self._set_state(State.SUBSCRIBED)
-        self._respond(OK_FRAME)
+        self.respond(OK_FRAME)
 
     # --- commands: publishing -----------------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class Session(ConnectionSession):
     def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
         self._broker.ensure_topic(topic_name).publish(bodies, self.now, delay)
         self.published_by_topic[topic_name] = self.published_by_topic.get(topic_name, 0) + len(bodies)
-        self._respond(OK_FRAME)
+        self.respond(OK_FRAME)
 
     # --- commands: consuming ------------------------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ class Session(ConnectionSession):
     def _close(self, words: list[bytes]) -> None:
         self.ready_count = self._last_ready_count = 0
         self._set_state(State.CLOSING)
-        self._respond(encode_frame(RESPONSE, CLOSE_WAIT))
+        self.respond(encode_frame(RESPONSE, CLOSE_WAIT))
 
 
 def _failed(words: list[bytes], error: BrokerError) -> CommandError:

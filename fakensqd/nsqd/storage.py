@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from fakensqd.golang import encoding_json
 from fakensqd.input_buffer import SIZE
-from fakensqd.nsqd.broker import Broker, Channel, QueuedMessage, Topic
+from fakensqd.nsqd.broker import Broker, MessageHolder, QueuedMessage, Topic
 from fakensqd.options import NSQ_VERSION
 from gnsq.protocol.frames import decode_message, encode_message
 from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_name
@@ -158,7 +158,7 @@ class DataPath:
     def _is_written(self, topic: str) -> bool:
         return self._lock is not None and self._broker is not None and not is_ephemeral(topic)
 
-    def _write_messages(self, messages_of: Callable[[Topic | Channel], list[QueuedMessage]]) -> None:
+    def _write_messages(self, messages_of: Callable[[MessageHolder], list[QueuedMessage]]) -> None:
         """Rewrite the file of messages, without ephemeral channels and topics. Delete it if there are no messages."""
         queues = [] if self._broker is None else _stored_queues(self._broker, messages_of)
         self._live_count = self._named_count = sum(len(queue.messages) for queue in queues)
@@ -231,7 +231,7 @@ class DataPath:
             logger.error("failed to persist %s - %s", target, error)
 
 
-def _stored_queues(broker: Broker, messages_of: Callable[[Topic | Channel], list[QueuedMessage]]) -> list[StoredQueue]:
+def _stored_queues(broker: Broker, messages_of: Callable[[MessageHolder], list[QueuedMessage]]) -> list[StoredQueue]:
     queues = []
     for topic in broker.topics.values():
         if topic.ephemeral:
