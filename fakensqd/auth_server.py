@@ -24,30 +24,23 @@ AuthAnswer = Iterable[Grant] | Mapping[str, object] | bytes | int | None
 
 @dataclass(frozen=True, slots=True)
 class AuthQuery:
-    """A query of an nsqd: its parameters, and the content type that it accepts."""
+    """A query of an nsqd.
 
+    Attributes:
+        secret: Body of the client's AUTH; bytes that are not UTF-8 become surrogates.
+        remote_ip: IP address of the client.
+        common_name: Common name of the client's certificate; empty without a certificate.
+        tls: True if the client uses TLS.
+        accept: The content type that nsqd accepts.
+        parameters: All parameters of the query.
+    """
+
+    secret: str
+    remote_ip: str
+    common_name: str
+    tls: bool
+    accept: str
     parameters: Mapping[str, str]
-    accept: str = ""
-
-    @property
-    def secret(self) -> str:
-        """Body of the client's AUTH; bytes that are not UTF-8 become surrogates."""
-        return self.parameters.get("secret", "")
-
-    @property
-    def remote_ip(self) -> str:
-        """IP address of the client."""
-        return self.parameters.get("remote_ip", "")
-
-    @property
-    def common_name(self) -> str:
-        """Common name of the client's certificate; empty without a certificate."""
-        return self.parameters.get("common_name", "")
-
-    @property
-    def tls(self) -> bool:
-        """Whether the client uses TLS."""
-        return self.parameters.get("tls") == "true"
 
 
 class FakeAuthServer(Server):
@@ -86,18 +79,12 @@ class FakeAuthServer(Server):
         self._port = HttpPort(http_address)
 
     def start(self) -> Self:
-        """Listen, and return this server. Does nothing if the server listens already.
-
-        Raises:
-            OSError: If the server can't listen on the address.
-        """
         if not self.running:
             self._port.bind()
             self._port.serve(self._application)
         return self
 
     def stop(self) -> None:
-        """Close the port and all connections. Does nothing if the server is stopped."""
         self._port.stop()
 
     @property
@@ -124,8 +111,13 @@ class FakeAuthServer(Server):
 
     def _application(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         if environ["PATH_INFO"] == "/auth":
-            parameters = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, errors="surrogateescape")
-            query = AuthQuery(dict(parameters), environ.get("HTTP_ACCEPT", ""))
+            text = environ.get("QUERY_STRING", "")
+            parameters = dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
+            secret, remote_ip, common_name = (
+                parameters.get(name, "") for name in ("secret", "remote_ip", "common_name")
+            )
+            is_tls = parameters.get("tls") == "true"
+            query = AuthQuery(secret, remote_ip, common_name, is_tls, environ.get("HTTP_ACCEPT", ""), parameters)
             self.queries.append(query)
             status, document = self._respond(query)
         else:

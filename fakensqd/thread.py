@@ -46,11 +46,15 @@ class Server(ABC):
 
     @abstractmethod
     def start(self) -> Self:
-        """Listen."""
+        """Listen on all ports, and return this server. Does nothing if the server listens already.
+
+        Raises:
+            OSError: If the server can't listen on an address.
+        """
 
     @abstractmethod
     def stop(self) -> None:
-        """Close everything."""
+        """Abort all connections and requests, and close the ports. Does nothing if the server is stopped."""
 
     def __enter__(self) -> Self:
         return self.start()

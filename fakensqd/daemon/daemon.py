@@ -55,11 +55,7 @@ class Daemon(Server):
     """A server with a TCP port and an HTTP port, and an HTTPS port if there is a TLS context.
 
     Args:
-        clock: Source of the time; default: real time.
-        record: Record a transcript from the beginning.
-        seed: Seed for the random numbers of faults; None: a random seed.
-        faults_over_http: Serve ``/faults``.
-        faults_http_address: Address of a port that serves only ``/faults``; "" opens no such port.
+        clock, record, seed, faults_over_http, faults_http_address: As in FakeNsqd.
         context: TLS context; None if the server does not offer TLS.
 
     Attributes:
@@ -96,8 +92,8 @@ class Daemon(Server):
         # start() after stop() listens on the same ports, so that clients can reconnect.
         self._tcp_bind = listen_address(tcp_address)
         self._http = HttpPort(http_address)
-        self._https = HttpPort(https_address, context) if https_address and context is not None else None
-        self._http_ports = [self._http] if self._https is None else [self._http, self._https]
+        self._https = HttpPort(https_address if context is not None else "", context)
+        self._http_ports = [self._http, self._https]
         # The port of /faults is open even while the daemon is down.
         self._faults_over_http = faults_over_http
         self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
@@ -151,11 +147,6 @@ class Daemon(Server):
     # --- public -------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Listen on all ports, and return this server. Does nothing if the server listens already.
-
-        Raises:
-            OSError: If the server can't listen on an address.
-        """
         if self._tcp_server is not None:
             return self
         self._release_ports()
@@ -187,7 +178,6 @@ class Daemon(Server):
         return self.clock.monotonic()
 
     def stop(self) -> None:
-        """Abort all connections and requests, and close the ports. Does nothing if the server is stopped."""
         self._faults_port.stop()
         self._close()
 
@@ -237,12 +227,12 @@ class Daemon(Server):
     @property
     def https_address(self) -> str:
         """``host:port`` for HTTPS; empty without HTTPS."""
-        return self._https.address if self._https is not None else ""
+        return self._https.address
 
     @property
     def https_port(self) -> int:
         """The port of https_address; 0 without HTTPS."""
-        return self._https.port if self._https is not None else 0
+        return self._https.port
 
     @property
     def faults_http_address(self) -> str:

@@ -72,7 +72,6 @@ class FaultControl:
         self._on_active = on_active
         self._rng = random.Random(self.seed)
         self._added: list[Rule] = []
-        self._points: frozenset[Point] = frozenset()
         self._sequence_numbers = itertools.count(1)
 
     @property
@@ -93,7 +92,6 @@ class FaultControl:
         number = next(self._sequence_numbers)
         self.sequences[number] = list(rules)
         self._added += rules
-        self._update_points()
         _arm(rules, now)
         self._on_active()
         return number
@@ -116,7 +114,6 @@ class FaultControl:
             for number, sequence in self.sequences.items()
         }
         self.sequences = {number: sequence for number, sequence in left.items() if sequence}
-        self._update_points()
 
     def unfired(self) -> list[str]:
         """Describe each required rule that never fired, and the event that came closest to a match."""
@@ -124,8 +121,6 @@ class FaultControl:
 
     def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
         """Let the first rule that fires on an event change its steps; record the rule. Return the steps to take."""
-        if event.point not in self._points:
-            return steps
         for sequence in self.sequences.values():
             for rule in sequence:
                 if rule.fires(event, self._rng):
@@ -134,9 +129,6 @@ class FaultControl:
                     self.record(Entry(event.now, event.connection, "fault", rule.name))
                     return changed
         return steps
-
-    def _update_points(self) -> None:
-        self._points = frozenset(rule.match.point for rules in self.sequences.values() for rule in rules)
 
     # --- transcript ---------------------------------------------------------------------------------------------------
 

@@ -63,11 +63,6 @@ class Relay(Server):
         return join_address(*self._bind)
 
     def start(self) -> Self:
-        """Listen, and return this relay. Does nothing if the relay listens already.
-
-        Raises:
-            OSError: If the relay can't listen on the address.
-        """
         if self._server is None:
             listener = listen(self._bind)
             self._bind = bound_address(listener)
@@ -76,7 +71,6 @@ class Relay(Server):
         return self
 
     def stop(self) -> None:
-        """Close the port and all connections immediately. Does nothing if the relay is stopped."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

@@ -394,7 +394,7 @@ class Rule:
     def fires(self, event: Event, rng: Random) -> bool:
         """Compare an event with the condition, count the event if it matches, and return whether the rule fires."""
         times = self.match.times
-        if self.armed_at is None or self.is_spent or event.point is not self.match.point:
+        if event.point is not self.match.point or self.armed_at is None or self.is_spent:
             return False
         if mismatches := self.match.mismatches(event):
             self._record_mismatch(event, mismatches)

@@ -25,14 +25,7 @@ class FakeLookupd(Daemon):
     """An nsqlookupd 1.3.0 in the hub of the caller. Starts with start() or ``with``.
 
     Args:
-        clock: Source of the time; default: real time.
-        record: Keep a transcript.
-        seed: Seed for the random numbers of faults; default: a random seed.
-        faults_over_http: Serve ``/faults``, where HTTP requests change rules, toxics and states.
-        faults_http_address: Address of a port that serves only ``/faults``, even while this nsqlookupd is down. Port 0
-            takes a free port; "" opens no such port.
-        threaded: Run this server on its own thread. The constructor then returns a proxy that calls the methods on that
-            thread, see fakensqd.thread.
+        clock, record, seed, faults_over_http, faults_http_address, threaded: As in FakeNsqd.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:

@@ -87,8 +87,8 @@ class Broker:
                 if not channel.ephemeral:
                     new = topic.ensure_channel(channel.name, now)
                     new.paused = channel.paused
-                    new.restore(_without_delay(channel.stored() if keep_messages else channel.on_disk()))
-            topic.restore(_without_delay(old.stored() if keep_messages else old.on_disk()), now)
+                    new.restore(channel.stored() if keep_messages else channel.on_disk())
+            topic.restore(old.stored() if keep_messages else old.on_disk(), now)
         return broker
 
     def channels(self) -> Iterator[Channel]:
@@ -205,9 +205,3 @@ class Topic(MessageHolder):
                 channel.defer(own, own[0].delay, now)
             else:
                 channel.put(own)
-
-
-def _without_delay(messages: list[QueuedMessage]) -> list[QueuedMessage]:
-    for message in messages:
-        message.delay = 0.0
-    return messages

@@ -40,7 +40,6 @@ class IdentifyField:
         type: Type in the body of IDENTIFY; None if the field is only in the response.
         since, until: First release that reads the field, and first release that no longer reads it.
         answered_since: First release with the field in the response; None: never in the response.
-        subject: Name of the setting in the error text.
         bounds: Smallest and largest value of the setting, in its unit in Settings.
         scale: A value in the body is this many times the value in Settings: 1000 for milliseconds and seconds.
         default: Value of the setting if the client sends no IDENTIFY; None: the value of the option of the same name.
@@ -51,7 +50,6 @@ class IdentifyField:
     since: _Version = (0, 2, 15)
     answered_since: _Version | None = None
     until: _Version = (9, 9, 9)
-    subject: str = ""
     bounds: Callable[[NsqdOptions], tuple[float, float]] | None = None
     scale: int = 1
     default: float | None = None
@@ -69,7 +67,6 @@ FIELDS: dict[str, IdentifyField] = {
     "heartbeat_interval": IdentifyField(
         INT,
         (0, 2, 19),
-        subject="heartbeat interval",
         bounds=lambda options: (1.0, options.max_heartbeat_interval),
         scale=1000,
         default=30.0,
@@ -79,7 +76,6 @@ FIELDS: dict[str, IdentifyField] = {
         INT,
         (0, 2, 21),
         (0, 3, 1),
-        subject="output buffer timeout",
         bounds=lambda options: (options.min_output_buffer_timeout, options.max_output_buffer_timeout),
         scale=1000,
         off=0.0,
@@ -88,19 +84,15 @@ FIELDS: dict[str, IdentifyField] = {
         INT,
         (0, 2, 21),
         (0, 3, 1),
-        subject="output buffer size",
         bounds=lambda options: (64, options.max_output_buffer_size),
         default=16384,
         off=1,
     ),
-    "sample_rate": IdentifyField(
-        INT32, (0, 2, 25), (0, 2, 25), subject="sample rate", bounds=lambda options: (0, 99), default=0
-    ),
+    "sample_rate": IdentifyField(INT32, (0, 2, 25), (0, 2, 25), bounds=lambda options: (0, 99), default=0),
     "msg_timeout": IdentifyField(
         INT,
         (0, 2, 28),
         (0, 2, 21),
-        subject="msg timeout",
         bounds=lambda options: (1.0, options.max_msg_timeout),
         scale=1000,
     ),
@@ -172,7 +164,7 @@ class Settings:
             elif round(minimum * field.scale) <= value <= round(maximum * field.scale):
                 settings[name] = value if field.scale == 1 else value / field.scale
             else:
-                raise ValueError(f"{field.subject} ({value}) is invalid")
+                raise ValueError(f"{name.replace('_', ' ')} ({value}) is invalid")
         if asked["output_buffer_size"] == -1:
             settings["output_buffer_timeout"] = 0.0
         return Settings(**settings)

@@ -43,6 +43,7 @@ from functools import partial
 from fakensqd.daemon.session import ConnectionSession, Handler
 from fakensqd.effects import Effect, IoResult
 from fakensqd.input_buffer import BodyReader, CommandError, Read
+from fakensqd.message import Subscriber
 from fakensqd.nsqd import commands
 from fakensqd.nsqd.broker import Broker, BrokerError, Channel
 from fakensqd.nsqd.identify import OK_FRAME, ClientHandshake
@@ -66,7 +67,7 @@ class State(enum.IntEnum):
     CLOSING = 4
 
 
-class Session(ConnectionSession):
+class Session(ConnectionSession, Subscriber):
     """One client of nsqd.
 
     Args:
@@ -182,21 +183,17 @@ class Session(ConnectionSession):
     # --- called by the channel ----------------------------------------------------------------------------------------
 
     def wake(self) -> bool:
-        """Note that there may be messages to deliver. Return whether pump() will be called soon."""
         return self._on_wake()
 
     def message_timed_out(self) -> None:
-        """Note that a message in flight to this client has timed out."""
         self.in_flight_count -= 1
         self._on_wake()
 
     def channel_emptied(self) -> None:
-        """Note that all messages in flight to this client have been dropped."""
         self.in_flight_count = 0
         self._on_wake()
 
     def channel_closed(self) -> None:
-        """Note that the channel was deleted: close the connection without an error frame."""
         self._channel = None
         self.disconnected()
         self._on_wake()
