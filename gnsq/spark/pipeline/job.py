@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import datetime as dt
+import contextlib
 import json
 import logging
+import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
+from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.checkpoint import Checkpoint
 from gnsq.spark.pipeline.compaction import Compaction, Compactor
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.events import deduplicated, parse
 from gnsq.spark.pipeline.files import BatchFiles
 from gnsq.spark.pipeline.metrics import MetricsBatches
-from gnsq.spark.pipeline.preflight import checkpoints
+from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, read_note, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state
+from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
 __all__ = ["Job"]
@@ -34,7 +43,28 @@ __all__ = ["Job"]
 logger = logging.getLogger(__name__)
 
 LOOK = 0.2
-_OBSERVED = "gnsq"
+# Seconds for what Spark still has to tell of queries that have ended.
+LAST_EVENTS = 10.0
+
+
+class _Listener(StreamingQueryListener):  # type: ignore[misc]  # pyspark is not typed here
+    """Hands on what Spark tells: (run of a query, its progress as JSON). The progress is "" if the query is idle, and
+    None after its end."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self.events.put((str(event.progress.runId), event.progress.json))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        self.events.put((str(event.runId), ""))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self.events.put((str(event.runId), None))
 
 
 class Job:
@@ -59,9 +89,11 @@ class Job:
         self._summary = Summary()
         self._started_at = time.monotonic()
         self._queries: dict[str, StreamingQuery] = {}
-        self._reported: dict[str, int] = {}
-        # When each query's last progress was made, and what is made of those without rows.
-        self._heard: dict[str, str] = {}
+        self._listener = _Listener()
+        self._is_listening = False
+        # Queries by what Spark calls this run of theirs; without those of which everything is told.
+        self._runs: dict[str, str] = {}
+        self._notebooks: dict[str, Notebook] = {}
         asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
         self._silence = {query: Silence(is_asked=asked) for query in QUERIES}
         # By query, as the last batch told it.
@@ -69,8 +101,10 @@ class Job:
         self._metrics: MetricsBatches | None = None
         self._compaction: Compaction | None = None
         self._compactor: Compactor | None = None
-        # Messages that were there at the start, and so have to come before a query may end.
+        # What was there at the start, and so has to come before a query may end: messages; segments of its spool, of
+        # which the first progress tells those that were read before.
         self._due: dict[str, int] = {}
+        self._spooled: dict[str, tuple[Segment, ...]] = {}
 
     def start(self, *, once: bool) -> None:
         """Start the queries, whose channels exist.
@@ -84,21 +118,23 @@ class Job:
         """
         config = self._config
         self._check()
-        before = checkpoints(config)
         if once:
-            self._due = {query: self._waiting(query, before[query]) for query in QUERIES}
+            for query in QUERIES:
+                self._look_for_messages(query)
         archive, self._metrics = ArchiveBatches(config), MetricsBatches(config)
+        self._notebooks = {query: Notebook(config, query) for query in QUERIES}
         if isinstance(archive.files, BatchFiles):
-            self._start_compaction(archive.files, before["archive"])
+            self._start_compaction(archive.files)
+        self._spark.streams.addListener(self._listener)
+        self._is_listening = True
         self._start("archive", archive, once)
         self._start("metrics", self._metrics, once)
 
-    def _start_compaction(self, files: BatchFiles, checkpoint: Checkpoint | None) -> None:
+    def _start_compaction(self, files: BatchFiles) -> None:
         compaction = Compaction(files.root, files.lock, self._config.watermark_delay, self._config.least_to_compact)
         compaction.recover()
         self._compaction, self._compactor = compaction, Compactor(compaction)
-        if checkpoint is not None:
-            self._compactor.committed(checkpoint.committed)
+        self._compactor.committed(read_note(self._config, "archive").committed)
 
     def wait(self, is_stopping: Callable[[], bool]) -> bool:
         """Wait until all queries have ended, or until it is time to stop.
@@ -110,25 +146,56 @@ class Job:
             JobFailed: If one of them failed.
         """
         while not is_stopping():
-            running = False
-            for name, query in self._queries.items():
-                try:
-                    active = query.isActive
-                    self._report_batches(name, query)
-                    if not active:
-                        _raise_failure(name, query)
-                except (Py4JError, ConnectionError) as error:
-                    raise JobFailed(
-                        "Spark's JVM has ended by itself: was it killed, or out of memory ('spark.driver.memory')?"
-                    ) from error
-                running = running or active
-            if not running:
+            self._handle_events(LOOK)
+            try:
+                ended = {name: query for name, query in self._queries.items() if not query.isActive}
+                for name, query in ended.items():
+                    _raise_failure(name, query)
+            except (Py4JError, ConnectionError) as error:
+                raise JobFailed(
+                    "Spark's JVM has ended by itself: was it killed, or out of memory ('spark.driver.memory')?"
+                ) from error
+            if len(ended) == len(self._queries):
+                self._handle_last_events()
                 return True
-            time.sleep(LOOK)
         return False
+
+    def _handle_last_events(self) -> None:
+        """Handle what Spark tells later than the queries end."""
+        deadline = time.monotonic() + LAST_EVENTS
+        while self._runs and time.monotonic() < deadline:
+            self._handle_events(LOOK)
+
+    def _handle_events(self, timeout: float) -> None:
+        """Handle what Spark has told; wait for the first so many seconds."""
+        with contextlib.suppress(queue.Empty):
+            run, text = self._listener.events.get(timeout=timeout)
+            while True:
+                self._handle_event(run, text)
+                run, text = self._listener.events.get_nowait()
+
+    def _handle_event(self, run: str, text: str | None) -> None:
+        name = self._runs.get(run)
+        if name is None:
+            return  # of another job in the same session
+        if text is None:
+            del self._runs[run]
+            return
+        if text:
+            progress = json.loads(text)
+            self._handle_progress(name, progress)
+        else:
+            # Spark tells of its progress only if a batch has ended.
+            with contextlib.suppress(Py4JError, ConnectionError):
+                progress = self._queries[name].lastProgress
+                if progress is not None:
+                    self._notice_silence(name, 0, source_of(progress))
 
     def close(self) -> Summary:
         """End what is the job's own, compact what is left to compact if the queries have ended, and sum up."""
+        if self._is_listening:
+            with contextlib.suppress(Py4JError, ConnectionError):
+                self._spark.streams.removeListener(self._listener)
         if self._compactor is not None:
             self._compactor.stop()
         if self._compaction is not None:
@@ -178,9 +245,10 @@ class Job:
         """Say how much of what was there at the start the queries have read, for one that was stopped."""
         return ", ".join(f"{query} {self._summary.rows.get(query, 0):,} of {due:,}" for query, due in self._due.items())
 
-    def _waiting(self, query: str, checkpoint: Checkpoint | None) -> int:
+    def _look_for_messages(self, query: str) -> None:
         try:
-            return depth_of(self._config, query) + spool_state(self._config, query, checkpoint).rows
+            self._due[query] = depth_of(self._config, query)
+            self._spooled[query] = tuple(Spool(self._config.spool_of(query)).listing().segments)
         except NSQException as error:
             raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
 
@@ -190,11 +258,12 @@ class Job:
         if config.deduplicate:
             messages = deduplicated(messages, config.deduplicate)
         events = parse(messages, config.schema, config.ahead_limit).observe(
-            _OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
+            OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )
 
         def write(rows: DataFrame, batch_id: int) -> None:
             self._check()
+            self._notebooks[name].begin(batch_id)
             batches(rows, batch_id)
 
         writer = events.writeStream.queryName(name).foreachBatch(write)
@@ -204,68 +273,39 @@ class Job:
         else:
             writer = writer.trigger(processingTime=f"{config.trigger_interval} seconds")
         try:
-            self._queries[name] = writer.start()
+            query = self._queries[name] = writer.start()
+            self._runs[str(query.runId)] = name
         except (PySparkException, Py4JError) as error:
             raise JobFailed(f"query {name} did not start: {root_cause(str(error))}") from error
 
-    def _report_batches(self, name: str, query: StreamingQuery) -> None:
-        recent = query.recentProgress
-        self._listen(name, recent)
-        for progress in recent:
-            batch_id, rows = progress["batchId"], progress["numInputRows"]
-            if rows and batch_id > self._reported.get(name, -1):
-                self._reported[name] = batch_id
-                batch = _batch(name, progress)
-                if batch.dropped:
-                    logger.error(
-                        "query %s, batch %d: Spark has dropped %s as late, since the driver's clock was set back "
-                        "by more than the setting deduplicate; the results lack what was dropped",
-                        *(name, batch_id, counted(batch.dropped, "row")),
-                    )
-                self._summary.add(batch)
-                self._troubles[name] = batch.trouble
-                self._report(batch)
-                if name == "archive" and self._compactor is not None:
-                    # Spark tells of a batch when it is in the commit log.
-                    self._compactor.committed(batch_id)
-
-    def _listen(self, name: str, recent: Sequence[Any]) -> None:  # Any: Spark's JSON
-        """Tell when a query gets nothing: there are no batches then that would."""
-        if not recent or recent[-1]["timestamp"] == self._heard.get(name):
+    def _handle_progress(self, name: str, progress: Any) -> None:  # Any: Spark's JSON
+        if name in self._spooled:
+            start = start_of(progress)
+            vector = decode_offset(start, self._config.read_options(name).source) if start is not None else {}
+            self._due[name] += sum(segment.rows for segment in pending(self._spooled.pop(name), vector))
+        batch = batch_of(name, progress)
+        self._notice_silence(name, batch.rows, source_of(progress))
+        self._notebooks[name].finish(progress, batch)
+        if not batch.rows:
             return
-        self._heard[name] = recent[-1]["timestamp"]
-        trouble = self._silence[name].notice(recent[-1]["numInputRows"], _source(recent[-1]))
+        if batch.dropped:
+            logger.error(
+                "query %s, batch %d: Spark has dropped %s as late, since the driver's clock was set back "
+                "by more than the setting deduplicate; the results lack what was dropped",
+                *(name, batch.batch_id, counted(batch.dropped, "row")),
+            )
+        self._summary.add(batch)
+        self._troubles[name] = batch.trouble
+        self._report(batch)
+        if name == "archive" and self._compactor is not None:
+            # Spark tells of a batch when it is in the commit log.
+            self._compactor.committed(batch.batch_id)
+
+    def _notice_silence(self, name: str, rows: int, source: Any) -> None:  # Any: as above
+        """Tell when a query gets nothing: there are no batches then that would."""
+        trouble = self._silence[name].notice(rows, source)
         if trouble:
             logger.warning("query %s: %s; see %s", name, trouble, self._config.log)
-
-
-def _source(progress: Any) -> Any:  # Any: Spark's JSON
-    # A text with JSON, null before the source has told anything.
-    return json.loads(progress["sources"][0]["latestOffset"]) or {}
-
-
-def _batch(name: str, progress: Any) -> Batch:  # Any: Spark's JSON
-    seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
-    source = _source(progress)
-    observed = progress["observedMetrics"].get(_OBSERVED)
-    lag = None
-    if observed is not None and observed["latest"] is not None:
-        end = dt.datetime.fromisoformat(progress["timestamp"]).timestamp() + seconds
-        lag = max(end - observed["latest"] / 1e6, 0.0)
-    operators = progress["stateOperators"]
-    return Batch(
-        name,
-        progress["batchId"],
-        progress["numInputRows"],
-        seconds,
-        malformed=observed["malformed"] if observed is not None else 0,
-        duplicates=sum(operator["customMetrics"].get("numDroppedDuplicateRows", 0) for operator in operators),
-        waiting=source["waiting"] + source["in_flight"] if "waiting" in source else None,
-        spooled=source.get("spool_rows"),
-        lag=lag,
-        dropped=sum(operator["numRowsDroppedByWatermark"] for operator in operators),
-        trouble=source.get("trouble", ""),
-    )
 
 
 def _raise_failure(name: str, query: StreamingQuery) -> None:

@@ -17,8 +17,9 @@ from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.checkpoint import Checkpoint, read_checkpoint
+from gnsq.spark.pipeline.checkpoint import checkpoint_id
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
@@ -26,7 +27,7 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
-__all__ = ["Survey", "check_nsq", "check_places", "check_work", "checkpoints", "create_channels", "survey"]
+__all__ = ["Survey", "check_nsq", "check_places", "check_work", "create_channels", "survey"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,28 +68,17 @@ def check_places(config: PipelineConfig) -> None:
     if not config.is_remote:
         # Of another one OutputClaim finds that out.
         _check_writable("output", config.output)
-    for query, checkpoint in checkpoints(config).items():
-        _check_spool(config, query)
-        if checkpoint is not None:
-            _check_checkpoint(config, query, checkpoint)
-
-
-def checkpoints(config: PipelineConfig) -> dict[str, Checkpoint | None]:
-    """Read both queries' checkpoints; None where only Spark knows the way.
-
-    Raises:
-        JobFailed: If one is corrupt, or its file system fails.
-    """
-    found: dict[str, Checkpoint | None] = {}
     for query in QUERIES:
+        _check_spool(config, query)
         try:
-            found[query] = read_checkpoint(config.checkpoint_of(query))
+            identity = checkpoint_id(config.checkpoint_of(query))
         except ValueError as error:
+            # Only Spark knows the way to it.
             logger.debug("%s", error)
-            found[query] = None
         except OSError as error:
             raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
-    return found
+        else:
+            _check_checkpoint(config, query, is_new=identity is None)
 
 
 def _check_writable(setting: str, path: str, mode: int | None = None) -> None:
@@ -124,13 +114,15 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
         raise JobFailed(f"spool {spool.location} can't be used: {error}: give a directory that can be") from error
 
 
-def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint) -> None:
+def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> None:
     shown = redact_uri(config.checkpoint_of(query))
-    if checkpoint.planned < 0:
+    if is_new:
         _check_output_is_new(config, query, shown)
-    if checkpoint.offset is not None:
+    else:
         try:
-            decode_offset(checkpoint.offset, config.read_options(query).source)
+            offset = read_note(config, query).offset
+            if offset is not None:
+                decode_offset(offset, config.read_options(query).source)
         except ValueError as error:
             raise JobFailed(f"checkpoint {shown}: {error}") from error
     fields = {name: plain_type(kind) for name, kind in config.fields.items()}
@@ -139,7 +131,7 @@ def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint
         facts |= {"window_length": config.window_length, "key_field": config.key_field}
     store = open_store(f"{config.work}/{query}")
     store.make_directory("")
-    if checkpoint.planned >= 0 and store.exists(_MADE_WITH):
+    if not is_new and store.exists(_MADE_WITH):
         with store.open(_MADE_WITH) as file:
             before = json.loads(file.read())
         for name, value in facts.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from gnsq.texts import counted
 
-__all__ = ["Batch", "Silence", "Summary", "batch_line", "summary_lines"]
+__all__ = ["Batch", "Silence", "Summary", "batch_line", "state_text", "summary_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Batch:
         lag: Seconds from the latest publishing in the batch to the batch's end; None if there was none.
         dropped: Rows that Spark has dropped as late, which must never happen.
         trouble: What keeps messages from being received, in the words of the source.
+        state_rows, state_bytes: What the query's state has after the batch; bytes on disk and in memory.
     """
 
     query: str
@@ -37,6 +38,8 @@ class Batch:
     lag: float | None = None
     dropped: int = 0
     trouble: str = ""
+    state_rows: int = 0
+    state_bytes: int = 0
 
 
 class Silence:
@@ -83,6 +86,8 @@ class Summary:
     dead_letters: int = 0
     late: int = 0
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # Rows and bytes, as the last batch left it.
+    state: dict[str, tuple[int, int]] = field(default_factory=dict)
     compactions: int = 0
     compacted_files: int = 0
     seconds: float = 0.0
@@ -91,6 +96,7 @@ class Summary:
         """Count a batch in."""
         for counts, number in ((self.rows, batch.rows), (self.batches, 1), (self.duplicates, batch.duplicates)):
             counts[batch.query] = counts.get(batch.query, 0) + number
+        self.state[batch.query] = (batch.state_rows, batch.state_bytes)
         if batch.query == "archive":
             self.dead_letters += batch.malformed
 
@@ -108,9 +114,16 @@ def batch_line(batch: Batch) -> str:
         parts.append("backlog " + " + ".join(backlog))
     if batch.lag is not None:
         parts.append(f"lag {batch.lag:,.1f} s")
+    if batch.state_rows:
+        parts.append(state_text(batch.state_rows, batch.state_bytes))
     if batch.trouble:
         parts.append(batch.trouble)
     return ", ".join(parts)
+
+
+def state_text(rows: int, size: int) -> str:
+    """Write the size of a state."""
+    return f"state {counted(rows, 'row', spec=',')}, {size / 2**20:,.1f} MiB"
 
 
 def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
@@ -125,6 +138,9 @@ def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
         if segments:
             aside = counted(segments, "segment", spec=","), counted(rows, "row", spec=",")
             line += f", {aside[0]} with {aside[1]} set aside as unreadable"
+        state = summary.state.get(query, (0, 0))
+        if state[0]:
+            line += f", {state_text(*state)}"
         lines.append(line)
     files = counted(summary.compacted_files, "file", spec=",")
     others = [

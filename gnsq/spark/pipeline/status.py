@@ -1,4 +1,4 @@
-"""``--status``: where each query stands, from its checkpoint, its spool and nsqd. Starts no Spark, changes nothing."""
+"""``--status``: where each query stands, from the job's notes, its spool and nsqd. Starts no Spark, changes nothing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gnsq.errors import NSQException
 from gnsq.spark.offsets import decode_offset, pending
-from gnsq.spark.pipeline.checkpoint import Checkpoint, open_location, read_checkpoint
+from gnsq.spark.pipeline.checkpoint import open_location
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.joblock import running_job
+from gnsq.spark.pipeline.progress import Note, read_note
+from gnsq.spark.pipeline.report import state_text
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
@@ -39,18 +42,19 @@ class SpoolState:
     receivers: int = 0
 
 
-def spool_state(config: PipelineConfig, query: str, checkpoint: Checkpoint | None) -> SpoolState:
+def spool_state(config: PipelineConfig, query: str, offset: Any) -> SpoolState:  # Any: JSON
     """Look into a spool.
+
+    Args:
+        offset: What committed batches have read; None for nothing.
 
     Raises:
         NSQException, OSError: If it can't be read.
-        ValueError: If the checkpoint is another topic's.
+        ValueError: If the offset is another topic's.
     """
     location = config.spool_of(query)
     contents = Spool(location).listing()
-    vector: dict[str, int] = {}
-    if checkpoint is not None and checkpoint.offset is not None:
-        vector = decode_offset(checkpoint.offset, config.read_options(query).source)
+    vector = decode_offset(offset, config.read_options(query).source) if offset is not None else {}
     waiting = pending(contents.segments, vector)
     filesystem, root = open_location(location)
     times = [info.mtime for info in filesystem.get_file_info([f"{root}/{segment.path}" for segment in waiting])]
@@ -87,14 +91,16 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
     except OSError as error:
         yield f"job      unknown: {error}"
     for query in QUERIES:
-        checkpoint: Checkpoint | None = None
+        note = Note()
         try:
-            checkpoint = read_checkpoint(config.checkpoint_of(query))
-            yield f"{query:8} {_progress(checkpoint, now)}"
-        except (NSQException, OSError, ValueError) as error:
+            note = read_note(config, query)
+            yield f"{query:8} {_progress(note, now)}"
+        except (OSError, ValueError) as error:
             yield f"{query:8} {error}"
+        if note.state_rows:
+            yield f"         {state_text(note.state_rows, note.state_bytes)}"
         try:
-            yield f"         spool {_spool(spool_state(config, query, checkpoint), now)}"
+            yield f"         spool {_spool(spool_state(config, query, note.offset), now)}"
         except (NSQException, OSError, ValueError) as error:
             yield f"         spool {redact_uri(config.spool_of(query))}: {error}"
         if config.nsqd_http_addresses or config.lookupd_http_addresses:
@@ -104,14 +110,14 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
                 yield f"         nsqd unknown: {error}"
 
 
-def _progress(checkpoint: Checkpoint, now: dt.datetime) -> str:
-    if checkpoint.planned < 0:
+def _progress(note: Note, now: dt.datetime) -> str:
+    if note.begun < 0:
         return "no batch yet"
     text = "no batch committed"
-    if checkpoint.committed >= 0:
-        text = f"batch {checkpoint.committed} committed{_at(checkpoint.committed_at, now)}"
-    if checkpoint.planned > checkpoint.committed:
-        text += f", batch {checkpoint.planned} planned{_at(checkpoint.planned_at, now)}"
+    if note.committed >= 0:
+        text = f"batch {note.committed} committed{_at(note.committed_at, now)}"
+    if note.begun > note.committed:
+        text += f", batch {note.begun} begun{_at(note.begun_at, now)}"
     return text
 
 

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.progress import Notebook, batch_of
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of
@@ -44,18 +45,45 @@ def ids_below(directory):
     return sorted(int(value) for table in tables for value in table.column("message_id").to_pylist())
 
 
-def put_checkpoint(location, committed, planned=None, offset=None):
-    """Write a checkpoint's logs as Spark 4 does."""
-    planned = committed if planned is None else planned
-    for log in ("offsets", "commits"):
-        (location / log).mkdir(parents=True, exist_ok=True)
+def put_checkpoint(location):
+    """Write what tells that a checkpoint is there, as Spark 4 does."""
+    location.mkdir(parents=True, exist_ok=True)
     (location / "metadata").write_text('{"id":"a"}')
-    for batch_id in range(planned + 1):
-        metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_767_225_600_000 + batch_id * 1000})
-        (location / "offsets" / str(batch_id)).write_text(f"v1\n{metadata}\n{json.dumps(offset)}")
-        (location / "offsets" / f".{batch_id}.crc").write_text("crc")
-    for batch_id in range(committed + 1):
-        (location / "commits" / str(batch_id)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+OPERATOR = {
+    "numRowsTotal": 1200,
+    "memoryUsedBytes": 2**20,
+    "numRowsDroppedByWatermark": 0,
+    "customMetrics": {"numDroppedDuplicateRows": 1, "rocksdbSstFileSize": 2**21},
+}
+
+
+def progress(**changes):
+    """A progress as Spark tells it."""
+    return {
+        "batchId": 3,
+        "numInputRows": 10,
+        "timestamp": "2026-01-01T00:00:00.000Z",
+        "durationMs": {"triggerExecution": 1500},
+        "sources": [
+            {
+                "startOffset": None,
+                "endOffset": None,
+                "latestOffset": '{"waiting": 7, "in_flight": 2, "spool_rows": 4, "trouble": "full"}',
+            }
+        ],
+        "observedMetrics": {"gnsq": {"malformed": 1, "latest": 1_767_225_590_000_000}},
+        "stateOperators": [],
+        **changes,
+    }
+
+
+def put_note(config, query="archive", offset=None, **changes):
+    """Note a batch that Spark has committed."""
+    told = progress(**changes)
+    told["sources"][0]["endOffset"] = offset
+    Notebook(config, query).finish(told, batch_of(query, told))
 
 
 def messages(spark, config, bodies):

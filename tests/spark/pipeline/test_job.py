@@ -9,13 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.account import sum_highest_versions
-from gnsq.spark.pipeline.job import Job, _batch
+from gnsq.spark.pipeline.job import Job
 from gnsq.spark.pipeline.preflight import create_channels
+from gnsq.spark.pipeline.progress import Notebook, read_note
+from gnsq.spark.pipeline.status import spool_state
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import channel_stats, columns, publish
-from tests.spark.pipeline.helpers import config_for, published, rows_below
+from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, rows_below
 
 GOOD = [b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}' % (number, number) for number in range(30)]
 BAD = [b"not json", b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}']
@@ -69,6 +72,10 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     assert all(None not in (batch.spooled, batch.waiting) and batch.lag > 0 for batch in reports)
     assert [batch.dropped for batch in reports] == [0] * len(reports)
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
+    note = read_note(config, "archive")
+    assert note.committed == note.begun == max(batch.batch_id for batch in reports if batch.query == "archive")
+    assert (note.state_rows, summary.state["archive"]) == (37, (37, note.state_bytes))
+    assert spool_state(config, "archive", note.offset).rows == 0
 
 
 @pytest.mark.spark
@@ -136,7 +143,42 @@ def test_query_that_does_not_start_fails_the_job(spark, config, tmp_path):
     job.close()
 
 
+@pytest.mark.spark
+def test_query_that_gets_nothing_is_told_of(spark, tmp_path, caplog):
+    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
+    job = Job(spark, config, pytest.fail)
+    setting = "spark.sql.streaming.noDataProgressEventInterval"
+    spark.conf.set(setting, "100")
+    try:
+        job.start(once=False)
+        words = [f"query {query}: 127.0.0.1:1 not connected" for query in ("archive", "metrics")]
+        assert not job.wait(lambda: all(word in caplog.text for word in words))
+    finally:
+        spark.conf.unset(setting)
+        for query in spark.streams.active:
+            query.stop()
+        job.close()
+
+
 # --- without Spark
+
+
+def test_what_was_read_before_the_start_is_not_waited_for(fakensqd, config):
+    publish(fakensqd, "clicks", GOOD)
+    spool = Spool(config.spool_of("archive"))
+    spool.prepare()
+    for number in (1, 2):
+        spool.writer("r").write(number, columns(1, 2, 3))
+    job = Job(None, config, lambda batch: None)
+    job._notebooks["archive"] = Notebook(config, "archive")
+    job._look_for_messages("archive")
+
+    told = progress()
+    told["sources"][0]["startOffset"] = encode_offset({"r": 1}, "clicks/archive")
+    job._handle_progress("archive", told)
+    job._handle_progress("archive", told)
+
+    assert job.unread() == "archive 20 of 33"
 
 
 def test_drained_means_all_that_was_there(fakensqd, config):
@@ -162,60 +204,15 @@ def test_whether_it_is_drained_may_not_be_known(tmp_path):
     with pytest.raises(JobFailed, match="query archive: whether all is read is not known"):
         job.check_drained()
     with pytest.raises(JobFailed, match="query archive: what is there to read is not known"):
-        job._waiting("archive", None)
-
-
-class Query:
-    """What Job asks a query for."""
-
-    def __init__(self, *progress):
-        self.recentProgress = progress
-
-
-def progress(**changes):
-    return {
-        "batchId": 3,
-        "numInputRows": 10,
-        "timestamp": "2026-01-01T00:00:00.000Z",
-        "durationMs": {"triggerExecution": 1500},
-        "sources": [{"latestOffset": '{"waiting": 7, "in_flight": 2, "spool_rows": 4, "trouble": "full"}'}],
-        "observedMetrics": {"gnsq": {"malformed": 1, "latest": 1_767_225_590_000_000}},
-        "stateOperators": [],
-        **changes,
-    }
-
-
-def test_progress_becomes_a_batch():
-    batch = _batch("archive", progress())
-
-    assert (batch.malformed, batch.waiting, batch.spooled, batch.lag) == (1, 9, 4, 11.5)
-    assert batch.trouble == "full"
-
-
-def test_progress_that_says_little_becomes_a_batch():
-    batch = _batch("archive", progress(sources=[{"latestOffset": "null"}], observedMetrics={}, durationMs={}))
-
-    assert (batch.waiting, batch.spooled, batch.lag, batch.seconds) == (None, None, None, 0)
-
-
-def test_query_that_gets_nothing_is_told_of(config, caplog):
-    job = Job(None, config, lambda batch: None)
-    idle = [progress(batchId=4, numInputRows=0, timestamp=f"2026-01-01T00:00:{second}Z") for second in (10, 20)]
-    job._report_batches("archive", Query(progress(), idle[0]))
-    job._report_batches("archive", Query(progress(), idle[0]))
-    assert caplog.text == ""
-    job._report_batches("archive", Query(progress(), *idle))
-
-    assert "query archive: full; see " in caplog.text
+        job._look_for_messages("archive")
 
 
 def test_rows_that_spark_drops_are_an_error(config, caplog):
-    operator = {"numRowsDroppedByWatermark": 2, "customMetrics": {"numDroppedDuplicateRows": 1}}
     reports = []
     job = Job(None, config, reports.append)
+    job._notebooks["archive"] = Notebook(config, "archive")
     with caplog.at_level(logging.ERROR):
-        job._report_batches("archive", Query(progress(stateOperators=[operator])))
-        job._report_batches("archive", Query(progress(stateOperators=[operator])))
+        job._handle_progress("archive", progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 2}]))
 
     assert [(batch.dropped, batch.duplicates) for batch in reports] == [(2, 1)]
     assert "batch 3: Spark has dropped 2 rows as late" in caplog.text

@@ -167,7 +167,7 @@ def test_new_checkpoint_would_overwrite_the_files_of_an_older_one(config, archiv
     with pytest.raises(JobFailed, match=r"checkpoint is new, but s3://\*\*\*@bucket/.*/archive/hour=.* is there"):
         check_places(config)
     for query in ("archive", "metrics"):
-        put_checkpoint(tmp_path / "work" / query / "checkpoint", 3)
+        put_checkpoint(tmp_path / "work" / query / "checkpoint")
     check_places(config)
 
 

@@ -1,12 +1,14 @@
 import datetime as dt
 import os
+import re
 
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.joblock import JobLock
+from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns, publish
-from tests.spark.pipeline.helpers import config_for, put_checkpoint
+from tests.spark.pipeline.helpers import OPERATOR, config_for, put_note
 
 NOW = dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC)
 
@@ -28,23 +30,26 @@ def fill(config, query="archive"):
 def test_where_a_query_stands(fakensqd, config, tmp_path):
     fill(config)
     publish(fakensqd, "clicks", [b"1", b"2", b"3"])
-    offset = encode_offset({"first": 1}, "clicks/archive")
-    put_checkpoint(tmp_path / "work/archive/checkpoint", 4, 5, offset)
-    os.utime(tmp_path / "work/archive/checkpoint/commits/4", (NOW.timestamp() - 65,) * 2)
+    put_note(
+        config,
+        offset=encode_offset({"first": 1}, "clicks/archive"),
+        batchId=4,
+        timestamp="2026-01-01T00:58:53.500Z",
+        stateOperators=[OPERATOR],
+    )
+    Notebook(config, "archive").begin(5)
     size = sum(segment.size for segment in Spool(config.spool_of("archive")).listing().segments)
 
     with JobLock(tmp_path / "work"):
         lines = list(status_lines(config, NOW))
 
-    assert lines[:2] == [
-        f"job      running, process {os.getpid()}",
-        "archive  batch 4 committed 2026-01-01 00:58:55 UTC (0:01:05 ago), batch 5 planned 2026-01-01 00:00:05 UTC "
-        "(0:59:55 ago)",
-    ]
-    assert lines[2].startswith("         spool 4 rows, ")
-    assert lines[2].endswith(" bytes waiting, the oldest for 0:02:00, 1 receiver not closed")
-    assert f"{size:,}" not in lines[2]
-    assert lines[3:] == [
+    assert lines[0] == f"job      running, process {os.getpid()}"
+    assert lines[1].startswith("archive  batch 4 committed 2026-01-01 00:58:55 UTC (0:01:05 ago), batch 5 begun 20")
+    assert lines[2] == "         state 1,200 rows, 3.0 MiB"
+    assert lines[3].startswith("         spool 4 rows, ")
+    assert lines[3].endswith(" bytes waiting, the oldest for 0:02:00, 1 receiver not closed")
+    assert f"{size:,}" not in lines[3]
+    assert lines[4:] == [
         "         nsqd 3 messages waiting or in flight",
         "metrics  no batch yet",
         "         spool 0 rows, 0 bytes waiting",
@@ -63,13 +68,15 @@ def test_nothing_has_run_and_nobody_answers(tmp_path):
 
 
 def test_what_can_not_be_read_is_told(tmp_path):
-    config = config_for(tmp_path, checkpoint="viewfs://c/d", spool=str(tmp_path / "spool"))
+    config = config_for(tmp_path, spool=str(tmp_path / "spool"))
     fill(config)
+    (tmp_path / "work/archive").mkdir(parents=True)
+    (tmp_path / "work/archive/progress.json").write_text("[]")
     (tmp_path / "spool/archive/first/000000000003.arrow").write_text("older")
 
     lines = list(status_lines(config, NOW))
 
-    assert lines[1] == "archive  viewfs://c/d/archive can't be read without Spark"
+    assert re.fullmatch("archive  .*/work/archive/progress.json is not a note of the job .*: delete it, .*", lines[1])
     assert "of an older layout" in lines[2]
 
 

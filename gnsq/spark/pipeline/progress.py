@@ -1,0 +1,154 @@
+"""What Spark tells of a query's batches: made a Batch for the job's lines, and noted in work/QUERY for ``--status``.
+
+Knows Spark's JSON and no Spark: ``--status`` starts none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.report import Batch
+from gnsq.spark.spool.storage import open_store
+
+__all__ = ["Note", "Notebook", "batch_of", "read_note", "source_of"]
+
+# Of events.parse(), by DataFrame.observe().
+OBSERVED = "gnsq"
+_NAME = "progress.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Where a query stands.
+
+    Attributes:
+        committed, committed_at: Its last batch that Spark has committed; -1 if there is none.
+        begun, begun_at: Its last batch that was given to the job.
+        offset: What the source had given until the end of the last committed batch.
+        state_rows, state_bytes: Of its state, at that time: rows, and bytes on disk and in memory.
+    """
+
+    committed: int = -1
+    committed_at: dt.datetime | None = None
+    begun: int = -1
+    begun_at: dt.datetime | None = None
+    offset: Any = None  # Any: JSON
+    state_rows: int = 0
+    state_bytes: int = 0
+
+
+class Notebook:
+    """Keeps a query's note in its work directory. Any thread may call it.
+
+    A note may be one batch behind if the job is killed just after Spark's commit.
+    """
+
+    def __init__(self, config: PipelineConfig, query: str) -> None:
+        self._lock = threading.Lock()
+        self._note = read_note(config, query)
+        self._store = open_store(f"{config.work}/{query}")
+        self._store.make_directory("")
+
+    def begin(self, batch_id: int) -> None:
+        """Note that a batch begins."""
+        self._put(begun=batch_id, begun_at=dt.datetime.now(dt.UTC))
+
+    def finish(self, progress: Any, batch: Batch) -> None:  # Any: Spark's JSON
+        """Note a batch that Spark has committed."""
+        self._put(
+            committed=batch.batch_id,
+            committed_at=_ended_at(progress),
+            # A batch without rows is not given to the job.
+            begun=max(batch.batch_id, self._note.begun),
+            offset=_json(progress["sources"][0]["endOffset"]),
+            state_rows=batch.state_rows,
+            state_bytes=batch.state_bytes,
+        )
+
+    def _put(self, **changes: Any) -> None:  # Any: Note's fields
+        with self._lock:
+            self._note = dataclasses.replace(self._note, **changes)
+            fields = dataclasses.asdict(self._note)
+            for name in ("committed_at", "begun_at"):
+                fields[name] = fields[name] and fields[name].isoformat()
+            self._store.put(_NAME, json.dumps(fields).encode())
+
+
+def read_note(config: PipelineConfig, query: str) -> Note:
+    """Read a query's note; of a query that has noted nothing yet it is empty.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is no note.
+    """
+    path = f"{config.work}/{query}/{_NAME}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            fields = json.load(file)
+        for name in ("committed_at", "begun_at"):
+            fields[name] = fields[name] and dt.datetime.fromisoformat(fields[name])
+        return Note(**fields)
+    except FileNotFoundError:
+        return Note()
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not a note of the job ({error}): delete it, the next batch writes it anew"
+        ) from error
+
+
+def source_of(progress: Any) -> Any:  # Any: Spark's JSON
+    """Return what the source tells of itself; nothing before it has told anything."""
+    return _json(progress["sources"][0]["latestOffset"]) or {}
+
+
+def start_of(progress: Any) -> Any:  # Any: Spark's JSON
+    """Return the offset at which a batch begins; None for the first one."""
+    return _json(progress["sources"][0]["startOffset"])
+
+
+def batch_of(name: str, progress: Any) -> Batch:  # Any: Spark's JSON
+    """Build the Batch of a progress."""
+    source = source_of(progress)
+    observed = progress.get("observedMetrics", {}).get(OBSERVED)
+    lag = None
+    if observed is not None and observed.get("latest") is not None:
+        lag = max(_ended_at(progress).timestamp() - observed["latest"] / 1e6, 0.0)
+    operators = progress["stateOperators"]
+    return Batch(
+        name,
+        progress["batchId"],
+        progress["numInputRows"],
+        _seconds(progress),
+        malformed=observed["malformed"] if observed is not None else 0,
+        duplicates=_custom(operators, "numDroppedDuplicateRows"),
+        waiting=source["waiting"] + source["in_flight"] if "waiting" in source else None,
+        spooled=source.get("spool_rows"),
+        lag=lag,
+        dropped=sum(operator["numRowsDroppedByWatermark"] for operator in operators),
+        trouble=source.get("trouble", ""),
+        state_rows=sum(operator["numRowsTotal"] for operator in operators),
+        state_bytes=sum(operator["memoryUsedBytes"] for operator in operators)
+        + _custom(operators, "rocksdbSstFileSize"),
+    )
+
+
+def _seconds(progress: Any) -> float:  # Any: as above
+    return float(progress["durationMs"].get("triggerExecution", 0)) / 1000
+
+
+def _ended_at(progress: Any) -> dt.datetime:  # Any: as above
+    return dt.datetime.fromisoformat(progress["timestamp"]) + dt.timedelta(seconds=_seconds(progress))
+
+
+def _custom(operators: Any, name: str) -> int:  # Any: as above
+    return sum(operator.get("customMetrics", {}).get(name, 0) for operator in operators)
+
+
+def _json(text: Any) -> Any:  # Any: an offset, which Spark has as a text with JSON or as JSON
+    return json.loads(text) if isinstance(text, str) else text
