@@ -5,6 +5,7 @@ An offset has, for each receiver, the number of the last segment that was read. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -97,19 +98,19 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
     return [segment for _, _, segment in sorted(turns, key=lambda item: item[:2])]
 
 
-def take_up_to(waiting: Sequence[Segment], max_rows: int | None = None, max_bytes: int | None = None) -> list[Segment]:
+def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int) -> list[Segment]:
     """Return as many of the first segments as the limits allow, but at least one: segments are not divided.
 
     Args:
         waiting: As pending() returns it.
-        max_rows, max_bytes: None for no limit.
+        max_rows: None for no limit.
     """
     taken: list[Segment] = []
     rows = size = 0
     for segment in waiting:
         rows += segment.rows
         size += segment.size
-        is_over = (max_rows is not None and rows > max_rows) or (max_bytes is not None and size > max_bytes)
+        is_over = size > max_bytes or (max_rows is not None and rows > max_rows)
         if is_over and taken:
             break
         taken.append(segment)
@@ -168,10 +169,14 @@ def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> l
     return gaps
 
 
-def distribute(segments: Sequence[Segment], groups: int) -> list[list[Segment]]:
-    """Divide segments into groups of about the same size in bytes, at most as many as given. No group is empty."""
+def distribute(segments: Sequence[Segment], groups: int, max_bytes: int) -> list[list[Segment]]:
+    """Divide segments into groups of about the same size in bytes, one for each task. No group is empty.
+
+    There are at most as many groups as given, or as many as are needed so that none exceeds max_bytes by more than one
+    segment. So the tasks of a large batch, planned with another limit or with none, need no more memory than others.
+    """
     total = sum(segment.size for segment in segments)
-    groups = min(groups, len(segments))
+    groups = min(max(groups, math.ceil(total / max_bytes)), len(segments))
     shares: list[list[Segment]] = [[] for _ in range(groups)]
     before = 0
     for segment in segments:

@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MIB = 1024 * 1024
+MAX_PARTITION_BYTES = 64 * MIB
 COMPRESSIONS = ("none", "snappy", "deflate")
 _TRUTH = {"true": True, "false": False}
 # Options with a fixed set of values, in upper or lower case, as in Spark's own options.
@@ -164,8 +165,14 @@ class ReadOptions(ConnectOptions):
         1024 * MIB, "above this no more is received; spark.read fails if it needs more", unit="bytes", minimum=1
     )
     max_rows_per_batch: int | None = option(None, "largest batch; default: no limit", unit="rows", minimum=1)
-    max_bytes_per_batch: int | None = option(None, "the same, in bytes of the spool", unit="bytes", minimum=1)
-    num_partitions: int | None = option(None, "tasks that read a batch; default: the driver's CPUs", minimum=1)
+    max_bytes_per_batch: int = option(
+        MAX_PARTITION_BYTES, "the same, in bytes of the spool; a Once batch has no limit", unit="bytes", minimum=1
+    )
+    num_partitions: int | None = option(
+        None,
+        "tasks that read a batch; more if one would read over maxBytesPerBatch or 64 MiB; default: the driver's CPUs",
+        minimum=1,
+    )
     max_rows: int | None = option(None, "spark.read only: rows to take; default: until the channel is empty", minimum=1)
     idle_timeout: float = option(
         60.0,
@@ -249,8 +256,13 @@ class ReadOptions(ConnectOptions):
 
     @property
     def partitions(self) -> int:
-        """Maximum number of tasks that read a batch."""
+        """Number of tasks that read a batch, unless each would read too much."""
         return self.num_partitions or os.cpu_count() or 1
+
+    @property
+    def max_partition_bytes(self) -> int:
+        """Bytes that one task reads: some sinks hold all rows of a task in memory."""
+        return min(self.max_bytes_per_batch, MAX_PARTITION_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,19 +69,20 @@ def test_pending_ends_at_end():
 @pytest.mark.parametrize(
     ("limits", "taken"),
     [
-        pytest.param({}, 4, id="none"),
-        pytest.param({"max_rows": 20}, 2, id="rows, exactly"),
-        pytest.param({"max_rows": 29}, 2, id="rows, not divided"),
-        pytest.param({"max_rows": 5}, 1, id="rows, one at least"),
-        pytest.param({"max_bytes": 300}, 3, id="bytes"),
-        pytest.param({"max_rows": 30, "max_bytes": 150}, 1, id="both, the tighter one"),
+        pytest.param((None, 1000), 4, id="none"),
+        pytest.param((20, 1000), 2, id="rows, exactly"),
+        pytest.param((29, 1000), 2, id="rows, not divided"),
+        pytest.param((5, 1000), 1, id="rows, one at least"),
+        pytest.param((None, 300), 3, id="bytes"),
+        pytest.param((None, 5), 1, id="bytes, one at least"),
+        pytest.param((30, 150), 1, id="both, the tighter one"),
     ],
 )
 def test_take_up_to_keeps_to_the_limits(limits, taken):
-    assert len(take_up_to(segments("a", 1, 2, 3, 4), **limits)) == taken
+    assert len(take_up_to(segments("a", 1, 2, 3, 4), *limits)) == taken
 
 
-@given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 100)), st.one_of(st.none(), st.integers(1, 100)))
+@given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 100)), st.integers(1, 100))
 def test_repeated_take_up_to_reads_every_segment_once(spool, start, max_rows, max_bytes):
     receivers = {segment.receiver for segment in spool}
     todo = pending(spool, start)
@@ -135,7 +136,7 @@ def test_missing_lists_the_gaps(present, start, end, gaps):
 
 @given(SPOOLS, st.integers(1, 5))
 def test_sharing_out_keeps_every_segment_once_and_in_order(spool, groups):
-    shares = distribute(spool, groups)
+    shares = distribute(spool, groups, 10_000)
 
     assert [segment for share in shares for segment in share] == spool
     assert len(shares) <= groups
@@ -143,9 +144,16 @@ def test_sharing_out_keeps_every_segment_once_and_in_order(spool, groups):
 
 
 def test_sharing_out_balances_bytes():
-    shares = distribute(segments("a", 1, 2, 3, 4, 5, 6), 3)
+    shares = distribute(segments("a", 1, 2, 3, 4, 5, 6), 3, 1000)
 
     assert [len(share) for share in shares] == [2, 2, 2]
+
+
+def test_a_large_batch_has_more_tasks_each_of_a_bounded_size():
+    shares = distribute(segments("a", *range(1, 101), size=100), 2, 510)
+
+    assert len(shares) == 20
+    assert max(sum(segment.size for segment in share) for share in shares) <= 510 + 100
 
 
 def test_vector_with_new_revision_has_the_same_positions():

@@ -165,10 +165,10 @@ class Planner:
 
     def _start_receiver(self) -> None:
         options = dataclasses.replace(self._options, max_spool_bytes=self._limit)
-        if options.max_rows_per_batch is not None:
-            # Segments are not divided, so none may be larger than a batch.
-            rows = min(options.segment_rows, options.max_rows_per_batch)
-            options = dataclasses.replace(options, segment_rows=rows)
+        # Segments are not divided, so none may be larger than a batch.
+        rows = min(options.segment_rows, options.max_rows_per_batch or options.segment_rows)
+        size = min(options.segment_bytes, options.max_bytes_per_batch)
+        options = dataclasses.replace(options, segment_rows=rows, segment_bytes=size)
         max_rows = options.max_rows if self._is_batch else None
         # Assigned before it starts, which may take long: stop() must be able to close it.
         self.receiver = Receiver(options, self.spool, self._changed.set, max_rows=max_rows)
@@ -176,7 +176,7 @@ class Planner:
 
     # --- offsets
 
-    def latest(self, start: Vector, max_rows: int | None, max_bytes: int | None) -> dict[str, int]:
+    def latest(self, start: Vector) -> dict[str, int]:
         """Compute the end of the next batch; start itself if there is nothing new.
 
         Waits up to half a second for new segments; while draining until a batch is full or all has come.
@@ -191,7 +191,7 @@ class Planner:
         while True:
             self._poll()
             waiting = self._segments_after(start)
-            taken = take_up_to(waiting, max_rows, max_bytes)
+            taken = take_up_to(waiting, self._options.max_rows_per_batch, self._options.max_bytes_per_batch)
             if not waiting and self._is_trigger_due(start):
                 if self._drain is None:
                     return with_new_revision(start)
@@ -238,7 +238,8 @@ class Planner:
                 "new checkpoint, without the messages that were in it"
             )
         self._planned = dict(end)
-        return distribute(pending(listing.segments, start, end), self._options.partitions)
+        options = self._options
+        return distribute(pending(listing.segments, start, end), options.partitions, options.max_partition_bytes)
 
     def commit(self, end: Vector) -> None:
         """Delete the segments up to an offset. A failure is logged: the next commit deletes them, too.
@@ -475,4 +476,4 @@ def drain_channel(options: ReadOptions) -> list[list[Segment]]:
         segments = planner.drain()
     finally:
         planner.stop()
-    return distribute(segments, options.partitions)
+    return distribute(segments, options.partitions, options.max_partition_bytes)

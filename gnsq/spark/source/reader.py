@@ -22,7 +22,6 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
-    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -40,8 +39,6 @@ __all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
 logger = logging.getLogger(__name__)
 
 Offset = dict[str, Any]  # Any: JSON as Spark keeps it
-# Not ReadAllAvailable: Spark passes that for Trigger.Once, which is recognized by it.
-_NO_LIMIT = ReadMaxRows(2**63 - 1)
 # Seconds between tries if the file system fails and an error would end the query.
 RETRY_INTERVAL = 1.0
 
@@ -100,12 +97,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return encode_offset({}, self._options.source)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Turn the options into the one limit that Spark passes on."""
-        if self._options.max_rows_per_batch is not None:
-            return ReadMaxRows(self._options.max_rows_per_batch)
-        if self._options.max_bytes_per_batch is not None:
-            return ReadMaxBytes(self._options.max_bytes_per_batch)
-        return _NO_LIMIT
+        """Return a limit for Spark, which knows one at a time. The planner applies all options itself."""
+        # Not ReadAllAvailable: Spark passes that for Trigger.Once, which is recognized by it.
+        return ReadMaxBytes(self._options.max_bytes_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Record the depth of the channel."""
@@ -116,16 +110,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         is_once = isinstance(limit, ReadAllAvailable)
         planner = self._started_planner(drain=is_once)
         source = self._options.source
-        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        if isinstance(limit, ReadMaxRows):
-            # Spark knows one limit at a time. The other option counts as well.
-            max_bytes = self._options.max_bytes_per_batch
         vector = decode_offset(start, source)
         deadline = time.monotonic() + self._options.idle_timeout
         while True:
             try:
-                end = planner.all_available(vector) if is_once else planner.latest(vector, max_rows, max_bytes)
+                end = planner.all_available(vector) if is_once else planner.latest(vector)
                 return encode_offset(end, source)
             except SpoolError:
                 raise

@@ -58,10 +58,10 @@ def read(planner, start, end):
     ]
 
 
-def run_out(planner, start=None, max_rows=None):
+def run_out(planner, start=None):
     """Read as Spark does until there is nothing new; returns bodies, sizes of the batches, and the last offset."""
     start, bodies, sizes = start or {}, [], []
-    while (end := planner.latest(start, max_rows, None)) != start:
+    while (end := planner.latest(start)) != start:
         planner.commit(start)
         found = read(planner, start, end)
         sizes.append(len(found))
@@ -82,7 +82,7 @@ def test_stream_reads_published_messages(fakensqd, planner):
 
     bodies, start = [], {}
     while len(bodies) < 3000:
-        end = stream.latest(start, None, None)
+        end = stream.latest(start)
         bodies += read(stream, start, end)
         start = end
 
@@ -90,13 +90,13 @@ def test_stream_reads_published_messages(fakensqd, planner):
 
 
 def test_idle_stream_returns_start(planner):
-    assert planner().latest({"gone": 3}, None, None) == {"gone": 3}
+    assert planner().latest({"gone": 3}) == {"gone": 3}
 
 
 def test_batches_keep_to_their_limit(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(2000))
 
-    _, sizes, _ = run_out(planner(drain=True, segment_rows=100), max_rows=500)
+    _, sizes, _ = run_out(planner(drain=True, segment_rows=100, max_rows_per_batch=500))
 
     assert max(sizes) <= 500
     assert sum(sizes) == 2000
@@ -105,10 +105,24 @@ def test_batches_keep_to_their_limit(fakensqd, planner):
 def test_segments_are_no_larger_than_a_batch_may_be(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(500))
 
-    _, sizes, _ = run_out(planner(drain=True, max_rows_per_batch=70), max_rows=70)
+    _, sizes, _ = run_out(planner(drain=True, max_rows_per_batch=70))
 
     assert max(sizes) <= 70
     assert sum(sizes) == 500
+
+
+def test_large_batch_that_is_planned_already_is_divided_after_a_restart(planner, spool):
+    writer = spool.writer("r1")
+    sizes = [writer.write(number, columns(number)) for number in range(1, 21)]
+    first = planner(receivers="external")
+    end = first.latest({})
+    assert [len(share) for share in first.partitions({}, end)] == [10, 10]
+    first.stop()
+
+    second = planner(receivers="external", max_bytes_per_batch=2 * max(sizes))
+
+    assert [len(share) for share in second.partitions({}, end)] == [2] * 10
+    assert read(second, {}, end) == bodies_of(spool)
 
 
 def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, planner):
@@ -117,7 +131,7 @@ def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, p
 
     start, bodies = {}, []
     while len(bodies) < 1000:
-        end = stream.latest(start, None, None)
+        end = stream.latest(start)
         if end != start:
             # Spark commits a batch only after the next one, even if that is empty.
             stream.commit(start)
@@ -227,7 +241,7 @@ def test_commit_shrinks_the_spool_to_the_last_batch(fakensqd, planner, spool):
 def test_batch_can_be_read_again_without_anything_else(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(100))
     first = planner(drain=True)
-    end = first.latest({}, None, None)
+    end = first.latest({})
     bodies = read(first, {}, end)
     first.stop()
 
@@ -239,7 +253,7 @@ def test_batch_can_be_read_again_without_anything_else(fakensqd, planner):
 def test_pruned_batch_is_an_error(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(100))
     stream = planner(drain=True)
-    end = stream.latest({}, None, None)
+    end = stream.latest({})
     stream.commit(end)
 
     with pytest.raises(SpoolIncomplete, match=r"lacks 1 segment .*new checkpoint"):
@@ -253,12 +267,12 @@ def test_quarantined_segment_is_left_out(planner, spool, tmp_path):
     (tmp_path / "spool" / "r1" / "000000000001-1.arrow").write_bytes(b"broken")
     stream = planner(receivers="external")
 
-    end = stream.latest({}, None, None)
+    end = stream.latest({})
 
     assert read(stream, {}, end) == [b"body 2"]
     # It is counted, and left out again.
     assert read(stream, {}, end) == [b"body 2"]
-    stream.latest(end, None, None)
+    stream.latest(end)
     assert stream.progress()[1]["quarantined"] == 1
 
 
@@ -285,7 +299,7 @@ def test_nothing_listens_at_the_start(planner, caplog, address):
     }[address]  # fmt: skip
     stream = planner(**nobody)
 
-    assert stream.latest({}, None, None) == {}
+    assert stream.latest({}) == {}
     assert "not created" in caplog.text
 
 
@@ -323,7 +337,7 @@ def test_failed_receiver_ends_the_query(planner):
     stream.receiver.error = RuntimeError("bug")
 
     with pytest.raises(SpoolError, match="the receiver has ended"):
-        stream.latest({}, None, None)
+        stream.latest({})
 
 
 def test_unprunable_spool_is_logged(planner, tmp_path, caplog):
@@ -345,9 +359,9 @@ def test_backlog_is_seen(fakensqd, planner):
 def test_backlog_counts_what_is_in_no_batch_yet(planner, spool):
     writer = spool.writer("r1")
     sizes = [writer.write(number, columns(*range(number))) for number in (1, 2, 3)]
-    stream = planner(receivers="external")
+    stream = planner(receivers="external", max_rows_per_batch=1)
 
-    stream.latest({}, 1, None)
+    stream.latest({})
     backlog = stream.progress()[1]
 
     assert (backlog["spool_rows"], backlog["spool_bytes"], backlog["quarantined"]) == (5, sum(sizes[1:]), 0)
@@ -359,11 +373,11 @@ def test_restarted_nsqd_loses_no_message(fakensqd, planner):
     bodies, start = [], {}
 
     fakensqd.stop()
-    stream.latest(start, None, None)
+    stream.latest(start)
     fakensqd.start()
     publish(fakensqd, "clicks", numbered(100, first=100))
     while len(set(bodies)) < 200:
-        end = stream.latest(start, None, None)
+        end = stream.latest(start)
         bodies += read(stream, start, end)
         start = end
 
@@ -377,13 +391,13 @@ def test_sink_slower_than_msg_timeout_gets_no_message_twice(fakensqd, planner):
     bodies, start = [], {}
 
     while len(bodies) < 100:
-        end = stream.latest(start, None, None)
+        end = stream.latest(start)
         bodies += read(stream, start, end)
         # The sink.
         time.sleep(1)
         start = end
 
-    assert stream.latest(start, None, None) == start
+    assert stream.latest(start) == start
     assert sorted(bodies) == numbered(100)
     assert channel_stats(fakensqd, "clicks", "archive")["timeout_count"] == 0
 
@@ -397,7 +411,7 @@ def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         wait_for(lambda: stream.receiver.failing)
-        assert stream.latest({}, None, None) == {}
+        assert stream.latest({}) == {}
         assert not is_empty(fakensqd, "clicks", "archive")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -411,7 +425,7 @@ def test_external_receivers_segments_are_read(planner, spool):
     assert stream.receiver is None
     spool.writer("r1").write(1, columns(1, 2))
 
-    end = stream.latest({}, None, None)
+    end = stream.latest({})
 
     assert read(stream, {}, end) == [b"body 1", b"body 2"]
 
@@ -422,27 +436,27 @@ def test_external_receivers_segments_are_read(planner, spool):
 def test_empty_batch_lets_paused_receivers_go_on(fakensqd, planner, spool):
     spool.writer("r1").write(1, columns(1))
     stream = planner(receivers="external")
-    end = stream.latest({}, None, None)
+    end = stream.latest({})
     # With a limit of its own, the receiver is paused.
     publish(fakensqd, "clicks", [b"waits"])
 
-    renewed = wait_for(lambda: (found := stream.latest(end, None, None)) != end and found)
+    renewed = wait_for(lambda: (found := stream.latest(end)) != end and found)
 
     assert stream.partitions(end, renewed) == []
     stream.commit(end)
     assert spool.size() == 0
     # No second empty batch.
-    assert stream.latest(renewed, None, None) == renewed
+    assert stream.latest(renewed) == renewed
 
 
 def test_stream_that_has_read_all_gets_no_empty_batch(planner, spool):
     spool.writer("r1").write(1, columns(1))
     times = {"depth": 0.01, "trigger_after_depth": 0.0, "trigger_after_unknown": 0.0}
     stream = planner(receivers="external", times=times)
-    end = stream.latest({}, None, None)
+    end = stream.latest({})
     wait_for(lambda: stream._monitor.asked_at > stream._grown_at)
 
-    assert stream.latest(end, None, None) == end
+    assert stream.latest(end) == end
 
 
 def on_a_read_only_disk(path, missing_ok=False):
@@ -454,10 +468,10 @@ def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, s
     stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1, times={"trigger_retry": 0.2})
 
     monkeypatch.setattr(Path, "unlink", on_a_read_only_disk)
-    start = stream.latest({}, None, None)
+    start = stream.latest({})
     empty_batches = idle = 0
     while "can't be deleted, receivers may be waiting" not in caplog.text:
-        end = stream.latest(start, None, None)
+        end = stream.latest(start)
         empty_batches, idle = empty_batches + (end != start), idle + (end == start)
         stream.commit(start)
         start = end
@@ -497,7 +511,7 @@ def test_drain_that_can_not_go_on_is_an_error(planner, spool, monkeypatch):
     monkeypatch.setattr(Path, "unlink", on_a_read_only_disk)
 
     with pytest.raises(SpoolError, match="spool is full, or can't be written"):
-        stream.latest({"r1": 1}, None, None)
+        stream.latest({"r1": 1})
 
 
 # --- drains without a depth
@@ -511,7 +525,7 @@ def test_drain_that_reaches_no_nsqd_is_an_error(planner, http):
     )
 
     with pytest.raises(SpoolError, match="no nsqd was reached for 0"):
-        stream.latest({}, None, None)
+        stream.latest({})
 
 
 def test_drain_of_a_topic_that_nsqlookupd_does_not_know_is_an_error(fakelookupd, planner):
@@ -521,7 +535,7 @@ def test_drain_of_a_topic_that_nsqlookupd_does_not_know_is_an_error(fakelookupd,
     )
 
     with pytest.raises(SpoolError, match="check addresses and topic"):
-        stream.latest({}, None, None)
+        stream.latest({})
 
 
 @pytest.mark.parametrize("more", [("127.0.0.1:1",), None], ids=["one nsqd is down", "nobody can be asked"])
@@ -575,7 +589,7 @@ def test_segment_that_one_listing_lacks_is_read(planner, spool, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", racing)
 
-    end = stream.latest({}, None, None)
+    end = stream.latest({})
 
     assert sorted(read(stream, {}, end)) == [b"body 1", b"body 2"]
 
@@ -587,7 +601,7 @@ def test_new_checkpoint_on_an_old_spool(planner, spool):
     spool.prune({"r1": 1})
     stream = planner(receivers="external")
 
-    end = stream.latest({}, None, None)
+    end = stream.latest({})
 
     assert read(stream, {}, end) == [b"body 2", b"body 3"]
     stream.stop()
@@ -653,7 +667,7 @@ def test_progress_names_the_error_of_the_receiver(fakensqd, planner, spool):
     stream = planner(nsqd_tcp_addresses=("127.0.0.1:1",), drain=True, idle_timeout=0.2)
 
     with pytest.raises(SpoolError, match=r"127\.0\.0\.1:1 not connected"):
-        stream.latest({}, None, None)
+        stream.latest({})
     assert stream.progress()[1]["trouble"].startswith("127.0.0.1:1 not connected: ")
     spool.writer("r1").write(1, columns(1))
     stream._limit = 1

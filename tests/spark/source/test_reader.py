@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructType
 
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
@@ -24,7 +24,8 @@ from gnsq.spark.source.reader import RETRY_INTERVAL, NsqStreamReader, SegmentsPa
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
-NO_LIMIT = ReadMaxRows(2**63 - 1)
+# As getDefaultReadLimit() gives it by default.
+LIMIT = ReadMaxBytes(64 * 1024 * 1024)
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_available_now_reads_every_message(fakensqd, reader):
     stream.prepareForTriggerAvailableNow()
 
     start, rows = stream.initialOffset(), []
-    while (end := stream.latestOffset(start, NO_LIMIT)) != start:
+    while (end := stream.latestOffset(start, LIMIT)) != start:
         rows += read(stream, start, end)
         start = end
 
@@ -110,32 +111,22 @@ def test_columns_are_those_of_the_schema(reader, spool):
     spool.writer("r1").write(1, columns(1))
     stream = reader("topic", "body", receivers="external")
 
-    end = stream.latestOffset(stream.initialOffset(), NO_LIMIT)
+    end = stream.latestOffset(stream.initialOffset(), LIMIT)
 
     assert read(stream, stream.initialOffset(), end) == [{"topic": "clicks", "body": b"body 1"}]
 
 
-@pytest.mark.parametrize(
-    ("given", "limit"),
-    [
-        # ReadAllAvailable means Trigger.Once.
-        pytest.param({}, NO_LIMIT, id="none"),
-        pytest.param({"maxRowsPerBatch": "5"}, ReadMaxRows(5), id="rows"),
-        pytest.param({"maxBytesPerBatch": "5"}, ReadMaxBytes(5), id="bytes"),
-        pytest.param({"maxRowsPerBatch": "5", "maxBytesPerBatch": "6"}, ReadMaxRows(5), id="both"),
-    ],
-)
-def test_default_limit_of_the_options(reader, given, limit):
-    assert reader(**given).getDefaultReadLimit() == limit
+def test_default_limit_is_not_that_of_trigger_once(reader):
+    assert reader(maxBytesPerBatch="5").getDefaultReadLimit() == ReadMaxBytes(5)
 
 
 @pytest.mark.parametrize(
     ("given", "limit", "segments"),
     [
-        pytest.param({}, NO_LIMIT, 3, id="none"),
-        pytest.param({}, ReadMaxRows(2), 2, id="rows"),
-        pytest.param({}, ReadMaxBytes(1), 1, id="bytes"),
-        pytest.param({"maxBytesPerBatch": "1"}, ReadMaxRows(2), 1, id="both"),
+        pytest.param({}, LIMIT, 3, id="none"),
+        pytest.param({"maxRowsPerBatch": "2"}, LIMIT, 2, id="rows"),
+        pytest.param({"maxBytesPerBatch": "1"}, LIMIT, 1, id="bytes"),
+        pytest.param({"maxRowsPerBatch": "2", "maxBytesPerBatch": "1"}, LIMIT, 1, id="both"),
         pytest.param({"maxBytesPerBatch": "1"}, ReadAllAvailable(), 3, id="all, whatever the options say"),
     ],
 )
@@ -150,11 +141,11 @@ def test_latest_offset_keeps_to_the_limits(reader, spool, given, limit, segments
 
 def test_failing_file_system_does_not_end_the_query(reader, tmp_path, caplog):
     stream = reader.with_times(PlannerTimes(), 0.2, receivers="external")
-    start = stream.latestOffset(stream.initialOffset(), NO_LIMIT)
+    start = stream.latestOffset(stream.initialOffset(), LIMIT)
     began = time.monotonic()
 
     with unusable(tmp_path / "spool"):
-        assert stream.latestOffset(start, NO_LIMIT) == start
+        assert stream.latestOffset(start, LIMIT) == start
     assert "Not a directory" in caplog.text
     # Spark asks again at once, and each time is a line in the log.
     assert time.monotonic() - began >= 0.2
@@ -168,7 +159,7 @@ def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, read
     stream.prepareForTriggerAvailableNow()
     with ThreadPoolExecutor() as other:
         with unusable(tmp_path / "spool"):
-            latest = other.submit(stream.latestOffset, start, ReadAllAvailable() if once else NO_LIMIT)
+            latest = other.submit(stream.latestOffset, start, ReadAllAvailable() if once else LIMIT)
             wait_for(lambda: "no new offset: [Errno 20] Not a directory" in caplog.text)
         end = latest.result(20)
 
@@ -183,7 +174,7 @@ def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, tmp_
         unusable(tmp_path / "spool"),
         pytest.raises(SpoolError, match=r"can't be listed for 1 s .*Not a directory.*: repair"),
     ):
-        stream.latestOffset(stream.initialOffset(), NO_LIMIT)
+        stream.latestOffset(stream.initialOffset(), LIMIT)
 
 
 SIGNALLED = """
@@ -259,7 +250,7 @@ def test_cycles_are_searched_for_rarely_where_the_process_receives(reader, recei
 
 def test_stream_reader_pickles_without_its_planner(fakensqd, reader, spool):
     stream = reader(receivers="external")
-    stream.latestOffset(stream.initialOffset(), NO_LIMIT)
+    stream.latestOffset(stream.initialOffset(), LIMIT)
     spool.writer("r1").write(1, columns(1))
 
     copy = pickle.loads(pickle.dumps(stream))
@@ -284,10 +275,10 @@ def test_segment_that_is_damaged_after_planning_is_quarantined(reader, spool, tm
 
 def test_second_query_is_refused(reader):
     first, second = reader(), reader.with_times(PlannerTimes(lock=0))
-    first.latestOffset(first.initialOffset(), NO_LIMIT)
+    first.latestOffset(first.initialOffset(), LIMIT)
 
     with pytest.raises(SpoolInUse):
-        second.latestOffset(second.initialOffset(), NO_LIMIT)
+        second.latestOffset(second.initialOffset(), LIMIT)
 
 
 @pytest.mark.parametrize("other", [{"topic": "views"}, {"channel": "metrics"}])
@@ -295,7 +286,7 @@ def test_checkpoint_of_another_source_is_refused(reader, other):
     offset = reader(**other).initialOffset()
 
     with pytest.raises(ValueError, match=r"this query reads 'clicks/archive': give it a checkpoint and a spool of its"):
-        reader(receivers="external").latestOffset(offset, NO_LIMIT)
+        reader(receivers="external").latestOffset(offset, LIMIT)
 
 
 def test_once_is_one_batch_of_everything(fakensqd, reader):
@@ -311,12 +302,12 @@ def test_once_is_one_batch_of_everything(fakensqd, reader):
 def test_spool_taken_by_another_run_ends_the_first_one(reader, tmp_path):
     first = reader.with_times(PlannerTimes(owner_check=0.0), receivers="external")
     start = first.initialOffset()
-    first.latestOffset(start, NO_LIMIT)
+    first.latestOffset(start, LIMIT)
 
     # As where the file system has no locks.
     (tmp_path / "spool" / "owner.json").write_text('{"run": "another", "pid": 1, "host": "elsewhere"}')
 
-    for call in (lambda: first.latestOffset(start, NO_LIMIT), lambda: first.commit(start)):
+    for call in (lambda: first.latestOffset(start, LIMIT), lambda: first.commit(start)):
         with pytest.raises(SpoolInUse, match="taken over by another run"):
             call()
 
