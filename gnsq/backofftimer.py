@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 __all__ = ["BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
 
-# Limit of the exponent, which keeps the numbers small. With it, the power is above every limit of a wait already.
+# Limit of the exponent. The power is above every limit of a wait then, and the numbers stay small.
 _MAX_EXPONENT = 64
 
 
 class BackoffTimer:
-    """Computes random waits that grow with failures and shrink with successes, as in gnsq 1.0.
+    """Computes random waits as gnsq 1.0: longer ones after failures, shorter ones after successes.
 
     Args:
         ratio: Seconds by which each wait is multiplied; see get_interval().
@@ -28,7 +28,7 @@ class BackoffTimer:
         self.min_interval = min_interval
 
     def is_reset(self) -> bool:
-        """Whether no failures are counted."""
+        """Return True if no failures are counted."""
         return self.c == 0
 
     def reset(self) -> BackoffTimer:
@@ -125,7 +125,7 @@ class ConsumerBackoff:
         self._rng = rng if rng is not None else random.Random()
 
     def record_failure(self, now: float) -> bool:
-        """Count a failure. Return whether it starts a pause."""
+        """Count a failure. Return True if it starts a pause."""
         if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
         failures = self.failures + 1
@@ -136,7 +136,7 @@ class ConsumerBackoff:
         return True
 
     def record_success(self, now: float) -> bool:
-        """Count a success. Return whether it starts a shorter pause or ends the backoff."""
+        """Count a success. Return True if it starts a shorter pause or ends the backoff."""
         if self.phase is not BackoffPhase.PROBING:
             return False
         if self.failures > 1:
@@ -146,7 +146,7 @@ class ConsumerBackoff:
         return True
 
     def reset(self) -> bool:
-        """End the backoff. Return whether it was active."""
+        """End the backoff. Return True if it was active."""
         was_on = self.phase is not BackoffPhase.OFF
         self.failures = 0
         self.phase = BackoffPhase.OFF

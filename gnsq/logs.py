@@ -26,8 +26,6 @@ class RateLimitedLogger:
         now: Returns monotonic seconds.
     """
 
-    __slots__ = ("_kinds", "_logger", "_now")
-
     def __init__(self, logger: logging.Logger, now: Callable[[], float]) -> None:
         self._logger = logger
         self._now = now
@@ -66,7 +64,7 @@ class RateLimitedLogger:
         self._logger.log(level, text, *arguments, exc_info=exc_info)
 
     def is_due(self, kind: str, *, burst: int = 1) -> bool:
-        """Whether a line of some kind would be logged now. Call it before making an expensive text."""
+        """Return True if a line of some kind would be logged now. Call it before making an expensive text."""
         due, said, _ = self._kinds.get(kind, (0.0, 0, 0))
         return said < burst or self._now() >= due
 
@@ -85,14 +83,12 @@ class RateLimitedLogger:
 
 
 class LogOwner:
-    """The Consumer or Producer that log lines belong to. It is passed to all objects that log on its behalf.
+    """The Consumer or Producer that log lines name. It is passed to all objects that log for it.
 
     Args:
         label: Its name in log lines; empty: lines name none.
         now: Returns monotonic seconds, for the rate limits.
     """
-
-    __slots__ = ("_loggers", "_now", "label")
 
     def __init__(self, label: str, now: Callable[[], float]) -> None:
         self.label = label

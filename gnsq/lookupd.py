@@ -139,7 +139,7 @@ def _check_names(params: dict[str, str]) -> None:
 
 
 def is_unknown_topic(error: NSQHttpError) -> bool:
-    """Whether lookup() failed because nsqlookupd does not know the topic.
+    """Return True if lookup() failed because nsqlookupd does not know the topic.
 
     The 404 of another server, which does not know the path, has another text."""
     return error.status is not None and error_text(error.body) in _UNKNOWN_TOPIC

@@ -199,25 +199,25 @@ class ConnectionOptions(Options):
     """
 
     timeout: float = option(
-        60.0, "for connecting with the handshake, for each request, and for each send", unit="s", minimum=0.001
+        60.0, "limit of connecting with the handshake, of each request, and of each send", unit="s", minimum=0.001
     )
     client_id: str | None = option(None, "name of this client in nsqd's statistics; default: first label of hostname")
-    hostname: str | None = option(None, "host name in nsqd's statistics; default: this host's")
+    hostname: str | None = option(None, "host name of this client in nsqd's statistics; default: the name of this host")
     heartbeat_interval: float = option(
         30,
-        "between nsqd's heartbeats; -1 for none, but then nsqd refuses SUB, so not for a Consumer",
+        "time between two heartbeats of nsqd; -1: no heartbeats, but nsqd then refuses the SUB of a Consumer",
         unit="s",
         minimum=1,
         maximum=MAX_INTERVAL,
         special=(-1,),
     )
     output_buffer_size: int = option(
-        16384, "nsqd's write buffer for this connection; -1 for none", unit="bytes", minimum=64, special=(-1, 0)
+        16384, "size of nsqd's write buffer; -1: no buffer; 0: its default", unit="bytes", minimum=64, special=(-1, 0)
     )
     output_buffer_timeout: int = option(
-        250, "longest that messages wait in this buffer; -1: until it is full", unit="ms", minimum=1, special=(-1, 0)
+        250, "limit of the time in this buffer; -1: no limit; 0: its default", unit="ms", minimum=1, special=(-1, 0)
     )
-    tls_v1: bool = option(False, "encrypt; a server without TLS is refused")
+    tls_v1: bool = option(False, "encrypt the connection; a server without TLS is refused")
     tls_options: TlsOptionsDict | None = option(
         None,
         "options of TLS: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
@@ -226,18 +226,22 @@ class ConnectionOptions(Options):
     snappy: bool = option(False, "compress with snappy, if the server offers it")
     deflate: bool = option(False, "compress with deflate, if the server offers it")
     deflate_level: int = option(6, "1 fastest, 9 smallest; nsqd cuts it to its max-deflate-level", minimum=1, maximum=9)
-    sample_rate: int = option(0, "share of the messages that nsqd delivers; 0: all", unit="%", minimum=0, maximum=99)
+    sample_rate: int = option(0, "part of the messages that nsqd delivers; 0: all", unit="%", minimum=0, maximum=99)
     auth_secret: bytes | None = option(None, "secret for AUTH; sent only to a server that requires AUTH", secret=True)
     user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
     tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options; implies tls_v1")
     server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host")
     msg_timeout: float | None = option(
-        None, "until nsqd requeues an unanswered message; default: nsqd's", unit="s", minimum=1, maximum=MAX_INTERVAL
+        None,
+        "time to answer a message, then nsqd requeues it; default: nsqd's",
+        unit="s",
+        minimum=1,
+        maximum=MAX_INTERVAL,
     )
     topology_region: str | None = option(None, "region of this client, for servers newer than 1.3.0")
-    topology_zone: str | None = option(None, "zone of this client in the region, likewise")
+    topology_zone: str | None = option(None, "zone of this client in the region, for servers newer than 1.3.0")
     max_name_length: int = option(
-        64, "longest name of a topic or channel; the oldest servers allow 32", unit="characters", minimum=1, maximum=64
+        64, "limit of topic and channel names; the oldest servers allow 32", unit="characters", minimum=1, maximum=64
     )
     max_frame_size: int = option(
         256 * 1024 * 1024,
@@ -268,5 +272,5 @@ class ConnectionOptions(Options):
 
     @property
     def wants_tls(self) -> bool:
-        """Whether the connection must be encrypted."""
+        """True if the connection must be encrypted."""
         return self.tls_v1 or self.tls_context is not None

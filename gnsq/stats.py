@@ -178,7 +178,7 @@ class ProducerConnectionStats:
         address: ``host:port`` of the nsqd, or a URL.
         pending: Publishes that wait for their response.
         confirmed: Messages that nsqd has confirmed since the connection was opened.
-        stalled: Whether a response is late, so that publishes use other connections.
+        stalled: A response is late, so publishes use other connections.
     """
 
     address: str
@@ -350,7 +350,7 @@ BOUNDS = tuple(2**bits / 1000 for bits in range(_BITS + 1))
 
 
 class LatencyRecorder:
-    """Counts durations into buckets of which each is twice as wide as the one before; add() takes 0.2 us.
+    """Counts durations into buckets. Each bucket is twice as wide as the one before. add() takes 0.2 us.
 
     Attributes:
         counts: By bucket of BOUNDS.

@@ -1,6 +1,6 @@
 """TLS over a transport, for client and server; and TLS contexts of clients, for nsqd's TCP port and for HTTPS.
 
-Loads ssl, which takes 8 ms. So this module is imported only where TLS is needed.
+Loads ssl, which takes 8 ms. So this module is imported only if TLS is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TlsTransport:
     Args:
         inner: The transport of the encrypted bytes.
         context: Any ``ssl.SSLContext``.
-        server_side: Whether this is the server.
+        server_side: This is the server.
         server_hostname: The name that the server's certificate must have, if the context checks it; sent as SNI.
         peer: Address for error texts.
 

@@ -51,7 +51,7 @@ class Transport(Protocol):
         """Shut down the sending side. The receiving side stays open."""
 
     def close(self) -> None:
-        """Close at once. A greenlet that waits in recv() or sendall() gets an NSQConnectionClosed."""
+        """Close immediately. A greenlet that waits in recv() or sendall() gets an NSQConnectionClosed."""
 
 
 class TcpTransport:
@@ -81,7 +81,7 @@ class TcpTransport:
         cost no switch and no new watcher, which saves a quarter of a lone publish.
 
         Args:
-            handle: Called with received bytes; returns whether it has handled them.
+            handle: Called with received bytes. Returns True if it has handled them.
 
         Raises:
             NSQSocketError: As recv().
@@ -133,7 +133,7 @@ class TcpTransport:
             return 0
 
     def peer_has_closed(self) -> bool:
-        """Whether the peer has closed its side. Some of its bytes may not have been received yet."""
+        """Return True if the peer has closed its side. Some of its bytes may not have been received yet."""
         poller = _poll()
         try:
             poller.register(self._socket.fileno(), select.POLLRDHUP)

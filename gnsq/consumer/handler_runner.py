@@ -384,11 +384,11 @@ class HandlerRunner:
         return "timed out, and is still unanswered here" if is_here else "not seen here"
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
-        """Whether a message was given up. If so, its answer counts neither as a success nor as a failure."""
+        """Return True if a message was given up. Its answer then counts neither as a success nor as a failure."""
         return (nsqd, message_id) in self._given_up
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
-        """Log how many messages were given up without a line of their own, once in each INTERVAL, or at once."""
+        """Log how many messages were given up without a line of their own, once in each INTERVAL, or immediately."""
         text = "%s: %s given up"
         self._rate_limited.log_rest(logging.WARNING, "given up", "more message", text, self._label, at_once=at_once)
 
@@ -442,7 +442,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _is_slow(run: RunningHandler, now: float) -> bool:
-    """Whether a message timed out because of its handler, and not because it waited for one."""
+    """Return True if a message timed out because of its handler, and not because it waited for one."""
     return now - run.began >= run.began - run.message.received
 
 

@@ -32,7 +32,7 @@ class Handler(Protocol):
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
 
 _ADVICE = (
-    "give a plain function (where it waits, other greenlets run; asyncio.run() in gevent's threadpool runs a coroutine)"
+    "give a plain function (while it waits, other greenlets run; asyncio.run() in gevent's threadpool runs a coroutine)"
 )
 
 # Kinds of functions that a call does not run: name, test for the function, and type of the object that a call returns.

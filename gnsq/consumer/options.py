@@ -42,24 +42,24 @@ class ConsumerOptions(Options):
     """Options of a Consumer. requeue_delay is in milliseconds, as in gnsq 1.0."""
 
     max_tries: int = option(
-        5, "largest number of attempts; after it a message is given up; 0: no limit", unit="attempts", minimum=0
+        5, "limit of the deliveries of a message; after that it is given up; 0: no limit", unit="attempts", minimum=0
     )
     max_in_flight: int = option(
         1, "limit of the messages in flight, for all nsqds together", unit="messages", minimum=1
     )
     requeue_delay: float | None = option(
-        None, "delay of a failed message; default: grows with its attempts", unit="ms", minimum=0
+        None, "delay of a failed message; by default it grows with the attempts", unit="ms", minimum=0
     )
     lookupd_poll_interval: float = option(
         60,
-        "interval of the lookups at all nsqlookupds; at most 25 while the connection to an nsqd is lost",
+        "time between two lookups at all nsqlookupds; at most 25 while the connection to an nsqd is lost",
         unit="s",
         minimum=0.001,
     )
-    lookupd_poll_jitter: float = option(0.3, "random part of the interval, 0 to 1", minimum=0, maximum=1)
+    lookupd_poll_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
     max_nsqds: int = option(
         MAX_NSQDS,
-        "limit of the nsqds that nsqlookupds name; further ones are left out, with a warning",
+        "limit of the nsqds that are taken from nsqlookupds; the others are left out, and a warning is logged",
         unit="nsqds",
         minimum=1,
     )
@@ -72,46 +72,48 @@ class ConsumerOptions(Options):
     )
     low_ready_timeout: float = option(
         30,
-        "with max_in_flight below the number of nsqds: length of the turn of an nsqd that has messages; "
-        "shorter while many wait",
+        "if max_in_flight is below the number of nsqds, they have RDY 1 by turns: length of the turn of an nsqd "
+        "that has messages; it is shorter while many nsqds wait",
         unit="s",
         minimum=0.001,
     )
     ready_grace: float = option(
         1.0,
-        "time after a lower RDY, which nsqd does not acknowledge, in which messages that it sent before may arrive",
+        "nsqd does not acknowledge a lower RDY: time after it in which earlier messages may still arrive",
         unit="s",
         minimum=0.001,
     )
-    max_backoff_duration: float = option(128, "longest pause after failures; 0: no backoff", unit="s", minimum=0)
+    max_backoff_duration: float = option(128, "limit of the pause after failures; 0: never pause", unit="s", minimum=0)
     backoff_on_requeue: bool = option(
-        True, "whether NSQRequeueMessage counts as a failure if it does not say so itself"
+        True, "an NSQRequeueMessage counts as a failure, unless its own argument backoff says otherwise"
     )
     concurrency: int | None = option(
-        None, "handlers that may run at once; default: max_in_flight", unit="greenlets", minimum=1
+        None, "limit of the handlers that run at the same time; default: max_in_flight", unit="greenlets", minimum=1
     )
     handler_timeout: float | None = option(
         None,
-        "time after which a handler is interrupted, which is a failure; default: no limit",
+        "time after which a handler is interrupted, which counts as a failure; default: no limit",
         unit="s",
         minimum=0.001,
     )
     close_timeout: float = option(
-        30.0, "time that close() waits for messages in flight; then they are requeued", unit="s", minimum=0
+        30.0, "time that close() waits for answers; it then requeues the messages in flight", unit="s", minimum=0
     )
-    requeue_initial: float = option(1.0, "default of requeue_delay: delay after the first attempt", unit="s", minimum=0)
-    requeue_growth: float = option(4.0, "default of requeue_delay: factor for each further attempt", minimum=1)
+    requeue_initial: float = option(1.0, "without requeue_delay: delay after the first attempt", unit="s", minimum=0)
+    requeue_growth: float = option(
+        4.0, "without requeue_delay: the delay is multiplied by this after each further attempt", minimum=1
+    )
     requeue_maximum: float = option(
-        900.0, "default of requeue_delay: longest delay; nsqd's own limit is 1 h", unit="s", minimum=0
+        900.0, "without requeue_delay: limit of the delay; nsqd's own limit is 1 h", unit="s", minimum=0
     )
     backoff_initial: float = option(
-        1.0, "first pause; doubled by each failure, halved by each success", unit="s", minimum=0
+        1.0, "length of the first pause; each failure doubles it, and each success halves it", unit="s", minimum=0
     )
-    backoff_jitter: float = option(0.3, "random part of each pause, 0 to 1", minimum=0, maximum=1)
+    backoff_jitter: float = option(0.3, "part of each pause that is random, 0 to 1", minimum=0, maximum=1)
     backoff_strategy: Callable[[int], float] | None = option(
         None,
-        "function that returns the pause in seconds for the failures in a row; "
-        "replaces backoff_initial and backoff_jitter",
+        "function that is called with the number of failures in a row and returns the pause in seconds; "
+        "backoff_initial and backoff_jitter are not used then",
     )
 
     def __post_init__(self) -> None:

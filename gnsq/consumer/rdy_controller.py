@@ -99,7 +99,7 @@ class RdyController:
 
     @property
     def paused(self) -> bool:
-        """Whether all RDY counts are 0. May be set."""
+        """True if all RDY counts are 0; may be set."""
         return self._policy.paused
 
     @paused.setter
@@ -232,7 +232,7 @@ class RdyController:
                 self._update_rdy(self._due)
 
     def stop(self) -> None:
-        """Set all RDY counts to 0 for ever."""
+        """Set all RDY counts to 0. They stay 0."""
         self._policy.paused = True
         self._update_rdy()
         self._stopped = True

@@ -33,20 +33,20 @@ class _ConnectionRdy:
 
     Attributes:
         limit: max_rdy_count of its nsqd.
-        counts_down: Whether its nsqd subtracts messages from RDY.
+        counts_down: Its nsqd subtracts messages from RDY.
         last: When the last message came; before the first message: when the connection was added.
         idle_since: Since when no message is in flight; None if one is, or was at the last decide().
         rdy: RDY that was sent last.
         remaining: If its nsqd counts down: the part of rdy that is left at least.
-        is_new: Whether no message has come yet.
+        is_new: No message has come yet.
         starved_at: When it was starved last.
         arriving: Messages that nsqd may have sent before it reads a lower RDY.
         arriving_until: Until when these may arrive.
         raised_at: When RDY was raised from 0; None after the next message.
         turn: When its turn began; None while it waits for one, or if it needs none.
         turn_renewed: When its turn began or was last extended.
-        has_backlog: Whether its last turn brought messages and did not end in silence.
-        had_turn: Whether it had a turn in this rotation.
+        has_backlog: Its last turn brought messages and did not end in silence.
+        had_turn: It had a turn in this rotation.
     """
 
     limit: int
@@ -111,7 +111,7 @@ class RdyPolicy(Generic[Key]):
         backing_off: All RDY counts are 0, except that of the probe.
         expected: Number of connections that may be added soon; their RDY counts are reserved.
         probe: Connection that has RDY 1 while the others have 0; None for none.
-        has_unassigned: Whether a connection waits for RDY that others must free: call decide() again after each answer.
+        has_unassigned: A connection waits for RDY that others must free: call decide() again after each answer.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class RdyPolicy(Generic[Key]):
         self._states: dict[Key, _ConnectionRdy] = {}
         # Connections; the first ones have priority.
         self._order: list[Key] = []
-        # Connections whose turn ends in this decide(), and whether by silence.
+        # Connections whose turn ends in this decide(); True: by silence.
         self._ended: dict[Key, bool] = {}
         # Number of waiting connections that are known to have messages, and seconds of a turn at present.
         self._waiting_with_backlog = 0
@@ -149,7 +149,7 @@ class RdyPolicy(Generic[Key]):
 
         Args:
             max_rdy_count: Largest RDY that its nsqd allows.
-            counts_down: Whether its nsqd subtracts 1 from RDY with each message.
+            counts_down: Its nsqd subtracts 1 from RDY with each message.
         """
         self._states[key] = _ConnectionRdy(max_rdy_count, counts_down, now, now)
         # After the connections that have a turn: they would lose it.
@@ -171,7 +171,7 @@ class RdyPolicy(Generic[Key]):
             in_flight: Messages in flight on the connection, with these.
 
         Returns:
-            Whether decide() should be called.
+            True if decide() should be called.
         """
         state = self._states.get(key)
         if state is None:
@@ -315,7 +315,7 @@ class RdyPolicy(Generic[Key]):
         return raised
 
     def _must_renew(self, state: _ConnectionRdy) -> bool:
-        """Whether an nsqd that counts down must be sent the same RDY again.
+        """Return True if an nsqd that counts down must be sent the same RDY again.
 
         That is never too much: nsqd sends nothing while the last RDY is in flight.
         """
@@ -428,7 +428,7 @@ class RdyPolicy(Generic[Key]):
         self._turn_seconds = max(self.turn_timeout / max(len(waiting) - self._waiting_with_backlog, 1), self.grace)
 
     def _is_wanted(self) -> bool:
-        """Whether a connection with messages must end its turn: not while one without messages will end its own."""
+        """Return True if a connection with messages must end its turn: not while one without messages ends its own."""
         active = [self._states[key] for key in self._order[: self.max_in_flight]]
         searching = sum(not state.has_backlog for state in active)
         return not searching or self._waiting_with_backlog > searching

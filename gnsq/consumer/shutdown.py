@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds after the time limit, in which REQs are sent and nsqd closes the connections.
 REQUEUE_GRACE = 2.0
-# Seconds between two checks whether other handlers have ended, or further messages have arrived.
+# Seconds between two checks: have other handlers ended, have further messages arrived?
 POLL_INTERVAL = 0.05
 
 
@@ -104,7 +104,7 @@ class Shutdown:
         return len(self._workers.inbox) + self._workers.busy + async_messages > self._waiting_handlers
 
     def _requeue_unanswered(self) -> bool:
-        """Requeue the messages that are not answered. Return whether there were any."""
+        """Requeue the messages that are not answered. Return True if there were any."""
         running = self._workers.handling
         rest: list[Message] = [*running, *self._workers.inbox]
         for connection in self._pool.connections.values():

@@ -44,11 +44,10 @@ class WorkerPool:
     Args:
         name: Name of the greenlets.
         concurrency: Returns the limit of workers that run at the same time.
-        handle: Called with each message, in a worker. Returns: whether the message is answered. Must not raise an
+        handle: Called with each message, in a worker. Returns True if the message is answered. Must not raise an
             Exception.
         handle_batch: If given, called instead with all messages of the inbox. Returns: the messages that are answered.
         on_dropped: Called with a message that timed out in the inbox.
-        clock: Replaceable time.
 
     Attributes:
         inbox: Messages that no worker has taken.
@@ -105,7 +104,7 @@ class WorkerPool:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in a worker."""
+        """True if the caller runs in a worker."""
         return gevent.getcurrent() in self._workers
 
     def put(self, messages: Iterable[Message]) -> None:
@@ -151,7 +150,7 @@ class WorkerPool:
         Before each message the next worker is spawned, so that a handler that waits does not delay other messages.
         That worker, and the one that continues after MAX_RUN_SECONDS, start in the next round of the event loop.
         Between two rounds the loop reads its sockets; between two callbacks (such as those of sleep(0)) it does not.
-        So handlers that only compute, however many at once, delay heartbeats by no more than the time of one handler.
+        So handlers that only compute, even many of them, delay heartbeats by no more than the time of one handler.
         """
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
         current = self._begin_worker()
@@ -212,7 +211,7 @@ class WorkerPool:
         self._continue_in_another()
 
     def _on_worker_end(self, worker: gevent.Greenlet) -> None:
-        """Put the messages of a killed worker back. KeyboardInterrupt is raised in whatever greenlet runs: also in a
+        """Put the messages of a killed worker back. KeyboardInterrupt is raised in the greenlet that runs: also in a
         worker that has not begun, or between a message and its handler."""
         if self._starting is worker:
             self._starting = None
@@ -232,7 +231,7 @@ class WorkerPool:
     def _drop_timed_out(self) -> None:
         """Drop timed out messages: nsqd delivers them again, and would refuse their FIN.
 
-        Only from the left, where the oldest are. If connections differ in msg_timeout, some are dropped later.
+        Only from the left: the oldest messages are there. If connections differ in msg_timeout, some are dropped later.
         """
         inbox = self.inbox
         while inbox and inbox[0].time_left == 0:

@@ -10,7 +10,7 @@ Consumer, Producer and ConnectionPool decide about messages, RDY and when to con
 #     `read_messages` in message.py, which makes a Message of each message frame.
 #  3. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
 #  4. `Consumer._on_messages` in consumer/consumer.py is called with the list of messages.
-#  5. `RdyController.on_messages` in consumer/rdy_controller.py decides whether RDY must be sent.
+#  5. `RdyController.on_messages` in consumer/rdy_controller.py decides if RDY must be sent.
 #  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages, and `WorkerPool._work` in
 #     consumer/worker_pool.py takes them out again in another greenlet.
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
@@ -98,8 +98,6 @@ class Connection:
     Args:
         host, port: Address of nsqd's TCP port.
         options: The features that IDENTIFY requests, and the time limits.
-        clock: Time, replaceable in tests.
-        owner: Consumer or Producer that log lines name.
         error_frame_grace: Seconds in which nsqd's error may still arrive after a send has failed.
 
     Attributes:
@@ -302,17 +300,17 @@ class Connection:
         return bool(self._closed.wait(timeout))
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet is one of the connection's own."""
+        """Return True if a greenlet is one of the connection's own."""
         return greenlet in self._greenlets
 
     @property
     def is_open(self) -> bool:
-        """Whether commands can be sent."""
+        """True if commands can be sent."""
         return self.state in (ConnectionState.CONNECTED, ConnectionState.SUBSCRIBED)
 
     @property
     def is_closing(self) -> bool:
-        """Whether close() has begun to drain the connection."""
+        """True if close() has begun to drain the connection."""
         return self.state is ConnectionState.CLOSING
 
     @property
@@ -364,7 +362,7 @@ class Connection:
     # --- commands
 
     def request(self, command: bytes) -> AsyncResult:
-        """Send a command that has a response. Return the result, which later has the response's data or an error.
+        """Send a command that has a response. Return an AsyncResult, which gets the response's data or an error.
 
         Raises:
             NSQConnectionClosed: If the connection is closed.
@@ -537,7 +535,7 @@ class Connection:
 
 
 class LivenessMonitor:
-    """Decides whether nsqd is dead: nsqd has sent nothing for too long, or does not read. Pure: callers pass the time.
+    """Decides when nsqd is dead: nsqd has sent nothing for too long, or does not read. Pure: callers pass the time.
 
     Time in which this process itself was held up is not counted as silence of nsqd.
 

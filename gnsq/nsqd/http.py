@@ -259,10 +259,10 @@ class NsqdHTTPClient(HTTPClient):
         return self.request("PUT", f"config/{name}", None, body)
 
     def ping(self) -> bytes:
-        """Check whether nsqd is healthy. Returns b"OK".
+        """Check that nsqd is healthy. Returns b"OK".
 
         Raises:
-            NSQHttpError: If nsqd is not healthy, for example after a failed write to disk. It has status 500 and the
+            NSQHttpError: If nsqd is not healthy, for example after a failed write to disk; with status 500 and the
                 reason.
         """
         response: bytes = self.request("GET", "ping")

@@ -305,7 +305,7 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
 def _seconds_to_touch(message: Message, interval: float) -> float:
     left, longest = message.time_left, message.max_time_left
     # Half of the time left, since the block may begin long after the arrival. After max_msg_timeout a touch adds no
-    # time; it only shows whether the connection is still open.
+    # time; it only shows that the connection is still open.
     if left is not None and (longest is None or left < longest):
         interval = min(interval, max(left / 2, MIN_TOUCH_INTERVAL))
     return interval if longest is None else min(interval, longest)

@@ -73,8 +73,6 @@ class ConfirmedLimits:
         topics: Topics with a confirmed publish, any other one may be refused; None: nsqd allows all topics.
     """
 
-    __slots__ = ("_defer", "_mpub_body_size", "largest_message", "topics")
-
     def __init__(self) -> None:
         self.largest_message = 0
         self.topics: set[str] | None = None
@@ -82,7 +80,7 @@ class ConfirmedLimits:
         self._defer = 0
 
     def may_be_refused(self, request: PendingRequest) -> bool:
-        """Whether nsqd may refuse a request."""
+        """Return True if nsqd may refuse a request."""
         return (
             request.largest_message > self.largest_message
             or request.mpub_body_size > self._mpub_body_size
@@ -132,13 +130,8 @@ class PendingRequests:
         unsent: Requests that wait to be sent. Other modules read this and ``sent``, and change neither.
         sent: Requests that wait for their response, the oldest first.
         unsent_bytes: Sum of the sizes of unsent.
-        blocked: Whether nothing may be sent until all sent requests have their responses.
+        blocked: Nothing may be sent until all sent requests have their responses.
     """
-
-    __slots__ = (
-        *("_alone", "_resolved", "_risky", "_drained", "_limits", "_unblock", "_unsorted"),
-        *("blocked", "sent", "unsent", "unsent_bytes"),
-    )
 
     def __init__(self, unblock: Callable[[], None]) -> None:
         self.unsent: list[PendingRequest] = []
@@ -147,14 +140,13 @@ class PendingRequests:
         self.blocked = False
         self._unblock = unblock
         self._limits = ConfirmedLimits()
-        # Whether nsqd may refuse some of the unsent requests, which must be sent alone.
+        # nsqd may refuse some of the unsent requests, which must be sent alone.
         self._risky = False
-        # Whether requests were added since they were sorted.
+        # Requests were added since they were sorted.
         self._unsorted = False
-        # Whether sending has paused until all sent requests had a response, so that the first unsent one can be sent
-        # alone.
+        # Sending has paused until all sent requests had a response. So the first unsent one can be sent alone.
         self._drained = False
-        # Whether the sent request was sent alone.
+        # The sent request was sent alone.
         self._alone = False
         self._resolved: Event | None = None
 
@@ -261,7 +253,7 @@ class PendingRequests:
             self._resolved.set()
 
     def resolve_oks(self, data: bytes) -> bool:
-        """Resolve the oldest requests if the data has complete OK frames only. Return whether this is so."""
+        """Resolve the oldest requests if the data has complete OK frames only. Return True if it has."""
         count, rest = divmod(len(data), len(_OK_FRAME))
         if rest or count > len(self.sent) or data != _OK_FRAME * count:
             return False

@@ -1,6 +1,6 @@
 """Keeps one connection open to each of several nsqds, and reopens lost connections.
 
-Owns one greenlet for each address. Knows neither messages nor publishes, nor whether a connection is TCP or HTTP.
+Owns one greenlet for each address. Knows neither messages nor publishes, and treats TCP and HTTP alike.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ReconnectOptionsDict(TypedDict, total=False):
 class ReconnectOptions(Options):
     """Options of the wait before a reconnect, after a failed attempt or a lost connection."""
 
-    reconnect_initial: float = option(8.0, "wait before an nsqd is tried again", unit="s", minimum=0.001)
-    reconnect_maximum: float = option(128.0, "longest wait; each failure doubles it", unit="s", minimum=0.001)
-    reconnect_jitter: float = option(0.3, "share of each wait that is random", minimum=0, maximum=1)
+    reconnect_initial: float = option(8.0, "time until an nsqd is tried again", unit="s", minimum=0.001)
+    reconnect_maximum: float = option(128.0, "limit of this time; each failure doubles it", unit="s", minimum=0.001)
+    reconnect_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
 
     def delay(self, failures: int) -> float:
         """Return the seconds before the next attempt, after this number of failures in a row."""
@@ -84,13 +84,13 @@ class PoolConnection(Protocol):
         """Drain and close within a number of seconds."""
 
     def abort(self, error: NSQException | None = None) -> None:
-        """Close at once."""
+        """Close immediately."""
 
     def wait_closed(self) -> object:
         """Wait until the connection is closed."""
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet is one of the connection's own."""
+        """Return True if a greenlet is one of the connection's own."""
 
 
 _Connection = TypeVar("_Connection", bound=PoolConnection)
@@ -170,8 +170,8 @@ class ConnectionPool(Generic[_Connection]):
         """Connect to an address in the background, unless it was added before.
 
         Args:
-            permanent: Reconnect for ever. Otherwise the address is removed when its connection fails or is lost. If the
-                address was added before, its value changes only after release().
+            permanent: Reconnect after each loss. Otherwise the address is removed when its connection fails or is lost.
+                If the address was added before, its value changes only after release().
         """
         if self._pid is None:
             self._pid = os.getpid()
@@ -202,7 +202,7 @@ class ConnectionPool(Generic[_Connection]):
             reconnector.wake_event.set()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet is one of the pool or of its connections."""
+        """Return True if a greenlet is one of the pool or of its connections."""
         return any(reconnector.greenlet is greenlet for reconnector in self._reconnectors.values()) or any(
             connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )
@@ -338,7 +338,7 @@ class ConnectionPool(Generic[_Connection]):
         return self._reconnect.delay(failures)
 
     def _is_stable(self, connection: _Connection, seconds: float) -> bool:
-        """Whether the end of a connection that was open for some seconds is the first failure in a row."""
+        """Return True if the end of a connection that was open for some seconds is the first failure in a row."""
         return seconds >= STABLE_AFTER
 
     def _try_open(self, address: str, reconnector: _Reconnector) -> _Connection | None:

@@ -1,4 +1,4 @@
-"""Sends the commands of one connection: a queue, and one greenlet that sends all queued commands at once.
+"""Sends the commands of one connection: a queue, and one greenlet that sends all queued commands together.
 
 Only this module writes to the socket, so there is no lock. If the greenlet sleeps and nothing else is pending, the
 caller of submit() sends the request itself.
@@ -19,7 +19,7 @@ __all__ = ["Writer"]
 
 # Limit of one send in bytes. A send must end within the timeout; a larger one could take longer if the network is slow.
 SEND_SIZE = 256 * 1024
-# Seconds. If nothing was sent for so long, the next send first checks whether nsqd has closed the connection.
+# Seconds. If nothing was sent for so long, the next send first checks that nsqd has not closed the connection.
 PEER_CHECK_AFTER = 1.0
 
 
@@ -35,18 +35,12 @@ class Writer:
         sending_since: Time of now() when the current send began; None if nothing is being sent.
     """
 
-    __slots__ = (
-        *("_closed", "_commands", "_direct_transport", "_finished_ids", "_flushed", "_greenlet", "_needs_attention"),
-        *("_now", "_peer_closed", "_refuse", "_sent_at", "_sleeping", "_unsent_tail", "pending", "sending_since"),
-    )
-
     def __init__(self, now: Callable[[], float], refuse: Callable[[], None]) -> None:
         self.sending_since: float | None = None
         self.pending = PendingRequests(self._wake_if_sendable)
         self._now = now
         self._refuse = refuse
-        # Whether put() must do more than queue the command: the greenlet sleeps, or the writer is closed. One check for
-        # both.
+        # put() must do more than queue the command: the greenlet sleeps, or the writer is closed. One check for both.
         self._needs_attention = False
         self._commands: list[bytes] = []
         # Ids of messages to finish after the commands. Building all FINs together takes a tenth of the time.
@@ -155,7 +149,7 @@ class Writer:
             self._wake()
 
     def _peer_has_closed(self) -> bool:
-        """Whether nsqd has closed the connection but the reader has not noticed, for example since the hub was blocked.
+        """Return True if nsqd has closed the connection but the reader has not noticed, as after a blocked hub.
 
         If so, nothing is sent: the reader will notice the close, and requests that were not sent were certainly not
         executed.

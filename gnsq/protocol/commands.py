@@ -1,6 +1,6 @@
 """Builds the commands of the V2 protocol, and decodes their lines and bodies for a server. Pure.
 
-Functions that build a command check its arguments. The decoder does not check whether a command is legal; the
+Functions that build a command check its arguments. The decoder does not check that a command is legal; the
 server must. Source: the V2 specification; nsqd protocol_v2.go.
 """
 

@@ -105,7 +105,7 @@ class Identity:
 
     @property
     def counts_rdy_down(self) -> bool:
-        """Whether RDY is the number of further messages, and not the limit of messages in flight.
+        """True if RDY is the number of further messages, and not the limit of messages in flight.
 
         Source: nsqd, "don't decrement RDY count", released with 0.3.0.
         """
@@ -273,7 +273,7 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
 
 
 def _tls(response: Mapping[str, object], options: ConnectionOptions) -> bool:
-    """Decide whether to start TLS. Never continue in clear text if TLS is wanted."""
+    """Return True to start TLS. Never continue in clear text if TLS is wanted."""
     offered = bool(response.get("tls_v1"))
     if options.wants_tls and not offered:
         how = "it runs without --tls-cert and --tls-key" if response else "it answers IDENTIFY with a plain OK"

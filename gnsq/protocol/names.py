@@ -23,12 +23,12 @@ VALID_NAME_RE = re.compile(r"\A[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
 def valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
-    """Whether this is a valid name of a topic. The oldest servers have a max_length of 32."""
+    """Return True for a valid name of a topic. The oldest servers have a max_length of 32."""
     return isinstance(name, str) and 1 <= len(name) <= max_length and VALID_NAME_RE.match(name) is not None
 
 
 def valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
-    """Whether this is a valid name of a channel. The rule is the same as for topics."""
+    """Return True for a valid name of a channel. The rule is the same as for topics."""
     return valid_topic_name(name, max_length)
 
 
@@ -45,7 +45,7 @@ def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> N
 
 
 def is_ephemeral(name: str) -> bool:
-    """Whether nsqd deletes the topic after its last channel, or the channel after its last consumer."""
+    """Return True if nsqd deletes the topic after its last channel, or the channel after its last consumer."""
     return name.endswith("#ephemeral")
 
 
