@@ -127,12 +127,12 @@ class TransportStack:
             response = None
             match step:
                 case Write(data):
-                    self._connected.sendall(data)
+                    self.connected.sendall(data)
                 case StartTLS():
                     self.expected = "end of the TLS handshake"
                     self._start_tls()
                 case StartCompression(codec):
-                    self.transport = CompressedTransport(self._connected, codec, self.decoder.take_remaining())
+                    self.transport = CompressedTransport(self.connected, codec, self.decoder.take_remaining())
                 case ReadFrame(expected):
                     self.expected = expected
                     response = self.read_frame()
@@ -153,14 +153,15 @@ class TransportStack:
         """
         frame = self.decoder.next_frame()
         while frame is None:
-            data = self._connected.recv(READ_SIZE)
+            data = self.connected.recv(READ_SIZE)
             if not data:
                 raise NSQConnectionClosed(f"{self._peer}: nsqd closed the connection")
             frame = self.decoder.next_frame(data)
         return frame
 
     @property
-    def _connected(self) -> Transport:
+    def connected(self) -> Transport:
+        """The transport after connect()."""
         assert self.transport is not None  # connect() came first
         return self.transport
 
@@ -194,7 +195,7 @@ class TransportStack:
         if name is None and context.check_hostname:
             raise NSQException("TLS over a unix socket needs server_hostname, the name to check")
         try:
-            transport = TlsTransport(self._connected, context, server_hostname=name, peer=self._peer)
+            transport = TlsTransport(self.connected, context, server_hostname=name, peer=self._peer)
         except (OSError, ValueError, TypeError) as error:
             raise NSQSocketError(f"{self._peer}: TLS can't begin: {error}") from error
         self.transport = transport

@@ -52,7 +52,7 @@ from gnsq.nsqd.pending import PendingCall, connection_lost_error
 from gnsq.nsqd.writer import Writer
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
-from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, FrameDecoder
+from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE
 from gnsq.protocol.handshake import Identity, handshake, with_hint
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import ConnectionStats
@@ -142,7 +142,9 @@ class Connection:
         self._owner = owner if owner is not None else LogOwner("", self._clock.monotonic)
         self._subject = self._owner.at(self.address)
         self._error_frame_grace = error_frame_grace
-        self._stack: TransportStack | None = None
+        self._opened = False
+        self._stack = TransportStack(host, port, self.options)
+        self._stack.on_frame = self._handle_handshake
         self._writer = Writer(self._clock.monotonic, self._check_open)
         self.pending = self._writer.pending
         self.submit = self._writer.submit
@@ -172,24 +174,23 @@ class Connection:
             NSQProtocolError: If the peer is not nsqd.
             NSQErrorCode: If nsqd refuses the handshake. Every error of open() closes the connection.
         """
-        if self._stack is not None or self.state is not ConnectionState.INIT:
+        if self._opened or self.state is not ConnectionState.INIT:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")
-        stack = self._stack = TransportStack(self.host, self.port, self.options, transport)
-        stack.on_frame = self._handle_handshake
+        self._opened, self._stack.transport = True, transport
         register_after_fork(self)
         deadline = self._clock.timeout(self.options.timeout)
         try:
             with deadline:
-                stack.connect()
+                self._stack.connect()
                 # An abort() during connect() could not close this transport, which did not exist yet.
                 self._check_not_aborted()
-                self.identity = stack.run_handshake(handshake(self.options))
+                self.identity = self._stack.run_handshake(handshake(self.options))
                 self._check_not_aborted()
         except gevent.Timeout as expired:
             self.abort()
             if expired is not deadline:
                 raise
-            raise NSQTimeout(f"{self.address}: no {stack.expected} within {self.options.timeout} s") from None
+            raise NSQTimeout(f"{self.address}: no {self._stack.expected} within {self.options.timeout} s") from None
         except BaseException as error:
             self.abort(error if isinstance(error, NSQException) else None)
             raise
@@ -221,12 +222,9 @@ class Connection:
         """
         assert_valid_topic_name(topic, self.options.max_name_length)
         assert_valid_channel_name(channel, self.options.max_name_length)
-        response = self.call(commands.subscribe(topic, channel))
-        if response != OK:
-            raise NSQProtocolError(f"{self.address}: response {response[:80]!r} to SUB, expected OK")
+        self.call(commands.subscribe(topic, channel), expected=OK)
         if self.state is not ConnectionState.CONNECTED:
             raise connection_lost_error(self.address, self.error)
-        assert self._stack is not None  # open() has made it
         # Must come before RDY, since nsqd sends messages after RDY.
         self._stack.allow_messages()
         self.state = ConnectionState.SUBSCRIBED
@@ -257,9 +255,8 @@ class Connection:
                 self.pending.wait()
                 self._writer.wait_flushed()
                 self._write_shut_down = True
-                if self._stack is not None and self._stack.transport is not None:
-                    # nsqd reads up to the end of the stream before it closes, so the last FINs arrive.
-                    self._stack.transport.shutdown_write()
+                # nsqd reads up to the end of the stream before it closes, so the last FINs arrive.
+                self._stack.connected.shutdown_write()
                 self._closed.wait()
         except gevent.Timeout as expired:
             if expired is not deadline:
@@ -356,7 +353,7 @@ class Connection:
             raise connection_lost_error(self.address, self.error)
 
     def _close_transport(self) -> None:
-        if self._stack is not None and self._stack.transport is not None:
+        if self._stack.transport is not None:
             self._stack.transport.close()
 
     # --- commands
@@ -382,12 +379,12 @@ class Connection:
         """
         reply = self.request(command)
         # Not get(timeout=...): it raises gevent.Timeout, which could be confused with a gevent.Timeout of the caller.
+        word = command.split(None, 1)[0].decode()
         if not self._clock.wait(reply, self.options.timeout):
-            word = command.split(None, 1)[0].decode()
             raise NSQTimeout(f"{self.address}: no response to {word} within {self.options.timeout} s")
         response: bytes = reply.get()
         if expected is not None and response != expected:
-            raise NSQProtocolError(f"{self.address}: response {response[:80]!r}, expected {expected!r}")
+            raise NSQProtocolError(f"{self.address}: response {response[:80]!r} to {word}, expected {expected!r}")
         return response
 
     def send(self, command: bytes) -> None:
@@ -438,7 +435,7 @@ class Connection:
         logger.log(level, text, self._subject, without_address(error, self.address), exc_info=bug)
 
     def _read_loop(self) -> None:
-        transport, decoder = self._transport_and_decoder
+        transport, decoder = self._stack.connected, self._stack.decoder
         recv, feed, in_flight = transport.recv, decoder.feed, self.in_flight_messages
         data = decoder.take_remaining()  # bytes that arrived together with the last response of the handshake
         let_others_run = CooperativeYield()
@@ -476,7 +473,7 @@ class Connection:
 
         A connection that only publishes receives mostly such frames.
         """
-        if self.listeners or self._transport_and_decoder[1].pending or not self.pending.resolve_oks(data):
+        if self.listeners or self._stack.decoder.pending or not self.pending.resolve_oks(data):
             return False
         self._last_read = self._clock.monotonic()
         return True
@@ -510,7 +507,7 @@ class Connection:
 
     def _write_loop(self) -> None:
         try:
-            self._writer.run(self._transport_and_decoder[0])
+            self._writer.run(self._stack.connected)
         except NSQException:
             # nsqd may refuse a body before it has read it. Then the send fails while nsqd's error is on the way.
             self._closed.wait(self._error_frame_grace)
@@ -526,12 +523,6 @@ class Connection:
                 error = monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since)
                 if error is not None:
                     raise error
-
-    @property
-    def _transport_and_decoder(self) -> tuple[Transport, FrameDecoder]:
-        assert self._stack is not None  # open() has made it
-        assert self._stack.transport is not None
-        return self._stack.transport, self._stack.decoder
 
 
 class LivenessMonitor:

@@ -176,15 +176,11 @@ class InFlightMessages:
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Send REQ with a timeout in milliseconds, at most max_req_timeout."""
         if self.max_req_timeout is not None and timeout > self.max_req_timeout:
-            self._rate_limited.log(
-                logging.WARNING,
-                "cut",
+            text = (
                 "%s: requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for "
-                "more than its --max-req-timeout; raise it, or requeue with a shorter delay",
-                self._subject,
-                self.max_req_timeout,
-                timeout,
+                "more than its --max-req-timeout; raise it, or requeue with a shorter delay"
             )
+            self._rate_limited.log(logging.WARNING, "cut", text, self._subject, self.max_req_timeout, timeout)
             timeout = self.max_req_timeout
         self._remove()
         self._send(commands.requeue(message_id, timeout))
@@ -201,15 +197,7 @@ class InFlightMessages:
     def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds. Return a function that stops this."""
         stopped = Event()
-
-        def start() -> None:
-            greenlet = gevent.spawn(touch_periodically, message, interval, stopped, self._clock, self._subject)
-            greenlet.name = f"gnsq-touch-{message.id!r}"
-
-        if not self.is_other_thread:
-            start()
-        else:
-            self.call_in_owner_thread(start)
+        self._spawn_touches(message, interval, stopped)
 
         def stop() -> None:
             if not self.is_other_thread:
@@ -220,6 +208,11 @@ class InFlightMessages:
                 self._owner_thread.call_soon(stopped.set)
 
         return stop
+
+    @_in_owner_thread
+    def _spawn_touches(self, message: Message, interval: float, stopped: Event) -> None:
+        greenlet = gevent.spawn(touch_periodically, message, interval, stopped, self._clock, self._subject)
+        greenlet.name = f"gnsq-touch-{message.id!r}"
 
     def _remove(self, count: int = 1) -> None:
         self.in_flight -= count

@@ -433,10 +433,9 @@ class NsqdTCPClient:
         """
         self._check_may_send(data)
         stack = self._connected
-        assert stack.transport is not None  # it is connected
         # touching() and answers from other threads send while another greenlet reads.
         with self._close_on_error(), self._time_limit("nsqd has not read what was sent"), self._sending:
-            stack.transport.sendall(data)
+            stack.connected.sendall(data)
         if data.startswith(b"SUB "):
             stack.allow_messages()
 

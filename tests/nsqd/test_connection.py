@@ -224,7 +224,7 @@ def test_answer_that_never_comes_is_a_timeout(transport):
 def test_expected_answer_is_checked(connection, transport):
     transport.answer(OK)
 
-    with pytest.raises(NSQProtocolError, match="b'OK', expected b'CLOSE_WAIT'"):
+    with pytest.raises(NSQProtocolError, match="b'OK' to CLS, expected b'CLOSE_WAIT'"):
         connection.call(commands.close(), expected=b"CLOSE_WAIT")
 
 
