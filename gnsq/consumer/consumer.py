@@ -69,7 +69,7 @@ __all__ = ["Consumer"]
 #         |                   +--- its thread ends (threaded), or a fork makes this a child -------+
 #         +------------------------------ close(), or start() failed ------------------------------+
 
-# Seconds that a caller in another thread waits for the end after the timeout of close() is over.
+# Seconds that close(timeout) in another thread waits for the end beyond its timeout.
 JOIN_GRACE = 5.0
 
 
@@ -235,7 +235,7 @@ class Consumer:
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
-        self._looked_up = False  # whether an nsqlookupd has responded in the last round of lookups
+        self._looked_up = False  # True: an nsqlookupd has responded in the last round of lookups
         # For each nsqd that is not connected again: when its connection was lost.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()
@@ -251,8 +251,8 @@ class Consumer:
     # --- start and close
 
     def start(self, block: bool = True) -> None:
-        """Connect and receive. With block, returns when the consumer has closed; otherwise after one attempt to connect
-        to each known nsqd.
+        """Connect and receive. Return when the consumer has closed; with block=False, return after one attempt to
+        connect to each known nsqd.
 
         An nsqd that is down is not an error: the consumer connects to it later. If a threaded consumer still runs when
         the program ends, it is closed. The program waits for this close, up to close_timeout.
@@ -408,7 +408,7 @@ class Consumer:
 
     @property
     def _is_other_thread(self) -> bool:
-        """Whether the caller runs in another thread than the consumer."""
+        """True if the caller runs in another thread than the consumer."""
         return self._owner_thread is not None and not self._owner_thread.is_current
 
     def after_fork_in_child(self, parent: int) -> None:
@@ -423,21 +423,21 @@ class Consumer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the consumer was started and not closed."""
+        """True after start() and before close()."""
         return self._state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
-        """Whether the consumer runs and is subscribed to an nsqd, for a readiness probe. stats().not_ready has the
-        reason."""
+        """True if the consumer runs and is subscribed to an nsqd, for a readiness probe. If it is False,
+        stats().not_ready has the reason."""
         connections = list(self._pool.connections.values())
         return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the consumer runs and can receive, for a liveness probe. True even while no nsqd has the topic.
+        """True if the consumer runs and can receive, for a liveness probe; also while no nsqd has the topic.
 
-        True needs a connected nsqd, or an nsqlookupd that names no nsqd. False if a server that is not nsqlookupd
+        That needs a connected nsqd, or an nsqlookupd that names no nsqd. False if a server that is not nsqlookupd
         responds at an address of lookupd_http_addresses. stats() has the reasons: failures, lookupd_failures.
         """
         if not self.is_running or self._nodes.report.wrong:
@@ -466,7 +466,7 @@ class Consumer:
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection has nearly as many messages in flight as its RDY count allows. A collected batch must
+        """True if a connection has nearly as many messages in flight as its RDY count allows. A collected batch must
         run then, since nsqd sends no more.
 
         Source: the client guide, "Message Flow Starvation".
@@ -476,7 +476,7 @@ class Consumer:
 
     @property
     def concurrency(self) -> int:
-        """Number of handlers that may run at once."""
+        """Number of handlers that may run at the same time."""
         return self.options.concurrency or self.max_in_flight
 
     def stats(self) -> ConsumerStats:
