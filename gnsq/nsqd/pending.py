@@ -39,18 +39,14 @@ class PendingRequest(Protocol):
         topic: Topic of a publish; empty: it is not a publish.
     """
 
+    size: int
+    largest_message: int
+    mpub_body_size: int
+    defer: int
+    topic: str
+
     @property
     def command(self) -> bytes: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def largest_message(self) -> int: ...
-    @property
-    def mpub_body_size(self) -> int: ...
-    @property
-    def defer(self) -> int: ...
-    @property
-    def topic(self) -> str: ...
 
     def on_response(self, data: bytes) -> None:
         """Handle nsqd's response."""

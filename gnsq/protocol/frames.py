@@ -130,13 +130,12 @@ class FrameDecoder:
         frames: list[Frame] = []
         is_first = True
         if self._large is not None:
-            missing = self._missing_of_large
-            self._large.write(data[:missing])
-            if len(data) < missing:
+            ended = self._feed_large(self._large, data)
+            if ended is None:
                 return frames
-            headers, rest = self._end_large()
+            headers, rest, data = ended
             frame_type = _HEADER.unpack_from(headers)[1]
-            data, is_first = data[missing:], False
+            is_first = False
             if read_messages is None or frame_type in (RESPONSE, ERROR):
                 frames.append((frame_type, headers[8:] + rest))
             elif len(headers) == MESSAGE_FRAME.size:
@@ -196,12 +195,11 @@ class FrameDecoder:
             NSQFrameError: As feed().
         """
         if self._large is not None:
-            missing = self._missing_of_large
-            self._large.write(data[:missing])
-            if len(data) < missing:
+            ended = self._feed_large(self._large, data)
+            if ended is None:
                 return None
-            headers, rest = self._end_large()
-            self._tail += data[missing:]
+            headers, rest, data = ended
+            self._tail += data
             return _HEADER.unpack_from(headers)[1], headers[8:] + rest
         self._tail += data
         self._check_partial()
@@ -219,11 +217,6 @@ class FrameDecoder:
         self._wanted = 0
         return frame
 
-    @property
-    def _missing_of_large(self) -> int:
-        assert self._large is not None  # the caller has checked it
-        return self._wanted - len(self._tail) - self._large.tell()
-
     def _begin_large(self, reads_messages: bool) -> None:
         """If the headers of a large frame are complete, collect the bytes after them in their own buffer."""
         frame_type = _HEADER.unpack_from(self._tail)[1]
@@ -235,14 +228,18 @@ class FrameDecoder:
         self._large.write(self._tail[size:])
         del self._tail[size:]
 
-    def _end_large(self) -> tuple[bytes, bytes]:
-        """Return a complete large frame: its headers, and the bytes after them."""
-        assert self._large is not None  # the caller has checked it
-        headers, rest = bytes(self._tail), self._large.getvalue()
+    def _feed_large(self, large: io.BytesIO, data: bytes) -> tuple[bytes, bytes, bytes] | None:
+        """Add received bytes to a large frame. If it is complete, return its headers, the bytes after them, and the
+        bytes after the frame."""
+        missing = self._wanted - len(self._tail) - large.tell()
+        large.write(data[:missing])
+        if len(data) < missing:
+            return None
+        headers = bytes(self._tail)
         self._tail.clear()
         self._large = None
         self._wanted = 0
-        return headers, rest
+        return headers, large.getvalue(), data[missing:]
 
     def take_remaining(self) -> bytes:
         """Return and remove the bytes of an incomplete frame."""
