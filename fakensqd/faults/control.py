@@ -115,6 +115,10 @@ class FaultControl:
         }
         self.sequences = {number: sequence for number, sequence in left.items() if sequence}
 
+    def clear(self) -> None:
+        """Remove all rules."""
+        self.sequences = {}
+
     def unfired(self) -> list[str]:
         """Describe each required rule that never fired, and the event that came closest to a match."""
         return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]

@@ -252,9 +252,12 @@ class FaultsEndpoint:
 
     def _remove_rules(self, request: Request) -> object:
         number, faults = _number(request, "rule"), self._server.faults
-        if number is not None and number not in faults.sequences:
+        if number is None:
+            faults.clear()
+        elif number in faults.sequences:
+            faults.remove(faults.sequences[number])
+        else:
             raise HttpError(404, f"no rule has the id {number}")
-        faults.remove([rule for each, rules in faults.sequences.items() if number in (None, each) for rule in rules])
         return {}
 
     def _toxics(self, request: Request) -> object:

@@ -208,7 +208,7 @@ class World:
 
     def _calm(self, place: int) -> None:
         nsqd = self._nsqd(place)
-        nsqd.faults.remove_rules()
+        nsqd.faults.clear()
         nsqd.link.clear()
         nsqd.resume_reading()
         nsqd.set_processing_delay(0)
