@@ -126,7 +126,7 @@ class HTTPClient:
             port, host = parts.port, parts.hostname
         except ValueError:
             raise ValueError(f"{shown}: port must be a number from 1 to 65535, IPv6 stands in brackets") from None
-        if parts.scheme not in ("http", "https"):
+        if parts.scheme not in PORTS:
             raise ValueError(f"{shown}: scheme must be http or https")
         if "@" in parts.path:
             raise ValueError(f"{shown}: the characters / ? # @ of a password must be quoted with %")
@@ -223,25 +223,21 @@ class HTTPClient:
         """Use the path that this server is known to have, and the other one if the server does not know it."""
         if old_path is None:
             return self._result(call, method, path, query, body)
-        old = self._old_paths.get(path, any(self._old_paths.values()))
-        try:
-            result = self._result(call, method, old_path if old else path, query, body)
-        except NSQHttpError as error:
-            if not is_unknown_path(error):
-                raise
+        probably_old = self._old_paths.get(path, any(self._old_paths.values()))
+        errors: list[NSQHttpError] = []
+        for is_old in (probably_old, not probably_old):
             try:
-                result = self._result(call, method, path if old else old_path, query, body)
-            except NSQHttpError as second:
-                if second.status is None:
-                    raise
-                if not is_unknown_path(second):
-                    self._old_paths[path] = not old
-                    raise
-                # The server has neither path.
-                raise error from None
-            old = not old
-        self._old_paths[path] = old
-        return result
+                result = self._result(call, method, old_path if is_old else path, query, body)
+            except NSQHttpError as error:
+                if is_unknown_path(error):
+                    errors.append(error)
+                    continue
+                if error.status is not None:
+                    self._old_paths[path] = is_old
+                raise
+            self._old_paths[path] = is_old
+            return result
+        raise errors[0]  # the server has neither path
 
     def _result(self, call: Call, method: str, path: str, query: Mapping[str, str], body: bytes | None) -> Any:
         url, params = f"{self.address}{path}", query
