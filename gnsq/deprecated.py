@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -72,6 +72,16 @@ class Reader(Consumer):
         raise NSQNoConnections(f"consumer of {self.topic}/{self.channel} is connected to no nsqd")
 
 
+def _publish_over(protocol: str, name: str) -> Callable[..., None]:
+    """Make a method of Nsqd: call the method of one of its clients, and warn."""
+
+    def publish(self: Nsqd, *args: Any, **options: Any) -> None:  # Any: as in the client
+        _warn(f"Nsqd.{name}_{protocol}", f"Nsqd{protocol.upper()}Client.{name}")
+        getattr(getattr(self, f"_{protocol}"), name)(*args, **options)
+
+    return publish
+
+
 class Nsqd:
     """Deprecated: use NsqdTCPClient or NsqdHTTPClient. Has the attributes of both; those of NsqdTCPClient come first.
 
@@ -120,35 +130,22 @@ class Nsqd:
         """``http://host:port/`` of the HTTP client."""
         return self._http.address
 
+    @property
+    def _connected(self) -> Any:  # Any: one of the two clients
+        return self._tcp if self._tcp.is_connected else self._http
+
     def publish(self, topic: str, data: bytes, *args: Any, **options: Any) -> Any:  # Any: as in the client's publish()
         """Publish a message: over TCP if connected (the caller must read the response), else over HTTP."""
-        client: Any = self._tcp if self._tcp.is_connected else self._http
-        return client.publish(topic, data, *args, **options)
+        return self._connected.publish(topic, data, *args, **options)
 
     def multipublish(self, topic: str, messages: Iterable[bytes], *args: Any, **options: Any) -> Any:
         """Publish messages, as publish() does."""
-        client: Any = self._tcp if self._tcp.is_connected else self._http
-        return client.multipublish(topic, messages, *args, **options)
+        return self._connected.multipublish(topic, messages, *args, **options)
 
-    def publish_tcp(self, topic: str, data: bytes, **options: Any) -> None:
-        """Deprecated: use NsqdTCPClient.publish."""
-        _warn("Nsqd.publish_tcp", "NsqdTCPClient.publish")
-        self._tcp.publish(topic, data, **options)
-
-    def publish_http(self, topic: str, data: bytes, **options: Any) -> None:
-        """Deprecated: use NsqdHTTPClient.publish."""
-        _warn("Nsqd.publish_http", "NsqdHTTPClient.publish")
-        self._http.publish(topic, data, **options)
-
-    def multipublish_tcp(self, topic: str, messages: Iterable[bytes], **options: Any) -> None:
-        """Deprecated: use NsqdTCPClient.multipublish."""
-        _warn("Nsqd.multipublish_tcp", "NsqdTCPClient.multipublish")
-        self._tcp.multipublish(topic, messages, **options)
-
-    def multipublish_http(self, topic: str, messages: Iterable[bytes], **options: Any) -> None:
-        """Deprecated: use NsqdHTTPClient.multipublish."""
-        _warn("Nsqd.multipublish_http", "NsqdHTTPClient.multipublish")
-        self._http.multipublish(topic, messages, **options)
+    publish_tcp = _publish_over("tcp", "publish")
+    publish_http = _publish_over("http", "publish")
+    multipublish_tcp = _publish_over("tcp", "multipublish")
+    multipublish_http = _publish_over("http", "multipublish")
 
 
 class Lookupd(LookupdClient):

@@ -14,9 +14,8 @@ import itertools
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from gnsq.stats import ConsumerStats, Histogram, MessageCounts, ProducerStats
@@ -47,14 +46,14 @@ class _Family:
 
     Attributes:
         name: Name after ``gnsq_``.
-        value: Computes the value from the statistics; None if it has one value per nsqd, state or bucket.
+        attribute: Attribute of the statistics that has the value, or the things to count. None: the value is computed.
     """
 
     kind: str
     name: str
     labels: tuple[str, ...]
     meaning: str
-    value: Callable[[Any], float] | None = None
+    attribute: str | None = None
 
     def make(self) -> Any:  # Any: one of three classes of prometheus_client
         kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
@@ -88,38 +87,25 @@ class _Sample(NamedTuple):
     is_total: bool = False
 
 
-def _count(name: str) -> Callable[[Any], int]:
-    return lambda stats: len(getattr(stats, name))
-
-
-def _count_stalled(stats: ProducerStats) -> int:
-    return sum(connection.stalled for connection in stats.connections)
-
-
-# By the label that they have besides those of their source: kind, name, meaning, and value.
-_Table = dict[str, list[tuple[str, str, str, Callable[[Any], float] | None]]]
+# By the label that they have besides those of their source: kind, name, meaning, and attribute of the statistics.
+_Table = dict[str, list[tuple[str, str, str, str | None]]]
 
 _CONSUMER: _Table = {
     "": [
-        ("counter", "messages_given_up", "Messages delivered more often than max_tries.", attrgetter("given_up")),
-        ("counter", "handler_failures", "Handlers that raised.", attrgetter("failed")),
-        (
-            "counter",
-            "handlers_timed_out",
-            "Messages that timed out in a handler.",
-            attrgetter("handlers_timed_out"),
-        ),
-        ("counter", "async_timed_out", "Async messages that timed out.", attrgetter("async_timed_out")),
+        ("counter", "messages_given_up", "Messages delivered more often than max_tries.", "given_up"),
+        ("counter", "handler_failures", "Handlers that raised.", "failed"),
+        ("counter", "handlers_timed_out", "Messages that timed out in a handler.", "handlers_timed_out"),
+        ("counter", "async_timed_out", "Async messages that timed out.", "async_timed_out"),
         ("histogram", "message_latency_seconds", "From a message's delivery to its answer.", None),
-        ("gauge", "connections", "Open connections.", _count("connections")),
-        ("gauge", "unreachable_nsqds", "Known nsqds without a connection.", _count("failures")),
-        ("gauge", "failing_lookupds", "nsqlookupds whose last answer could not be used.", _count("lookupd_failures")),
-        ("gauge", "max_in_flight", "Limit of the messages in flight.", attrgetter("max_in_flight")),
-        ("gauge", "messages_waiting", "Messages in flight that no handler has yet.", attrgetter("waiting")),
-        ("gauge", "handlers_running", "Running handlers.", attrgetter("handling")),
-        ("gauge", "handlers_overdue", "Handlers whose message has timed out.", attrgetter("handlers_overdue")),
-        ("gauge", "backoff_failures", "Failures in a row, minus successes since.", attrgetter("backoff_failures")),
-        ("gauge", "backoff_remaining_seconds", "Until the next probe.", attrgetter("backoff_remaining")),
+        ("gauge", "connections", "Open connections.", "connections"),
+        ("gauge", "unreachable_nsqds", "Known nsqds without a connection.", "failures"),
+        ("gauge", "failing_lookupds", "nsqlookupds whose last answer could not be used.", "lookupd_failures"),
+        ("gauge", "max_in_flight", "Limit of the messages in flight.", "max_in_flight"),
+        ("gauge", "messages_waiting", "Messages in flight that no handler has yet.", "waiting"),
+        ("gauge", "handlers_running", "Running handlers.", "handling"),
+        ("gauge", "handlers_overdue", "Handlers whose message has timed out.", "handlers_overdue"),
+        ("gauge", "backoff_failures", "Failures in a row, minus successes since.", "backoff_failures"),
+        ("gauge", "backoff_remaining_seconds", "Until the next probe.", "backoff_remaining"),
     ],
     "state": [("gauge", "backoff_state", "Consumers in this phase of backoff.", None)],
     "nsqd": [
@@ -134,19 +120,19 @@ _CONSUMER: _Table = {
 }
 _PRODUCER: _Table = {
     "": [
-        ("counter", "messages_confirmed", "Messages that nsqd has confirmed.", attrgetter("confirmed")),
-        ("counter", "messages_refused", "Messages that nsqd has refused.", attrgetter("refused")),
-        ("counter", "messages_not_sent", "Messages that nsqd does not have.", attrgetter("not_sent")),
-        ("counter", "messages_unknown", "Sent messages without an answer: nsqd may have them.", attrgetter("unknown")),
-        ("counter", "messages_sent_again", "Messages sent again.", attrgetter("sent_again")),
-        ("counter", "messages_repeated", "Those that nsqd may have twice.", attrgetter("repeated")),
+        ("counter", "messages_confirmed", "Messages that nsqd has confirmed.", "confirmed"),
+        ("counter", "messages_refused", "Messages that nsqd has refused.", "refused"),
+        ("counter", "messages_not_sent", "Messages that nsqd does not have.", "not_sent"),
+        ("counter", "messages_unknown", "Sent messages without an answer: nsqd may have them.", "unknown"),
+        ("counter", "messages_sent_again", "Messages sent again.", "sent_again"),
+        ("counter", "messages_repeated", "Those that nsqd may have twice.", "repeated"),
         ("histogram", "publish_latency_seconds", "From publish() to nsqd's OK.", None),
-        ("gauge", "pending", "Publishes that have no outcome yet.", attrgetter("pending")),
-        ("gauge", "pending_bytes", "Bytes of these publishes.", attrgetter("pending_bytes")),
-        ("gauge", "connections", "Open connections.", _count("connections")),
-        ("gauge", "stalled_connections", "Connections that do not answer.", _count_stalled),
-        ("gauge", "unreachable_nsqds", "Known nsqds without a connection.", _count("failures")),
-        ("gauge", "failing_lookupds", "nsqlookupds whose last answer could not be used.", _count("lookupd_failures")),
+        ("gauge", "pending", "Publishes that have no outcome yet.", "pending"),
+        ("gauge", "pending_bytes", "Bytes of these publishes.", "pending_bytes"),
+        ("gauge", "connections", "Open connections.", "connections"),
+        ("gauge", "stalled_connections", "Connections that do not answer.", None),
+        ("gauge", "unreachable_nsqds", "Known nsqds without a connection.", "failures"),
+        ("gauge", "failing_lookupds", "nsqlookupds whose last answer could not be used.", "lookupd_failures"),
     ],
     "nsqd": [
         ("counter", "nsqd_messages_confirmed", "Messages that this nsqd has confirmed.", None),
@@ -155,10 +141,10 @@ _PRODUCER: _Table = {
 }
 
 _FAMILIES = {
-    f"{side}_{name}": _Family(kind, f"{side}_{name}", (*own, label) if label else own, meaning, value)
+    f"{side}_{name}": _Family(kind, f"{side}_{name}", (*own, label) if label else own, meaning, attribute)
     for side, own, tables in (("consumer", ("topic", "channel"), _CONSUMER), ("producer", (), _PRODUCER))
     for label, table in tables.items()
-    for kind, name, meaning, value in table
+    for kind, name, meaning, attribute in table
 }
 
 
@@ -179,6 +165,7 @@ def _consumer_samples(stats: ConsumerStats) -> Iterator[_Sample]:
 def _producer_samples(stats: ProducerStats) -> Iterator[_Sample]:
     yield from _source_samples("producer", (), stats)
     yield from _histogram_samples("producer_publish_latency_seconds", (), stats.latency)
+    yield _Sample(_Key("producer_stalled_connections", ()), sum(connection.stalled for connection in stats.connections))
     confirmed: dict[str, int] = defaultdict(int)
     for connection in stats.connections:
         # There may be several connections to one nsqd.
@@ -191,8 +178,9 @@ def _producer_samples(stats: ProducerStats) -> Iterator[_Sample]:
 
 def _source_samples(side: str, labels: tuple[str, ...], stats: object) -> Iterator[_Sample]:
     for name, family in _FAMILIES.items():
-        if family.value is not None and name.startswith(side):
-            yield _Sample(_Key(name, labels), family.value(stats))
+        if family.attribute is not None and name.startswith(side):
+            value = getattr(stats, family.attribute)
+            yield _Sample(_Key(name, labels), value if isinstance(value, (int, float)) else len(value))
 
 
 def _histogram_samples(family: str, labels: tuple[str, ...], histogram: Histogram) -> Iterator[_Sample]:
