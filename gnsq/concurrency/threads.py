@@ -235,11 +235,21 @@ class CrossThreadFuture(Generic[T]):
         Returns:
             True if it is done.
         """
-        if not self.is_done:
-            if get_hub_if_exists() is None:
-                self._wait_without_hub(timeout)
-            else:
-                self._wait_in_hub(timeout)
+        if self.is_done:
+            return True
+        if get_hub_if_exists() is None:
+            # In slices: the interpreter would see a signal that comes just before the system call only after it.
+            end = time.monotonic() + timeout
+            while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
+                if time.monotonic() >= end:
+                    break
+        else:
+            event = Event()
+            self._waiter = (hub_call_queue(), event)
+            # In this order; _finish() uses the opposite order. So one of the two threads sees what the other has done.
+            if not self.is_done:
+                # The timer also keeps the loop alive, which a HubCallQueue does not.
+                event.wait(min(timeout, NO_TIMEOUT))
         return self.is_done
 
     def result(self) -> T:
@@ -256,7 +266,6 @@ class CrossThreadFuture(Generic[T]):
         return self._value
 
     def _finish(self) -> None:
-        # In this order; _wait_in_hub() uses the opposite order. So one of the two threads sees what the other has done.
         self.is_done = True
         self._done.release()
         if self._waiter is not None:
@@ -264,20 +273,6 @@ class CrossThreadFuture(Generic[T]):
             # The waiting thread's hub may have ended; then nothing waits.
             with contextlib.suppress(ValueError):
                 queue.call_soon_threadsafe(event.set)
-
-    def _wait_without_hub(self, timeout: float) -> None:
-        # In slices: the interpreter would see a signal that comes just before the system call only after it.
-        end = time.monotonic() + timeout
-        while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
-            if time.monotonic() >= end:
-                return
-
-    def _wait_in_hub(self, timeout: float) -> None:
-        event = Event()
-        self._waiter = (hub_call_queue(), event)
-        if not self.is_done:
-            # The timer also keeps the loop alive, which a HubCallQueue does not.
-            event.wait(min(timeout, NO_TIMEOUT))
 
 
 def call_in_thread(function: Callable[[], T]) -> T:

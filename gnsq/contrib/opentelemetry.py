@@ -19,14 +19,14 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, cast, overload
 from weakref import WeakKeyDictionary
 
 import gevent
 
 from gnsq.addresses import parse_address
-from gnsq.concurrency.threads import CrossThreadFuture, get_hub_if_exists, get_ident
+from gnsq.concurrency.threads import CrossThreadFuture, is_hub_greenlet
 from gnsq.consumer.handlers import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.errors import NSQRequeueMessage
@@ -181,7 +181,7 @@ class TracedProducer(_Producer):
             return self.producer.close(timeout)
         finally:
             # The hub itself can't wait; a greenlet closes the producer then.
-            if gevent.getcurrent() is not get_hub_if_exists():
+            if not is_hub_greenlet():
                 self._finisher.wait(SPANS_TIMEOUT)
 
     if not TYPE_CHECKING:  # as those of Producer
@@ -240,11 +240,18 @@ class TracedProducer(_Producer):
                 elif isinstance(payload, (bytes, bytearray, str)):
                     result = call(topic, payload, *arguments, **options)  # the producer refuses it
                 else:
-                    bodies = _Bodies(payload, prefix)
+                    taken = 0
+
+                    def bodies() -> Iterator[bytes]:
+                        nonlocal taken
+                        for body in payload:
+                            taken += 1
+                            yield _enveloped(prefix, body)
+
                     try:
-                        result = call(topic, bodies, *arguments, **options)
+                        result = call(topic, bodies(), *arguments, **options)
                     finally:
-                        span.set_attribute("messaging.batch.message_count", bodies.taken)
+                        span.set_attribute("messaging.batch.message_count", taken)
         except BaseException as error:
             _end(span, error)
             raise
@@ -264,24 +271,6 @@ class TracedProducer(_Producer):
             # Headers that are too large must not prevent the publish.
             self._rate_limited.log(logging.WARNING, "headers", "published without trace context: %s", error)
             return b""
-
-
-class _Bodies:
-    """Iterates over bodies in envelopes.
-
-    Attributes:
-        taken: How many bodies were taken.
-    """
-
-    def __init__(self, bodies: Iterable[bytes], prefix: bytes) -> None:
-        self._bodies = bodies
-        self._prefix = prefix
-        self.taken = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for body in self._bodies:
-            self.taken += 1
-            yield _enveloped(self._prefix, body)
 
 
 class _SpanFinisher:
@@ -308,18 +297,7 @@ class _SpanFinisher:
             # This is a forked child. The parent ends its own spans.
             self._reset()
         self._open.add(span)
-        thread = get_ident()
-        is_adding = True
-
-        def note(result: PublishResult) -> None:
-            if is_adding and get_ident() == thread:
-                # The result was there before, so this is the caller, which may wait.
-                self._end(span, result.exception, time.time_ns())
-            else:
-                self._note(span, result.exception)
-
-        result.add_done_callback(note)
-        is_adding = False
+        result.add_done_callback(functools.partial(self._note, span))
 
     def wait(self, timeout: float) -> None:
         """Wait until all spans have ended, or the timeout (seconds) is over."""
@@ -331,24 +309,23 @@ class _SpanFinisher:
             if self._open:
                 none_open.wait(timeout)
 
-    def _note(self, span: trace.Span, error: BaseException | None) -> None:
-        """Called in the producer's hub with a result: let the greenlet end the span."""
-        if self._process == os.getpid() and span in self._open:
-            self._due.append((span, error, time.time_ns()))
-            if self._ender is None:
-                self._ender = gevent.spawn(self._run)
-                self._ender.name = "gnsq-spans"
-
-    def _run(self) -> None:
-        try:
+    def _note(self, span: trace.Span, result: PublishResult) -> None:
+        if self._process != os.getpid() or span not in self._open:
+            return
+        self._due.append((span, result.exception, time.time_ns()))
+        if not is_hub_greenlet():
+            # The result was there before, so this is the caller, which may wait.
             self._end_due()
-        finally:
-            self._ender = None
+        elif self._ender is None:
+            self._ender = gevent.spawn(self._end_due)
+            self._ender.name = "gnsq-spans"
 
     def _end_due(self) -> None:
-        with contextlib.suppress(IndexError):
+        try:
             while True:
                 self._end(*self._due.popleft())
+        except IndexError:
+            self._ender = None
 
     def _end(self, span: trace.Span, error: BaseException | None, end_time: int) -> None:
         try:

@@ -33,8 +33,6 @@ __all__ = ["PublishResult", "ResultWaiters"]
 
 logger = logging.getLogger(__name__)
 
-_get, _wait, _rawlink, _unlink = AsyncResult.get, AsyncResult.wait, AsyncResult.rawlink, AsyncResult.unlink
-
 Callback = Callable[["PublishResult"], object]
 
 
@@ -171,7 +169,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         if error is not None:
             # In gevent 24.2 the traceback of the error grows with each call.
             raise error.with_traceback(None)
-        ok: bytes = _get(self, block, timeout)
+        ok: bytes = super().get(block, timeout)
         return ok
 
     def result(self, timeout: float | None = None) -> bytes:
@@ -190,7 +188,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         if not self.ready() and self._is_other_thread:
             self._wait_in_other_thread(timeout)
             return self.value
-        ok: bytes | None = _wait(self, timeout)
+        ok: bytes | None = super().wait(timeout)
         return ok
 
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:
@@ -227,7 +225,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         In a thread without a hub this does the same as add_done_callback().
         """
         if not self._is_other_thread:
-            _rawlink(self, callback)
+            super().rawlink(callback)
         elif get_hub_if_exists() is None:
             self.add_done_callback(callback)
         else:
@@ -240,7 +238,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         """Undo a rawlink() of the same thread."""
         job = self.waiters.links.pop((self, callback, get_ident()), None)
         if job is None:
-            _unlink(self, callback)
+            super().unlink(callback)
         else:
             job.kill(block=False)
 

@@ -203,7 +203,7 @@ from gnsq.concurrency.threads import CrossThreadFuture
 main = threading.main_thread().ident
 
 def interrupt():
-    while sys._current_frames()[main].f_code is not CrossThreadFuture._wait_without_hub.__code__:
+    while sys._current_frames()[main].f_code is not CrossThreadFuture.wait.__code__:
         pass
     os.kill(os.getpid(), signal.SIGINT)
 
