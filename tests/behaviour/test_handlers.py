@@ -22,7 +22,7 @@ def consume(nsqd, topic):
 
     yield start
     for consumer in made:
-        consumer.close(timeout=1.0)
+        consumer.close(timeout=0.1)
 
 
 def warnings(caplog, text):

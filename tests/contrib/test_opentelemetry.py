@@ -417,7 +417,7 @@ def test_close_ends_spans_that_the_thread_of_the_producer_left(fakensqd):
     class Slow(SpanProcessor):
         def on_end(self, span):
             seen.append(span)
-            gevent.sleep(0.1)
+            gevent.sleep(0.03)
 
     provider = TracerProvider()
     provider.add_span_processor(Slow())

@@ -333,10 +333,10 @@ def test_server_that_does_not_stop_in_time_raises_and_its_thread_ends():
             gevent.sleep(60)
 
     before = len(os.listdir("/proc/self/task"))
-    threaded = ServerThread(Slow(), timeout=0.5)
+    threaded = ServerThread(Slow(), timeout=0.1)
     threaded.start()
 
-    with pytest.raises(TimeoutError, match=r"did not stop within 0\.5 s"):
+    with pytest.raises(TimeoutError, match=r"did not stop within 0\.1 s"):
         threaded.stop()
 
     wait_until(lambda: len(os.listdir("/proc/self/task")) <= before)

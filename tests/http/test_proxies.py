@@ -83,7 +83,7 @@ def ticking(answer):
 
         def tick():
             for _ in range(10):
-                gevent.sleep(0.01)
+                gevent.sleep(1e-6)
             ticked.set()
 
         gevent.spawn(tick)
@@ -142,7 +142,7 @@ def socks_proxy(seen):
             host = stream.read(stream.read(1)[0]).decode()
             port = int.from_bytes(stream.read(2), "big")
             seen.append(f"{host}:{port}")
-            gevent.sleep(0.01)
+            gevent.sleep(1e-6)
             upstream = socket.create_connection(("127.0.0.1", port))
             sock.sendall(b"\x05\x00\x00\x01" + bytes(6))
             splice(sock, upstream)

@@ -5,6 +5,7 @@ import ssl
 
 import gevent
 import pytest
+from gevent.event import Event
 from gevent.ssl import SSLContext
 
 from fakensqd import FakeNsqd
@@ -279,12 +280,26 @@ def test_publish_that_is_submitted_after_its_deadline_is_not_sent(producer, fake
     assert fakensqd.depth("t") == 0
 
 
-def test_late_answer_over_http_confirms_no_other_publish(producer, fakensqd):
-    fakensqd.set_processing_delay(0.3)
-    with pytest.raises(NSQUnknownTimeout):
-        producer.publish("t", b"1", timeout=0.05)
+def test_late_answer_over_http_confirms_no_other_publish():
+    second, is_answered = Event(), Event()
 
-    assert producer.publish("t", b"2", timeout=5) == b"OK"
+    def serve(request, sock):
+        if request.body == b"1":
+            second.wait()
+            is_answered.set()
+            return reply()
+        if request.body == b"2":
+            second.set()
+            is_answered.wait()
+            return reply(b'{"message":"MSG_TOO_BIG"}', "413 Request Entity Too Large", JSON)
+        return reply()
+
+    with http_peer(serve) as peer, Producer(nsqd_http_addresses=peer.address) as producer:
+        with pytest.raises(NSQUnknownTimeout):
+            producer.publish("t", b"1", timeout=0.05)
+
+        with pytest.raises(NSQBadMessage):
+            producer.publish("t", b"2", timeout=5)
 
 
 def test_publish_that_expires_before_its_request_is_not_sent(fakensqd):

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import gevent
 import pytest
-from gevent.event import AsyncResult
+from gevent.event import AsyncResult, Event
 
 from fakensqd.faults import delay, on
 from gnsq import Producer, PublishResult
@@ -230,7 +230,10 @@ def test_rawlink_calls_in_the_hub_of_the_calling_thread(fakensqd, threaded):
         result.unlink(undone)
         result.get(timeout=LIMIT)
         wait_until(lambda: called)
-        gevent.sleep(0.01)
+        # Called after all that was linked before.
+        last = Event()
+        result.rawlink(lambda result: last.set())
+        assert last.wait(LIMIT)
 
     assert called == [(result, gevent.get_hub())]
 

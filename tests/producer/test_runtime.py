@@ -132,7 +132,7 @@ def test_error_names_nsqds_http_port_given_in_place_of_nsqlookupds(fakensqd):
     with Producer(lookupd_http_addresses=fakensqd.http_address) as producer:
         hint = r"is it nsqd's HTTP port \(4151\) in place of nsqlookupd's \(4161\)\?"
         with pytest.raises(NSQNoConnections, match=hint):
-            producer.publish("t", b"x", timeout=0.5)
+            producer.publish("t", b"x", timeout=0.05)
 
         assert list(producer.stats().lookupd_failures) == [f"http://{fakensqd.http_address}/"]
         assert not producer.is_ready

@@ -179,7 +179,6 @@ def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, tmp_
 
 SIGNALLED = """
 import os, signal, sys, time
-from gnsq.spark.spool import storage
 from gnsq.spark.receiver import receiver
 from gnsq.spark.datasource import NsqDataSource
 from pyspark.sql.types import StructType
@@ -196,8 +195,8 @@ def signal_at(owner, name):
         return method(self, *arguments)
     setattr(owner, name, signalling)
 
-slow = storage.LocalStore.put
-storage.LocalStore.put = lambda self, path, data: (path.endswith(".arrow") and time.sleep(1), slow(self, path, data))
+sync = os.fsync
+os.fsync = lambda file: (os.readlink(f"/proc/self/fd/{file}").endswith(".arrow") and time.sleep(0.3), sync(file))
 if when == "starting":
     begin = receiver.Receiver.start
     def starting(self):
