@@ -113,11 +113,14 @@ class FakeAuthServer(Server):
         if environ["PATH_INFO"] == "/auth":
             text = environ.get("QUERY_STRING", "")
             parameters = dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
-            secret, remote_ip, common_name = (
-                parameters.get(name, "") for name in ("secret", "remote_ip", "common_name")
+            query = AuthQuery(
+                secret=parameters.get("secret", ""),
+                remote_ip=parameters.get("remote_ip", ""),
+                common_name=parameters.get("common_name", ""),
+                tls=parameters.get("tls") == "true",
+                accept=environ.get("HTTP_ACCEPT", ""),
+                parameters=parameters,
             )
-            is_tls = parameters.get("tls") == "true"
-            query = AuthQuery(secret, remote_ip, common_name, is_tls, environ.get("HTTP_ACCEPT", ""), parameters)
             self.queries.append(query)
             status, document = self._respond(query)
         else:

@@ -24,8 +24,6 @@ __all__ = [
     "IoResult",
     "Reset",
     "Send",
-    "SendAfterNext",
-    "SendLater",
     "StartCompression",
     "StartTLS",
     "TlsEstablished",
@@ -36,9 +34,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send these bytes."""
+    """Send these bytes.
+
+    Attributes:
+        delay: Seconds until a fault lets them be sent; later bytes do not wait for them. Connections get no delay.
+        after_next: Send them after the next frame; only for frames under faults.
+    """
 
     data: bytes
+    delay: float = 0.0
+    after_next: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +119,6 @@ Effect = Send | Close | Reset | IoRequest
 
 
 @dataclass(frozen=True, slots=True)
-class SendLater:
-    """Send these bytes after some seconds; later bytes do not wait for them."""
-
-    data: bytes
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class SendAfterNext:
-    """Send these bytes after the next frame."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Execute:
     """Execute the command or request, or serve the accepted connection. A body replaces the received one."""
 
@@ -152,4 +142,4 @@ class HttpResponse:
     size: int | None = None
 
 
-FaultStep = Send | SendLater | SendAfterNext | Close | Reset | Wait | Execute | ExpireMessage | HttpResponse
+FaultStep = Send | Close | Reset | Wait | Execute | ExpireMessage | HttpResponse

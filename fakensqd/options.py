@@ -14,6 +14,7 @@ from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_na
 
 __all__ = [
     "ClusterOptionsDict",
+    "IGNORED_OPTIONS",
     "LATEST",
     "LOG_LEVELS",
     "LookupdOptions",
@@ -21,6 +22,7 @@ __all__ = [
     "NSQ_VERSION",
     "NsqdOptions",
     "NsqdOptionsDict",
+    "OWN_OPTIONS",
     "Release",
     "TlsRequired",
 ]
@@ -32,6 +34,21 @@ _OLD_VERSION = "0.2.31"
 
 # From the most messages to the fewest.
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
+# Options that nsqd does not have.
+OWN_OPTIONS = ("lookupd_ping_interval", "release", "rdy_counts_down", "negotiates", "wrapped_answers")
+# Options of nsqd that have no effect here, with their values in /config: durations in nanoseconds.
+IGNORED_OPTIONS: dict[str, str | int] = {
+    "max_bytes_per_file": 104857600,
+    "sync_every": 2500,
+    "sync_timeout": 2 * 10**9,
+    "queue_scan_selection_count": 20,
+    "queue_scan_worker_pool_max": 4,
+    "statsd_address": "",
+    "statsd_interval": 60 * 10**9,
+    "statsd_mem_stats": True,
+    "statsd_udp_packet_size": 508,
+    "statsd_exclude_ephemeral": False,
+}
 _TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fakensqd.golang.text import duration
-from fakensqd.options import LOG_LEVELS, LookupdOptions, NsqdOptions
+from fakensqd.options import IGNORED_OPTIONS, LOG_LEVELS, OWN_OPTIONS, LookupdOptions, NsqdOptions
 from gnsq.options import Options
 
 __all__ = [
@@ -114,19 +114,7 @@ _READERS: dict[str, Callable[[str], Value]] = {
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-# Options of the emulator that are no flags of nsqd, or that nsqd's flag of this name does not set.
-_NO_FLAGS = frozenset(
-    {
-        *("lookupd_ping_interval",),
-        *("release", "rdy_counts_down", "negotiates", "wrapped_answers"),
-    }
-)
 _CONFIG_KEYS = {"node_id": "id", "lookupd_tcp_addresses": "nsqlookupd_tcp_addresses"}
-_IGNORED_SWITCHES = ("worker-id", "statsd-mem-stats", "statsd-exclude-ephemeral")
-_IGNORED = (
-    *("max-bytes-per-file", "sync-every", "sync-timeout", "queue-scan-selection-count", "queue-scan-worker-pool-max"),
-    *("statsd-address", "statsd-interval", "statsd-prefix", "statsd-udp-packet-size"),
-)
 
 
 def flags_of(program: str) -> tuple[Flag, ...]:
@@ -153,7 +141,11 @@ def flags_of(program: str) -> tuple[Flag, ...]:
         ),
     ]
     if is_nsqd:
-        flags += [Flag(name, _boolean) for name in _IGNORED_SWITCHES] + [Flag(name, str) for name in _IGNORED]
+        flags += [Flag("worker-id", _boolean), Flag("statsd-prefix", str)]
+        flags += [
+            Flag(name.replace("_", "-"), _boolean if isinstance(value, bool) else str)
+            for name, value in IGNORED_OPTIONS.items()
+        ]
     else:
         flags.append(Flag("log-level", _log_level, default="info", meaning=", ".join(LOG_LEVELS)))
     return tuple(flags)
@@ -162,7 +154,7 @@ def flags_of(program: str) -> tuple[Flag, ...]:
 def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iterator[Flag]:
     for option in dataclasses.fields(options):
         field = option.name
-        if field in _NO_FLAGS:
+        if field in OWN_OPTIONS:
             continue
         # For a list, the flag is given once for each item.
         name = re.sub("(ss)es$|s$", r"\1", field) if str(option.type).startswith("tuple") else field

@@ -88,8 +88,7 @@ class ConnectionSession(InterceptableSession):
 
     def tick(self, now: float) -> list[Effect]:
         """Process deadlines that have passed, and return the output."""
-        self.now = now
-        return self._effects()
+        return self.pump(now)
 
     def disconnected(self) -> None:
         """Note that the connection has ended, and release what the session holds. Frames may still be sent."""

@@ -21,8 +21,6 @@ from fakensqd.effects import (
     HttpResponse,
     Reset,
     Send,
-    SendAfterNext,
-    SendLater,
     Wait,
 )
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Point, Steps
@@ -148,7 +146,7 @@ def delay(seconds: float, *, alone: bool = False) -> ActionFunction:
     def change(steps: Steps, event: Event) -> Steps:
         if not alone:
             return [Wait(seconds), *steps]
-        return [SendLater(step.data, seconds) if isinstance(step, Send) else step for step in steps]
+        return [replace(step, delay=seconds) if isinstance(step, Send) else step for step in steps]
 
     return change
 
@@ -164,7 +162,7 @@ def duplicate(times: int = 2) -> ActionFunction:
 @action(points=_SENT)
 def reorder() -> ActionFunction:
     """Send the frame after the next frame of the connection."""
-    return lambda steps, event: [SendAfterNext(step.data) if isinstance(step, Send) else step for step in steps]
+    return lambda steps, event: [replace(step, after_next=True) if isinstance(step, Send) else step for step in steps]
 
 
 @action(
@@ -280,7 +278,7 @@ def answer(status: int | None = None, body: bytes | None = None) -> ActionFuncti
 
 def _is_subject(step: FaultStep) -> bool:
     """Return whether a step is the purpose of its event: sends the frame, executes the command or serves the client."""
-    return isinstance(step, (Send, SendLater, SendAfterNext, Execute, HttpResponse))
+    return isinstance(step, (Send, Execute, HttpResponse))
 
 
 def _replace_subject(steps: Steps, new: Steps) -> Steps:
@@ -296,7 +294,7 @@ def _end(steps: Steps, end: Close | Reset, after: bool) -> Steps:
 
 def _corrupted(step: FaultStep, part: str, to: int | bytes | None, event: Event) -> FaultStep:
     match step:
-        case Send(data) | SendLater(data) | SendAfterNext(data):
+        case Send(data):
             return replace(step, data=_corrupted_frame(data, part, to, event.header_size))
         case Execute():
             return Execute(_corrupted_body(event.raw if step.body is None else step.body, to))

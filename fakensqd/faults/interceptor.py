@@ -24,8 +24,6 @@ from fakensqd.effects import (
     IoResult,
     Reset,
     Send,
-    SendAfterNext,
-    SendLater,
     StartCompression,
     StartTLS,
     Wait,
@@ -248,7 +246,7 @@ class InterceptedSession:
         """Return the frames that steps send; none if nothing is recorded."""
         if self._faults.transcript is None:
             return []
-        return [step.data for step in steps if hasattr(step, "data")]
+        return [step.data for step in steps if isinstance(step, Send)]
 
     def _record_reply(self, event: Event, data: bytes) -> None:
         text = data[self._protocol.header_size :]
@@ -294,7 +292,7 @@ def multipublish_bodies(body: bytes) -> tuple[bytes, ...]:
 class OutputScheduler:
     """Schedules the output of one connection whose frames rules may delay or reorder.
 
-    A Wait delays all later output, as a slow server does. SendLater and SendAfterNext do not delay other frames.
+    A Wait delays all later output, as a slow server does. A Send with a delay or after_next delays no other frame.
     """
 
     def __init__(self) -> None:
@@ -361,13 +359,13 @@ class OutputScheduler:
         if self._end is not None:
             return
         match step:
+            case Send(data, delay) if delay > 0:
+                heapq.heappush(self._later, (now + delay, next(self._order), data))
+            case Send(data, after_next=True):
+                self._after_next.append(data)
             case Send(data):
                 self._ready += [data, *self._after_next]
                 self._after_next.clear()
-            case SendLater(data, seconds):
-                heapq.heappush(self._later, (now + seconds, next(self._order), data))
-            case SendAfterNext(data):
-                self._after_next.append(data)
             case Close() | Reset():
                 # There is no next frame any more.
                 self._ready += self._after_next

@@ -1,11 +1,11 @@
 """nsqlookupd's HTTP API as a WSGI function over a Registry.
 
-Pure: reads facts about its server from a Protocol, and knows no socket. Source: nsqlookupd http.go.
+Pure: knows no socket and no clock. Source: nsqlookupd http.go.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from fakensqd.http.router import (
     HttpError,
@@ -20,33 +20,31 @@ from fakensqd.lookupd.registry import Key, Peer, Producer, Registry
 from fakensqd.options import NSQ_VERSION, LookupdOptions
 from gnsq.protocol.names import valid_topic_name
 
-__all__ = ["LookupdFacts", "lookupd_application"]
+__all__ = ["lookupd_application"]
 
 
-class LookupdFacts(Protocol):
-    """The facts about the server that the API uses."""
+def lookupd_application(
+    registry: Registry,
+    options: LookupdOptions,
+    now: Callable[[], float],
+    wall_ns: Callable[[float], int],
+    on_error: Callable[[BaseException], None],
+) -> Router:
+    """Make the WSGI function.
 
-    registry: Registry
-    options: LookupdOptions
-    errors: list[BaseException]
-
-    def now(self) -> float:
-        """Return the monotonic time, seconds."""
-
-    def wall_ns(self, now: float) -> int:
-        """Convert a monotonic time to the wall clock's, nanoseconds since 1970."""
-
-
-def lookupd_application(server: LookupdFacts) -> Router:
-    """Make the WSGI function."""
-    api = _Api(server)
+    Args:
+        now: Returns the monotonic time, seconds.
+        wall_ns: Converts a monotonic time to the wall clock's, nanoseconds since 1970.
+        on_error: Called with an exception that is a bug of the emulator.
+    """
+    api = _Api(registry, options, now)
     get = {
         "/info": lambda request: {"version": NSQ_VERSION},
         "/lookup": api.lookup,
-        "/topics": lambda request: {"topics": [key.topic for key in server.registry.find(Key("topic", "*"))]},
+        "/topics": lambda request: {"topics": [key.topic for key in registry.find(Key("topic", "*"))]},
         "/channels": lambda request: {"channels": api.channel_names(request.required("topic"))},
         "/nodes": api.nodes,
-        "/debug": lambda request: server.registry.debug(server.wall_ns),
+        "/debug": lambda request: registry.debug(wall_ns),
     }
     post = {
         "/topic/create": api.create_topic,
@@ -59,20 +57,20 @@ def lookupd_application(server: LookupdFacts) -> Router:
     routes |= {path: {"GET": Route(handler)} for path, handler in get.items()}
     routes |= {path: {"POST": Route(handler)} for path, handler in post.items()}
     routes |= profiling_routes("/debug/pprof")
-    return (LegacyRouter if server.options.wrapped_answers else Router)(routes, server.errors.append)
+    return (LegacyRouter if options.wrapped_answers else Router)(routes, on_error)
 
 
 class _Api:
-    def __init__(self, server: LookupdFacts) -> None:
-        self._server = server
-        self._registry = server.registry
-        self._options = server.options
+    def __init__(self, registry: Registry, options: LookupdOptions, now: Callable[[], float]) -> None:
+        self._registry = registry
+        self._options = options
+        self._now = now
 
     def lookup(self, request: Request) -> object:
         topic = request.required("topic")
         if not self._registry.find(Key("topic", topic)):
             raise HttpError(404, "TOPIC_NOT_FOUND")
-        now, lifetime = self._server.now(), self._options.tombstone_lifetime
+        now, lifetime = self._now(), self._options.tombstone_lifetime
         return {
             "channels": self.channel_names(topic),
             "producers": [
@@ -84,7 +82,7 @@ class _Api:
 
     def nodes(self, request: Request) -> object:
         """List all nodes, even nodes with a tombstone."""
-        now, lifetime = self._server.now(), self._options.tombstone_lifetime
+        now, lifetime = self._now(), self._options.tombstone_lifetime
         nodes = []
         for producer in self._registry.producers(Key("client")):
             if self._is_active(producer):
@@ -107,7 +105,7 @@ class _Api:
 
     def tombstone_topic(self, request: Request) -> None:
         topic, node = request.required("topic"), request.required("node")
-        self._registry.tombstone(topic, node, self._server.now())
+        self._registry.tombstone(topic, node, self._now())
 
     def create_channel(self, request: Request) -> None:
         """Make a channel, and its topic."""
@@ -121,7 +119,7 @@ class _Api:
         return [key.channel for key in self._registry.find(Key("channel", topic, "*"))]
 
     def _is_active(self, producer: Producer) -> bool:
-        return self._server.now() - producer.peer.last_update <= self._options.inactive_producer_timeout
+        return self._now() - producer.peer.last_update <= self._options.inactive_producer_timeout
 
 
 def _node(peer: Peer) -> dict[str, object]:

@@ -71,7 +71,7 @@ class FakeLookupd(Daemon):
         return LookupdSession(self.registry, remote_address=remote_address, identity=self._identity)
 
     def _application(self, *, secure: bool) -> Application:
-        return lookupd_application(self)
+        return lookupd_application(self.registry, self.options, self.now, self.wall_ns, self.errors.append)
 
     def _identity(self) -> Mapping[str, object]:
         return {

@@ -28,7 +28,7 @@ from fakensqd.input_buffer import CommandError, InputBuffer
 from fakensqd.nsqd.broker import Broker, Channel, Topic
 from fakensqd.nsqd.session import Session
 from fakensqd.nsqd.stats import statistics, statistics_text
-from fakensqd.options import LOG_LEVELS, NsqdOptions
+from fakensqd.options import IGNORED_OPTIONS, LOG_LEVELS, OWN_OPTIONS, NsqdOptions
 
 __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
@@ -37,25 +37,6 @@ _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _READ_SIZE = 65536
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
-# Options that nsqd does not have, or has under another name.
-_OWN_OPTIONS = (
-    *["lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"],
-    *["release", "rdy_counts_down", "negotiates", "wrapped_answers"],
-)
-# nsqd's options that the emulator does not have, with their defaults. Durations in nanoseconds.
-_MISSING_OPTIONS: dict[str, Any] = {  # Any: options are of all types
-    "log_prefix": "[nsqd] ",
-    "max_bytes_per_file": 104857600,
-    "sync_every": 2500,
-    "sync_timeout": 2 * 10**9,
-    "queue_scan_selection_count": 20,
-    "queue_scan_worker_pool_max": 4,
-    "statsd_address": "",
-    "statsd_interval": 60 * 10**9,
-    "statsd_mem_stats": True,
-    "statsd_udp_packet_size": 508,
-    "statsd_exclude_ephemeral": False,
-}
 # Numbers of the TLS protocol.
 _TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
@@ -299,10 +280,11 @@ class _Api:
         server, options = self._server, self._options
         host = options.broadcast_address.replace(".", "_").replace(":", "_")
         values: dict[str, Any] = dataclasses.asdict(options)  # Any: options are of all types
-        for name in _OWN_OPTIONS:
+        for name in (*OWN_OPTIONS, "lookupd_tcp_addresses", "node_id"):
             del values[name]
-        values |= _MISSING_OPTIONS | {
+        values |= IGNORED_OPTIONS | {
             "id": options.node_id,
+            "log_prefix": "[nsqd] ",
             "broadcast_tcp_port": options.broadcast_tcp_port or server.tcp_port,
             "broadcast_http_port": options.broadcast_http_port or server.http_port,
             "log_level": LOG_LEVELS.index(server.log_level) + 1,

@@ -3,7 +3,7 @@
 import pytest
 
 from fakensqd import faults
-from fakensqd.effects import Close, Execute, ExpireMessage, HttpResponse, Send, SendLater, Wait
+from fakensqd.effects import Close, Execute, ExpireMessage, HttpResponse, Send, Wait
 from fakensqd.faults import actions
 from fakensqd.faults.actions import answer, corrupt, delay, disconnect, drop, error, expire_message, inject
 from fakensqd.faults.json_rules import decode_rules, encode_rule
@@ -16,7 +16,7 @@ ANSWER = HttpResponse(200, b"OK")
 CHANGES = [
     pytest.param(drop(), [Wait(1.0), Execute()], [Wait(1.0)], id="drop keeps earlier steps"),
     pytest.param(delay(0), [Execute()], [Wait(0), Execute()], id="delay of 0"),
-    pytest.param(delay(1, alone=True), [Send(b"x"), Close()], [SendLater(b"x", 1), Close()], id="alone"),
+    pytest.param(delay(1, alone=True), [Send(b"x"), Close()], [Send(b"x", 1), Close()], id="alone"),
     pytest.param(
         error("E_INVALID"), [Close()], [Send(encode_frame(ERROR, b"E_INVALID FIN failed")), Close()], id="one close"
     ),

@@ -7,7 +7,7 @@ import pytest
 
 from fakensqd import FakeAuthServer, FakeNsqd, on
 from fakensqd.clock import ManualClock
-from fakensqd.effects import Close, ExpireMessage, Reset, Send, SendAfterNext, SendLater, Wait
+from fakensqd.effects import Close, ExpireMessage, Reset, Send, Wait
 from fakensqd.faults import Rule, delay, drop
 from fakensqd.faults.control import FaultControl
 from fakensqd.faults.interceptor import OutputScheduler
@@ -157,7 +157,7 @@ def test_wait_delays_all_later_output():
 
 def test_send_later_is_overtaken():
     scheduler = OutputScheduler()
-    scheduler.put([SendLater(b"a", 1.0), Send(b"b")], 0.0)
+    scheduler.put([Send(b"a", 1.0), Send(b"b")], 0.0)
 
     assert scheduler.take(0.0) == [Send(b"b")]
     assert scheduler.due == 1.0
@@ -166,7 +166,7 @@ def test_send_later_is_overtaken():
 
 def test_send_after_next_is_sent_with_the_next_frame():
     scheduler = OutputScheduler()
-    scheduler.put([SendAfterNext(b"a")], 0.0)
+    scheduler.put([Send(b"a", after_next=True)], 0.0)
     assert scheduler.take(0.0) == []
 
     scheduler.put([Send(b"b")], 0.0)
@@ -176,6 +176,6 @@ def test_send_after_next_is_sent_with_the_next_frame():
 
 def test_no_output_after_the_end():
     scheduler = OutputScheduler()
-    scheduler.put([SendLater(b"late", 1.0), SendAfterNext(b"a"), Reset(), Send(b"b")], 0.0)
+    scheduler.put([Send(b"late", 1.0), Send(b"a", after_next=True), Reset(), Send(b"b")], 0.0)
 
     assert scheduler.take(5.0) == [Send(b"a"), Reset()]

@@ -5,7 +5,7 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeLookupd, FakeNsqd, on
-from fakensqd.effects import Close, Send, SendLater
+from fakensqd.effects import Close, Send
 from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder, reset
 from fakensqd.faults.control import FaultControl
 from fakensqd.faults.json_rules import decode_rules
@@ -216,7 +216,7 @@ def test_intercepted_session_behaves_as_without_faults(received):
 
 def test_half_closed_client_reads_delayed_responses(lookupd, clock):
     lookupd.add(on.reply("PING"), delay(2.0))
-    lookupd.add(on.reply("IDENTIFY"), lambda steps, event: [SendLater(b"\0\0\0\1x", 5.0)])
+    lookupd.add(on.reply("IDENTIFY"), lambda steps, event: [Send(b"\0\0\0\1x", 5.0)])
     nsqd = Nsqd(lookupd)
 
     nsqd.send(b"PING\n")
