@@ -89,7 +89,7 @@ class FakeAuthServer(Server):
 
     @property
     def running(self) -> bool:
-        """Whether the server listens."""
+        """True if the server listens."""
         return self._port.is_serving
 
     @property

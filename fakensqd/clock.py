@@ -166,7 +166,7 @@ class ManualClock:
         """Wait for an Event or AsyncResult, at most until the clock has advanced by these seconds.
 
         Returns:
-            Whether it is ready.
+            True if it is ready.
         """
         if seconds <= 0:
             gevent.sleep(0)

@@ -84,16 +84,6 @@ class AskAuth:
     common_name: str
     tls: bool
 
-    @property
-    def parameters(self) -> list[tuple[str, str | bytes]]:
-        """Parameters of the HTTP request."""
-        return [
-            ("common_name", self.common_name),
-            ("remote_ip", self.remote_ip),
-            ("secret", self.secret),
-            ("tls", "true" if self.tls else "false"),
-        ]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsEstablished:

@@ -67,7 +67,7 @@ _BODY_ERRORS = {
 
 
 class InputBuffer:
-    """The bytes of one client, and whether more may come.
+    """The bytes of one client. When there will be no more, ``ended`` is True.
 
     The argument ``error`` of methods is the text of the CommandError that they raise if the input ends too early.
     """

@@ -86,7 +86,7 @@ class Release:
         return release
 
     def since(self, major: int, minor: int, patch: int) -> bool:
-        """Whether this release is the given one or a later one."""
+        """Return True if this release is the given one or a later one."""
         return self >= Release(major, minor, patch)
 
     @property
@@ -95,11 +95,11 @@ class Release:
         return 64 if self.since(0, 2, 29) else 32
 
     def is_topic_name(self, name: str) -> bool:
-        """Whether this release accepts the name for a topic."""
+        """Return True if this release accepts the name for a topic."""
         return valid_topic_name(name, self.max_name_length) and (self.since(0, 3, 0) or not is_ephemeral(name))
 
     def is_channel_name(self, name: str) -> bool:
-        """Whether this release accepts the name for a channel."""
+        """Return True if this release accepts the name for a channel."""
         return valid_channel_name(name, self.max_name_length)
 
 
@@ -204,10 +204,9 @@ class NsqdOptions(Options):
         )
         if isinstance(self.tls_required, str) and self.tls_required not in _TLS_REQUIRED:
             raise ValueError(f"tls_required {self.tls_required!r} must be one of {', '.join(_TLS_REQUIRED)}")
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(f"log_level {self.log_level!r} must be one of {', '.join(LOG_LEVELS)}")
-        if self.tls_min_version not in _TLS_VERSIONS:
-            raise ValueError(f"tls_min_version {self.tls_min_version!r} must be one of {', '.join(_TLS_VERSIONS)}")
+        for name, known in (("log_level", LOG_LEVELS), ("tls_min_version", _TLS_VERSIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r} must be one of {', '.join(known)}")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be given together")
         release = self.emulated
@@ -228,7 +227,7 @@ class NsqdOptions(Options):
 
     @property
     def version(self) -> str:
-        """The version in responses. Clients infer from it whether each message reduces the RDY count (before 0.3.0)."""
+        """The version in responses. Clients infer from it that each message reduces the RDY count (before 0.3.0)."""
         return self.release or (_OLD_VERSION if self.rdy_counts_down else NSQ_VERSION)
 
     @property
@@ -238,7 +237,7 @@ class NsqdOptions(Options):
 
     @property
     def tls_offered(self) -> bool:
-        """Whether a client may ask for TLS."""
+        """True if a client may ask for TLS."""
         return bool(self.tls_cert) and self.emulated.since(0, 2, 22)
 
     @property

@@ -23,7 +23,7 @@ __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "f
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
-# Functions that report on the servers of a test, by fixture; whether the test itself has failed.
+# Functions that report on the servers of a test, by fixture. True if the test itself has failed.
 _REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 

@@ -29,6 +29,7 @@ __all__ = [
     "decode_bytes",
     "difference",
     "encode_bytes",
+    "shown_body",
     "wait_until",
 ]
 
@@ -74,7 +75,7 @@ class Entry:
             words.append(self.message_id.decode("latin-1"))
         if self.attempts:
             words.append(f"attempt {self.attempts}")
-        words += [_shown(body) for body in self.bodies[:3]]
+        words += [shown_body(body) for body in self.bodies[:3]]
         if len(self.bodies) > 3:
             words.append(f"and {len(self.bodies) - 3} more")
         if self.status:
@@ -236,8 +237,13 @@ class Transcript:
 _PUBLISHING = frozenset(["PUB", "MPUB", "DPUB", "POST /pub", "POST /mpub", "publish"])
 
 
-def _shown(body: bytes) -> str:
-    return repr(body) if len(body) <= _SHOWN_BYTES else f"{body[: _SHOWN_BYTES - 20]!r}... ({len(body)} bytes)"
+def shown_body(body: bytes, around: int = 0) -> str:
+    """Format a body, or the part of a long one around a position."""
+    if len(body) <= _SHOWN_BYTES:
+        return repr(body)
+    begin = max(0, around - _SHOWN_BYTES // 2)
+    part = repr(body[begin : begin + _SHOWN_BYTES])
+    return f"{'... ' if begin else ''}{part}{' ...' if begin + _SHOWN_BYTES < len(body) else ''} ({len(body)} bytes)"
 
 
 def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON

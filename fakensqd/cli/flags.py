@@ -59,7 +59,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag may have no value. The next argument is never its value."""
+        """True if the flag may have no value. The next argument is never its value."""
         return self.read in (_boolean, _tls_required)
 
 

@@ -57,7 +57,7 @@ class Connection:
 
     Args:
         stack: The transports of the connection.
-        open_session: Makes the session. Its argument wakes the writer, which pumps the session, and returns whether the
+        open_session: Makes the session. Its argument wakes the writer, which pumps the session, and returns True if the
             writer is idle.
         on_error: Called with an exception of the session, which is a bug of the emulator.
         ask_auth: Asks the auth servers.

@@ -201,7 +201,7 @@ class Daemon(Server):
 
     @property
     def running(self) -> bool:
-        """Whether the server listens."""
+        """True if the server listens."""
         return self._tcp_server is not None
 
     @property
@@ -371,7 +371,7 @@ class Daemon(Server):
             connection.processing_delay = seconds
 
     def states(self) -> dict[str, bool | float]:
-        """Return for each state whether the server is in it, and for processing_delay the seconds."""
+        """Return the states by name: True if the server is in it; the seconds of processing_delay."""
         return {
             "down": not self.running,
             "stop_reading": not self._resumed.is_set(),

@@ -76,7 +76,7 @@ def action(
 
     Args:
         points: The kinds of events that the action can change; may depend on the arguments of the action.
-        nsqd_only: Whether the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
+        nsqd_only: Returns True if the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
     """
 
     def register(make: Callable[_P, ActionFunction]) -> Callable[_P, Action]:
@@ -277,7 +277,7 @@ def answer(status: int | None = None, body: bytes | None = None) -> ActionFuncti
 
 
 def _is_subject(step: FaultStep) -> bool:
-    """Return whether a step is the purpose of its event: sends the frame, executes the command or serves the client."""
+    """Return True if a step is the purpose of its event: it sends the frame, executes or serves."""
     return isinstance(step, (Send, Execute, HttpResponse))
 
 

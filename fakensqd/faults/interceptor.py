@@ -134,7 +134,7 @@ class InterceptedSession:
             output.clear()
 
     def _do(self, steps: Sequence[FaultStep], *, flush: bool = True) -> bool:
-        """Do steps; return whether one of them ends the connection."""
+        """Do steps. Return True if one of them ends the connection."""
         self._scheduler.put(steps, self._session.now)
         if flush or len(steps) != 1:
             self._flush = True
@@ -146,11 +146,11 @@ class InterceptedSession:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def execute(self, words: list[bytes], begin: Callable[[], Read[None] | None], *, legal: bool) -> Read[bool]:
-        """Do the steps for a command; return whether they end the connection.
+        """Do the steps for a command. Return True if they end the connection.
 
         Args:
             begin: Begins to execute the command.
-            legal: Whether the command is legal now; if not, its body is not read.
+            legal: False: the command is refused, and its body is not read.
         """
         source = self._session.input
         read = self._session.body_reader(words) if legal else None
@@ -227,7 +227,7 @@ class InterceptedSession:
         return ended
 
     def _reply(self, end: Sequence[FaultStep] = ()) -> bool:
-        """Do the steps for the reply to the command in progress, which may be empty; return whether they end the
+        """Do the steps for the reply to the command in progress, which may be empty. Return True if they end the
         connection."""
         event, output = self._event, self._session.output
         event.point, event.now, event.client_id = Point.REPLY, self._session.now, self._session.names[0]
@@ -318,7 +318,7 @@ class OutputScheduler:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is output that has not been taken."""
+        """True if there is output that has not been taken."""
         return bool(self._ready or self._blocked or self._after_next or self._later or self._end)
 
     def close(self) -> None:
@@ -340,7 +340,7 @@ class OutputScheduler:
     def take(self, now: float) -> list[Effect]:
         """Return the output that is due now: at most one Send, then the end of the connection if it is due."""
         while self._blocked and self._until <= now:
-            _, *rest = self._blocked  # the wait that is over, and what it has delayed
+            _, *rest = self._blocked  # the wait that is over, and the steps that it has delayed
             self._blocked.clear()
             self.put(rest, now)
         while self._later and self._later[0][0] <= now and self._end is None:

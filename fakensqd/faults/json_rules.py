@@ -127,7 +127,7 @@ def decode_rules(document: object) -> list[Rule]:
     """Decode a rule, or a list of rules: a scenario.
 
     Raises:
-        ValueError: If it is invalid; the text has field, value and what is allowed.
+        ValueError: If it is invalid; the text has the field, its value and the allowed values.
     """
     documents = document if isinstance(document, list) else [document]
     if not documents:
@@ -177,7 +177,7 @@ def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of a
     """Decode a toxic; return it with the other arguments of Link.add().
 
     Raises:
-        ValueError: If it is invalid; the text has field, value and what is allowed.
+        ValueError: If it is invalid; the text has the field, its value and the allowed values.
     """
     name = document.get("toxic") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
@@ -191,7 +191,7 @@ def decode_state(name: str, document: object, change: Callable[..., object]) -> 
     """Decode the arguments of a method that begins or ends a state.
 
     Raises:
-        ValueError: If they are invalid; the text has field, value and what is allowed.
+        ValueError: If they are invalid; the text has the field, its value and the allowed values.
     """
     if not isinstance(document, dict):
         raise ValueError(f"the arguments of {name} are {_shown(document)}, not an object")

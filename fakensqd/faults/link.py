@@ -86,7 +86,7 @@ class Link:
             upstream: True: only for the bytes that clients send. False: only for the bytes that they receive. Default:
                 for both.
             connection: Number of the connection that gets the toxic, from 1; default: all connections.
-            kept: Whether clear() keeps the toxic.
+            kept: True: clear() keeps the toxic.
         """
         self._added += 1
         active = ActiveToxic(toxic, self._added, upstream, connection, kept, self)
@@ -376,7 +376,7 @@ def reset_socket(sock: Any) -> None:
 
 
 def wait_for_end(sock: Any) -> None:
-    """Read and ignore what the client sends, until it closes the connection."""
+    """Read and drop bytes of the client until it closes the connection."""
     try:
         while sock.recv(READ_SIZE):
             pass

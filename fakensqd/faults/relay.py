@@ -109,7 +109,7 @@ def _pump_down(server: Transport, client: LinkedTransport) -> None:
 
 
 def _pump(source: Transport, target: Transport) -> bool:
-    """Relay bytes until the source ends; return whether the source ended without an error."""
+    """Relay bytes until the source ends. Return True if it ended without an error."""
     try:
         while data := source.recv(READ_SIZE):
             target.sendall(data)

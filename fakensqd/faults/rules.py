@@ -129,14 +129,14 @@ class Times:
     after: float = 0.0
 
     def includes(self, count: int, rng: Random) -> bool:
-        """Return whether the rule fires on the event with this number."""
+        """Return True if the rule fires on the event with this number."""
         if not (self.first <= count <= self.last and count % self.step == 0):
             return False
         return self.probability >= 1 or rng.random() < self.probability
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether there is no last event."""
+        """True if there is no last event."""
         return math.isinf(self.last)
 
     def __str__(self) -> str:
@@ -325,7 +325,7 @@ class Action:
 
     Attributes:
         points: The kinds of events that the action can change.
-        nsqd_only: Whether the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
+        nsqd_only: True if the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
     """
 
     name: str
@@ -383,16 +383,16 @@ class Rule:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the rule cannot fire any more."""
+        """True if the rule cannot fire any more."""
         return self.fitting >= self.match.times.last
 
     @property
     def is_finished(self) -> bool:
-        """Whether to arm the next rule of the scenario: this rule is spent, or may fire without end and has fired."""
+        """True if the next rule may be armed: this rule is spent, or may fire without end and has fired."""
         return self.is_spent or (self.match.times.is_unbounded and self.fired > 0)
 
     def fires(self, event: Event, rng: Random) -> bool:
-        """Compare an event with the condition, count the event if it matches, and return whether the rule fires."""
+        """Compare an event with the condition, and count it if it matches. Return True if the rule fires."""
         times = self.match.times
         if event.point is not self.match.point or self.armed_at is None or self.is_spent:
             return False

@@ -97,7 +97,7 @@ class HttpPort:
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are answered."""
+        """True if requests are answered."""
         return self._server is not None
 
     def bind(self) -> None:

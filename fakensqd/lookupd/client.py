@@ -69,7 +69,7 @@ class LookupPeer:
 
     @property
     def can_query(self) -> bool:
-        """Whether channels() may have a result: nsqlookupd has responded to IDENTIFY, or may still respond."""
+        """True if channels() may have a result: nsqlookupd has responded to IDENTIFY, or may still respond."""
         return self._http_address is not None or not self._attempted.is_set()
 
     def wait_attempted(self) -> None:

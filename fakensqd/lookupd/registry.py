@@ -27,7 +27,7 @@ class Key(NamedTuple):
     channel: str = ""
 
     def matches(self, pattern: Key) -> bool:
-        """Whether this key matches a pattern, in which topic and channel may be ``*``."""
+        """Return True if this key matches a pattern, in which topic and channel may be ``*``."""
         return (
             self.category == pattern.category
             and pattern.topic in (_ANY, self.topic)
@@ -56,7 +56,7 @@ class Producer:
     tombstoned_at: float | None = None
 
     def tombstoned(self, now: float, lifetime: float) -> bool:
-        """Whether a tombstone hides this producer now."""
+        """Return True if a tombstone hides this producer now."""
         return self.tombstoned_at is not None and now - self.tombstoned_at < lifetime
 
 
@@ -113,7 +113,7 @@ class Registry:
         self.producers_by_key.setdefault(Key("topic", topic), {})
 
     def forget(self, pattern: Key) -> bool:
-        """Delete matching keys with their producers. Returns whether there were any."""
+        """Delete matching keys with their producers. Return True if there were any."""
         keys = self.find(pattern)
         for key in keys:
             del self.producers_by_key[key]

@@ -1,4 +1,4 @@
-"""The query to an auth server, the checks of its response, and the grants in it.
+"""The response of an auth server: its checks, and the grants in it.
 
 Pure. The HTTP client is in auth_client.py. Source: nsq internal/auth/authorizations.go.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote_plus
 
 from fakensqd.golang.encoding_json import INT, STRING, FieldType, decode
 from fakensqd.golang.text import int64
 
-__all__ = ["Authorization", "Grant", "decode_authorization", "query_url"]
+__all__ = ["Authorization", "Grant", "decode_authorization"]
 
 _PERMISSIONS = frozenset(["subscribe", "publish"])
 # Syntax of Python's re that Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
@@ -52,7 +50,7 @@ class Grant:
             _compile(pattern)
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether the client may publish to the topic (empty channel), or subscribe to the channel."""
+        """Return True if the client may publish to the topic (empty channel), or subscribe to the channel."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
             and _compile(self.topic).search(topic) is not None
@@ -70,7 +68,7 @@ class Authorization:
     grants: tuple[Grant, ...] = ()
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether a grant allows to publish to the topic (empty channel), or to subscribe to the channel."""
+        """Return True if a grant lets the client publish to the topic (empty channel), or subscribe to the channel."""
         return any(grant.allows(topic, channel) for grant in self.grants)
 
 
@@ -106,13 +104,3 @@ def _compile(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern, re.ASCII)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"pattern {pattern!r} does not compile: {error}") from error
-
-
-def query_url(address: str, parameters: Iterable[tuple[str, str | bytes]]) -> str:
-    """Make the URL of a query to an auth server.
-
-    Args:
-        address: ``host:port``, or a whole URL.
-    """
-    query = "&".join(f"{name}={quote_plus(value)}" for name, value in sorted(parameters))
-    return f"{address}?{query}" if "://" in address else f"http://{address}/auth?{query}"

@@ -11,18 +11,18 @@ import logging
 import random
 import ssl
 from functools import partial
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, quote_plus, urljoin, urlsplit
 
 from gevent import socket
 
 from fakensqd.addresses import connect
 from fakensqd.clock import Clock, run_with_timeout
 from fakensqd.effects import AskAuth
-from fakensqd.nsqd.auth import Authorization, decode_authorization, query_url
+from fakensqd.nsqd.auth import Authorization, decode_authorization
 from fakensqd.options import NsqdOptions
 from fakensqd.tls import client_context
 
-__all__ = ["AuthClient"]
+__all__ = ["AuthClient", "query_url"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class AuthClient:
         addresses = self._options.auth_http_addresses
         start = random.randrange(len(addresses))
         for address in (*addresses[start:], *addresses[:start]):
-            url = query_url(address, request.parameters)
+            url = query_url(address, request)
             try:
                 body = run_with_timeout(self._clock, self._options.http_client_request_timeout, partial(self._get, url))
                 return decode_authorization(body)
@@ -94,6 +94,19 @@ class AuthClient:
         except BaseException:  # timeouts, too: the socket has no other owner yet
             sock.close()
             raise
+
+
+def query_url(address: str, request: AskAuth) -> str:
+    """Make the URL of a query.
+
+    Args:
+        address: ``host:port``, or a whole URL.
+    """
+    query = (
+        f"common_name={quote_plus(request.common_name)}&remote_ip={quote_plus(request.remote_ip)}"
+        f"&secret={quote_plus(request.secret)}&tls={'true' if request.tls else 'false'}"
+    )
+    return f"{address}?{query}" if "://" in address else f"http://{address}/auth?{query}"
 
 
 def _https_url(url: str, body: bytes) -> str:

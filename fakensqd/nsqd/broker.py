@@ -170,7 +170,7 @@ class Topic(MessageHolder):
         self._broker.events.on_pause()
 
     def set_started(self, started: bool, now: float) -> None:
-        """Note whether the channels of the topic are known. Until then, messages do not reach the channels."""
+        """Set to True when the channels of the topic are known. Until then, messages do not reach the channels."""
         self._started = started
         self._release(now)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from fakensqd.message import MessageQueue, QueuedMessage, Subscriber
 from fakensqd.options import NsqdOptions
@@ -23,8 +23,6 @@ __all__ = [
     "Channel",
     "Latencies",
     "MessageHolder",
-    "format_latency",
-    "summary",
 ]
 
 
@@ -400,8 +398,6 @@ class Channel(MessageHolder):
 
 # --- latencies --------------------------------------------------------------------------------------------------------
 
-Summary = dict[str, Any]  # Any: JSON
-
 
 class Latencies:
     """Latencies of one channel: times from publishing to FIN, in a window that moves by half of its length.
@@ -440,30 +436,3 @@ class Latencies:
         recent = now <= self._moved + 2 * self._half
         self._halves = ([], self._halves[0] if recent else [])
         self._moved = self._moved + self._half if recent else now
-
-
-def summary(latencies: Sequence[Latencies], now: float) -> Summary:
-    """Make the part of /stats about latencies: for one channel, all channels of a topic, or no channel."""
-    if not latencies:
-        return {"count": 0, "percentiles": None}
-    kept = sorted(value for each in latencies for value in each.kept(now))
-    wanted = latencies[0].percentiles
-    percentiles = [
-        {"quantile": 1 if fraction == 1 else fraction, "value": _quantile(kept, fraction)} for fraction in wanted
-    ]
-    return {"count": len(kept), "percentiles": percentiles}
-
-
-def _quantile(ordered: Sequence[int], fraction: float) -> int:
-    if not ordered:
-        return 0
-    # nsqd rounds up twice. Source: bmizerany/perks quantile.go, query.
-    return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
-
-
-def format_latency(nanoseconds: float) -> str:
-    """Format a latency for the text of /stats. Source: nsq internal/stringy."""
-    for unit, suffix in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
-        if nanoseconds > unit:
-            return f"{nanoseconds / unit:.1f}{suffix}"
-    return f"{nanoseconds:.1f}ns"

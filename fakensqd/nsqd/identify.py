@@ -1,8 +1,7 @@
 """Negotiation with a V2 client: IDENTIFY, TLS, compression, and AUTH.
 
-Pure. IDENTIFY and AUTH are generators: they read what they need, pause with an IoRequest if the connection or an auth
-server has to do something. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAuth;
-client_v2.go Identify and Set*().
+Pure. IDENTIFY and AUTH are generators: they read their input, and pause with an IoRequest if the connection or an auth
+server has to do something. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAuth; client_v2.go Identify and Set*().
 """
 
 from __future__ import annotations
@@ -171,7 +170,7 @@ class Settings:
 
     @property
     def buffers_messages(self) -> bool:
-        """Whether messages below RDY stay in the output buffer until another frame is sent or the buffer is full."""
+        """True if messages stay in the output buffer until another frame is sent, or RDY is reached, or it is full."""
         return not self.output_buffer_timeout and self.output_buffer_size > 1
 
 

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fakensqd.transcript import WaitError, wait_until
+from fakensqd.transcript import WaitError, shown_body, wait_until
 from gnsq.texts import counted, nearest
 
 __all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
@@ -23,7 +23,6 @@ MAX_MESSAGES = 100_000
 MAX_BYTES = 64 * 1024 * 1024
 # Limits for the bodies that a failure shows, and for the bodies that are searched for the most similar one.
 _SHOWN_MESSAGES = 10
-_SHOWN_BYTES = 60
 _COMPARED_MESSAGES = 1000
 _COMPARED_BYTES = 200
 
@@ -153,9 +152,9 @@ def published_difference(
         if found[body] != count if count is not None else found[body] < least:
             expected = f"{count if count is not None else least}"
             times_found = "once" if found[body] == 1 else f"{found[body]} times"
-            text = f"{_shown(body)} was published {times_found} to topic {topic!r}, expected {expected}"
+            text = f"{shown_body(body)} was published {times_found} to topic {topic!r}, expected {expected}"
             if not found[body]:
-                text = f"{_shown(body)} was not published to topic {topic!r}{_nearest(body, published)}"
+                text = f"{shown_body(body)} was not published to topic {topic!r}{_nearest(body, published)}"
             elif count is None:
                 text += " or more"
             return f"{text}\n{_describe(topic, published, counts)}"
@@ -168,7 +167,7 @@ def _describe(topic: str, published: Sequence[bytes], counts: Mapping[str, int])
         others = [name for name, number in counts.items() if number]
         text = f"nothing was published to topic {topic!r}"
         return text + (nearest([topic], others, "topics with messages are") if others else ", nor to any other")
-    lines = [f"published ({counted(len(published), 'message')}):", *map(_shown, published[:_SHOWN_MESSAGES])]
+    lines = [f"published ({counted(len(published), 'message')}):", *map(shown_body, published[:_SHOWN_MESSAGES])]
     if len(published) > _SHOWN_MESSAGES:
         lines.append(f"and {len(published) - _SHOWN_MESSAGES} more")
     return "\n  ".join(lines)
@@ -183,13 +182,4 @@ def _nearest(body: bytes, published: Sequence[bytes]) -> str:
     found = others[similar[0]]
     shorter = min(len(body), len(found))
     differs = next((index for index in range(shorter) if body[index] != found[index]), shorter)
-    return f"\nnearest is {_shown(found, differs)}, which differs from byte {differs} on"
-
-
-def _shown(body: bytes, around: int = 0) -> str:
-    """Format a body, or the part of a long one around a position."""
-    if len(body) <= _SHOWN_BYTES:
-        return repr(body)
-    begin = max(0, around - _SHOWN_BYTES // 2)
-    part = repr(body[begin : begin + _SHOWN_BYTES])
-    return f"{'... ' if begin else ''}{part}{' ...' if begin + _SHOWN_BYTES < len(body) else ''} ({len(body)} bytes)"
+    return f"\nnearest is {shown_body(found, differs)}, which differs from byte {differs} on"

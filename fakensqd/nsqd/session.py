@@ -74,7 +74,7 @@ class Session(ConnectionSession, Subscriber):
         broker: The broker of the nsqd.
         now: When the client connected, seconds.
         remote_address: ``host:port`` of the client, for statistics.
-        on_wake: Called if there may be output for pump(). Returns whether pump() will be called soon.
+        on_wake: Called if there may be output for pump(). Returns True if pump() will be called soon.
 
     Attributes:
         ready_count: The RDY count, as /stats shows it.

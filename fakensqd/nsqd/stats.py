@@ -5,19 +5,20 @@ Pure: reads a Broker and the sessions. Source: nsqd stats.go, http.go printStats
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fakensqd.golang.text import duration
 from fakensqd.nsqd.broker import Broker, Channel, Topic
-from fakensqd.nsqd.channel import format_latency, summary
+from fakensqd.nsqd.channel import Latencies
 from fakensqd.nsqd.session import Session
 
 if TYPE_CHECKING:
     from fakensqd.nsqd.auth import Authorization
 
-__all__ = ["statistics", "statistics_text"]
+__all__ = ["format_latency", "statistics", "statistics_text", "summary"]
 
 Document = dict[str, Any]  # Any: JSON
 
@@ -92,6 +93,25 @@ def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_
 
 def _latency(channels: Iterable[Channel], now: float) -> Document:
     return summary([channel.latencies for channel in channels if channel.latencies is not None], now)
+
+
+def summary(latencies: Sequence[Latencies], now: float) -> Document:
+    """Make the part of /stats about latencies: for one channel, all channels of a topic, or no channel."""
+    if not latencies:
+        return {"count": 0, "percentiles": None}
+    kept = sorted(value for each in latencies for value in each.kept(now))
+    wanted = latencies[0].percentiles
+    percentiles = [
+        {"quantile": 1 if fraction == 1 else fraction, "value": _quantile(kept, fraction)} for fraction in wanted
+    ]
+    return {"count": len(kept), "percentiles": percentiles}
+
+
+def _quantile(ordered: Sequence[int], fraction: float) -> int:
+    if not ordered:
+        return 0
+    # nsqd rounds up twice. Source: bmizerany/perks quantile.go, query.
+    return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
 
 
 def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool, now: float) -> Document:
@@ -211,6 +231,14 @@ def _topic_lines(topics: list[Document], now_seconds: int) -> list[str]:
 
 def _latency_text(document: Document) -> str:
     return ", ".join(format_latency(each["value"]) for each in document["e2e_processing_latency"]["percentiles"] or [])
+
+
+def format_latency(nanoseconds: float) -> str:
+    """Format a latency for the text of /stats. Source: nsq internal/stringy."""
+    for unit, suffix in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
+        if nanoseconds > unit:
+            return f"{nanoseconds / unit:.1f}{suffix}"
+    return f"{nanoseconds:.1f}ns"
 
 
 def _client_line(client: Document, now_seconds: int) -> str:

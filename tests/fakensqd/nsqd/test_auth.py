@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fakensqd.nsqd.auth import Authorization, Grant, decode_authorization, query_url
+from fakensqd.nsqd.auth import Authorization, Grant, decode_authorization
 
 GRANT = {"topic": "t", "channels": ["c"], "permissions": ["publish"]}
 
@@ -120,18 +120,3 @@ def test_one_grant_must_allow_topic_and_channel_together():
     assert authorization.allows("a", "")
     assert authorization.allows("b", "c")
     assert not authorization.allows("a", "c")
-
-
-PARAMETERS = [("tls", "false"), ("secret", b"a b&\xff"), ("common_name", "")]
-QUERY = "common_name=&secret=a+b%26%FF&tls=false"
-
-
-@pytest.mark.parametrize(
-    ("address", "url"),
-    [
-        ("127.0.0.1:4181", f"http://127.0.0.1:4181/auth?{QUERY}"),
-        ("https://auth.example/x", f"https://auth.example/x?{QUERY}"),
-    ],
-)
-def test_url_of_a_query(address, url):
-    assert query_url(address, PARAMETERS) == url

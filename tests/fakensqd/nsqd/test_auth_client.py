@@ -9,7 +9,7 @@ from fakensqd import Certificates, FakeAuthServer, Grant
 from fakensqd.clock import ManualClock, RealClock
 from fakensqd.effects import AskAuth
 from fakensqd.http.server import HttpPort
-from fakensqd.nsqd.auth_client import AuthClient
+from fakensqd.nsqd.auth_client import AuthClient, query_url
 from fakensqd.options import NsqdOptions
 from fakensqd.tls import server_context
 from tests.helpers import peer, refused_port, wait_until
@@ -153,3 +153,17 @@ def test_auth_client_stops_after_the_request_timeout():
         clock.advance(0.1)
 
         assert asking.get(timeout=10) is None
+
+
+QUERY = "common_name=&remote_ip=h&secret=a+b%26%FF&tls=false"
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1:4181", f"http://127.0.0.1:4181/auth?{QUERY}"),
+        ("https://auth.example/x", f"https://auth.example/x?{QUERY}"),
+    ],
+)
+def test_url_of_a_query(address, url):
+    assert query_url(address, AskAuth(b"a b&\xff", "h", "", tls=False)) == url

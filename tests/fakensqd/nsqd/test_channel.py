@@ -3,7 +3,8 @@
 import pytest
 
 from fakensqd.message import QueuedMessage
-from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, Latencies, format_latency, summary
+from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, Latencies
+from fakensqd.nsqd.stats import format_latency, summary
 from fakensqd.options import NsqdOptions
 
 
