@@ -73,32 +73,39 @@ class HttpOptions(Options):
     """Options of an HTTP client."""
 
     timeout: float = option(
-        60.0, "for a whole call: connecting, sending, the response, redirects and retries", unit="s", minimum=0.001
+        60.0,
+        "limit of a whole call: connecting, sending, the response, redirects and retries",
+        unit="s",
+        minimum=0.001,
     )
     connect_timeout: float | None = option(
-        None, "for connecting; default: only timeout is a limit", unit="s", minimum=0.001
+        None, "limit of connecting; default: only timeout is a limit", unit="s", minimum=0.001
     )
     retries: int = option(
         1,
-        "retries within timeout, if no connection could be made or a GET got no response",
+        "limit of the retries within timeout, if no connection could be made or a GET got no response",
         unit="tries",
         minimum=0,
     )
-    maxsize: int = option(4, "connections in each hub; each call uses one, and further calls wait", minimum=1)
-    max_response_size: int = option(64 * 1024 * 1024, "a longer response is an error", unit="bytes", minimum=1)
-    headers: Mapping[str, str] | None = option(None, "sent with every request", secret=True)
+    maxsize: int = option(
+        4, "limit of the connections in each hub; each call uses one, and further calls wait", minimum=1
+    )
+    max_response_size: int = option(
+        64 * 1024 * 1024, "limit of a response; a longer one is an error", unit="bytes", minimum=1
+    )
+    headers: Mapping[str, str] | None = option(None, "headers of every request", secret=True)
     auth: tuple[str, str] | str | None = option(
         None, "user and password, or the whole value of the header Authorization", secret=True
     )
     proxies: Mapping[str, str] | None = option(
-        None, "URLs of proxies by scheme, as for requests; proxies of the environment are not used", secret=True
+        None, "URLs of proxies by scheme, as for requests; proxies from the environment are not used", secret=True
     )
     ca_certs: str | None = option(None, "file or directory of trusted CAs; default: the system's")
-    cert_reqs: str = option("CERT_REQUIRED", "CERT_NONE trusts any certificate, for any host name")
-    cert_file: str | None = option(None, "the client's own certificate")
-    key_file: str | None = option(None, "key of the certificate, if cert_file does not have it")
+    cert_reqs: str = option("CERT_REQUIRED", "with CERT_NONE any certificate is trusted, for any host name")
+    cert_file: str | None = option(None, "file with the client's own certificate")
+    key_file: str | None = option(None, "file with the key of this certificate, if cert_file does not have it")
     key_password: str | bytes | None = option(None, "password of an encrypted key", secret=True)
-    ssl_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of the five options above")
+    ssl_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext`, given in place of the five options above")
 
     @classmethod
     def from_keywords(cls, owner: type | str, values: Mapping[str, Any], *beside: type[Options]) -> Self:

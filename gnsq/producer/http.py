@@ -263,7 +263,6 @@ class HttpLink:
         self.address = address
         self.client = pool.clients.client(address)
         self.confirmed = 0
-        self.submit: Callable[[PendingPublish], None] = self._submit
         self.has_published = False
         self.error: NSQException | None = None
         self.workers: set[gevent.Greenlet] = set()
@@ -274,7 +273,6 @@ class HttpLink:
         self._max_seconds = pool.clients.max_seconds
         self._now = pool.clock.monotonic
         self._closed = Event()
-        self._opener: gevent.Greenlet | None = None
         self.unsent: OrderedDict[PendingPublish, None] = OrderedDict()
         self.sent: dict[PendingPublish, None] = {}
         # nsqd's version: None if not asked yet, empty if nsqd does not say.
@@ -290,7 +288,7 @@ class HttpLink:
             del self.unsent[publish]
         return withdrawn
 
-    def _submit(self, publish: PendingPublish) -> None:
+    def submit(self, publish: PendingPublish) -> None:
         self.unsent[publish] = None
         if len(self.workers) < self._max_requests:
             worker = gevent.Greenlet(self._work)
@@ -305,14 +303,11 @@ class HttpLink:
             NSQHttpError: If it does not respond.
         """
         register_after_fork(self)
-        self._opener = gevent.getcurrent()
         try:
             self.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._max_seconds))
         except NSQHttpError as error:
             if not is_nsqd_response(error):
                 raise
-        finally:
-            self._opener = None
         logger.info("%s: answers, and is published to over HTTP", self._subject)
 
     def close(self, timeout: float) -> None:
@@ -337,8 +332,6 @@ class HttpLink:
 
     def after_fork_in_child(self, parent: int) -> None:
         """End all requests in this child process, but keep the connections, which the parent still uses."""
-        if self._opener is not None:
-            self._opener.kill(block=False)
         self._end_requests(NSQConnectionClosed(f"{self.address}: not used in a child of process {parent}"))
 
     def _fail(self, error: NSQException) -> None:

@@ -41,50 +41,57 @@ class ProducerOptions(Options):
 
     publish_timeout: float = option(
         60.0,
-        "for capacity, a connection, sending and nsqd's response, unless publish() has another timeout",
+        "time that a publish has for capacity, a connection, sending and the response; publish() may be given another",
         unit="s",
         minimum=0,
     )
     allow_duplicates: bool = option(
-        False, "publish again, within the deadline, messages whose connection was lost before the response"
+        False, "publishes whose connection was lost before the response are sent again, until their deadline"
     )
     strategy: str | Callable[..., Any] = option(  # Any: one of the links it was given
         "round_robin",
-        "which nsqd takes a publish: `round_robin`, `least_pending`, `primary` (the first given that is there), "
-        "`consistent` (by `key=`), or a function of (links, key)",
+        "chooses the nsqd for each publish: `round_robin`, `least_pending`, `primary` (the first given address "
+        "that is connected), `consistent` (by `key=`), or a function of (links, key)",
     )
-    connections_per_nsqd: int = option(1, "to each nsqd", unit="connections", minimum=1, maximum=100)
+    connections_per_nsqd: int = option(
+        1, "number of the connections to each nsqd", unit="connections", minimum=1, maximum=100
+    )
     http_requests_at_once: int = option(
-        8, "to each nsqd that is published to over HTTP", unit="requests", minimum=1, maximum=1000
+        8, "over HTTP: limit of the concurrent requests to each nsqd", unit="requests", minimum=1, maximum=1000
     )
     max_pending_bytes: int = option(
-        64 * 1024 * 1024, "of publishes without a response; further publishes wait", unit="bytes", minimum=1
+        64 * 1024 * 1024, "limit of the publishes without a response; further publishes wait", unit="bytes", minimum=1
     )
     max_msg_size: int | None = option(
-        None, "longer bodies are refused before they are sent; default: nsqd decides", unit="bytes", minimum=1
+        None, "limit of a message, checked before it is sent; default: nsqd decides", unit="bytes", minimum=1
     )
     max_body_size: int | None = option(
-        None, "the same for a whole multipublish, sizes included", unit="bytes", minimum=1
+        None, "limit of the body of a multipublish, which has the size of each message, too", unit="bytes", minimum=1
     )
     batch_messages: int | None = option(
-        None, "publishes to one topic that are sent as one MPUB, each with its own outcome; default: none", minimum=1
+        None,
+        "limit of the publishes to one topic that are sent as one MPUB; each has its own outcome; default: no batches",
+        minimum=1,
     )
-    batch_bytes: int = option(1024 * 1024, "the same, in bytes, sizes included", unit="bytes", minimum=1)
-    batch_linger: float = option(0.002, "longest wait for a batch to fill", unit="s", minimum=0)
+    batch_bytes: int = option(1024 * 1024, "limit of the body of such an MPUB", unit="bytes", minimum=1)
+    batch_linger: float = option(0.002, "time after which a batch is sent that is not full", unit="s", minimum=0)
     busy_poll: bool = option(
         True,
-        "after a publish that follows another one at once, wait for the response without sleeping, 0.1 ms at most: "
-        "such publishes are faster, and cost up to that much CPU time each",
+        "after a publish that follows another one immediately, the event loop does not sleep for up to 0.1 ms: such "
+        "publishes are faster, and each costs up to this much processor time",
     )
     stalled_after: float = option(
         5.0,
-        "without a response to a pending publish, after which an nsqd is not used while others respond",
+        "time without a response to a pending publish after which an nsqd is not used while others respond",
         unit="s",
         minimum=0.01,
     )
-    lookupd_poll_interval: float = option(60.0, "between rounds of asking all nsqlookupds", unit="s", minimum=0.01)
-    lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
+    lookupd_poll_interval: float = option(60.0, "time between two lookups at all nsqlookupds", unit="s", minimum=0.01)
+    lookupd_poll_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
     max_nsqds: int = option(
-        MAX_NSQDS, "that nsqlookupds may name; further ones are not used, with a warning", unit="nsqds", minimum=1
+        MAX_NSQDS,
+        "limit of the nsqds that are taken from nsqlookupds; the others are left out, and a warning is logged",
+        unit="nsqds",
+        minimum=1,
     )
-    close_timeout: float = option(30.0, "that close() waits for publishes without a response", unit="s", minimum=0)
+    close_timeout: float = option(30.0, "time that close() waits for publishes without a response", unit="s", minimum=0)

@@ -194,13 +194,14 @@ class Link(Protocol):
 
     Attributes:
         address: ``host:port`` of the nsqd, or its URL. There may be several links to one nsqd.
-        submit: Takes a publish, and later calls one of its methods with the outcome.
         confirmed: Number of messages that nsqd has confirmed on this link.
     """
 
     address: str
-    submit: Callable[[PendingPublish], None]
     confirmed: int
+
+    def submit(self, publish: PendingPublish) -> None:
+        """Take a publish, and later call one of its methods with the outcome."""
 
     @property
     def pending(self) -> int:
