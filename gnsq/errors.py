@@ -7,49 +7,6 @@ from __future__ import annotations
 
 from gnsq.texts import printable
 
-__all__ = [
-    "ERROR_CODES",
-    "NSQAuthDisabled",
-    "NSQAuthError",
-    "NSQAuthFailed",
-    "NSQAuthFirst",
-    "NSQBadBody",
-    "NSQBadChannel",
-    "NSQBadMessage",
-    "NSQBadProtocol",
-    "NSQBadTopic",
-    "NSQConnectionClosed",
-    "NSQDPubFailed",
-    "NSQErrorCode",
-    "NSQException",
-    "NSQFinishFailed",
-    "NSQFrameError",
-    "NSQHttpError",
-    "NSQHttpTimeout",
-    "NSQHttpUnreachable",
-    "NSQIdentifyFailed",
-    "NSQInvalid",
-    "NSQMPubFailed",
-    "NSQNoConnections",
-    "NSQNotSent",
-    "NSQNotSentClosed",
-    "NSQNotSentTimeout",
-    "NSQProtocolError",
-    "NSQPubFailed",
-    "NSQPutFailed",
-    "NSQRequeueFailed",
-    "NSQRequeueMessage",
-    "NSQSocketError",
-    "NSQSubFailed",
-    "NSQTimeout",
-    "NSQTouchFailed",
-    "NSQUnauthorized",
-    "NSQUnknown",
-    "NSQUnknownClosed",
-    "NSQUnknownTimeout",
-    "make_error",
-]
-
 
 class NSQException(Exception):
     """Base of all exceptions of gnsq."""
@@ -295,3 +252,6 @@ def make_error(data: bytes) -> NSQErrorCode:
     # As in gnsq 1.0: the code stands in for a missing text.
     error.args = (text or code,)
     return error
+
+
+__all__ = ["ERROR_CODES", "make_error", *(name for name in dir() if name.startswith("NSQ"))]

@@ -6,6 +6,7 @@ Owns the batches that are not full. A full batch is sent in the same way as a si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import gevent
 from gevent.event import Event
@@ -55,6 +56,7 @@ class Batch(MultiPublish):
             self.owner.complete(self)
 
 
+@dataclass(slots=True)
 class _OpenBatch:
     """A batch that is not full.
 
@@ -63,12 +65,9 @@ class _OpenBatch:
         free_bytes: Number of bytes that still fit in the batch.
     """
 
-    __slots__ = ("due", "free_bytes", "members")
-
-    def __init__(self, due: float, free_bytes: int) -> None:
-        self.due = due
-        self.free_bytes = free_bytes
-        self.members: list[PendingPublish] = []
+    due: float
+    free_bytes: int
+    members: list[PendingPublish] = field(default_factory=list)
 
 
 class Batcher:

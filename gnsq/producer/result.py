@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import gevent
@@ -107,14 +108,12 @@ class ResultWaiters:
             raise NSQUnknownTimeout("the producer's thread has not run its hub; nsqd may have the publish")
 
 
+@dataclass(slots=True)
 class _Waiters:
     """Threads and callbacks that wait for one result."""
 
-    __slots__ = ("callbacks", "ended")
-
-    def __init__(self) -> None:
-        self.ended = ThreadEvent()
-        self.callbacks: deque[Callback] = deque()
+    ended: ThreadEvent = field(default_factory=ThreadEvent)
+    callbacks: deque[Callback] = field(default_factory=deque)
 
 
 class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
