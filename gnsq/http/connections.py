@@ -11,7 +11,7 @@ import functools
 import http.client
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -287,14 +287,10 @@ class _Adapter(HTTPAdapter):
 
 
 def _use_gevent(manager: Any) -> None:  # Any: one of urllib3's managers
-    classes = manager.pool_classes_by_scheme
-    manager.pool_classes_by_scheme = {scheme: functools.partial(_pool, cls) for scheme, cls in classes.items()}
-
-
-def _pool(pool_class: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # Any: urllib3's own
-    pool = pool_class(*args, **kwargs)
-    pool.ConnectionCls = _on_gevent(pool.ConnectionCls)
-    return pool
+    manager.pool_classes_by_scheme = {
+        scheme: type(pool.__name__, (pool,), {"ConnectionCls": _on_gevent(pool.ConnectionCls)})
+        for scheme, pool in manager.pool_classes_by_scheme.items()
+    }
 
 
 @functools.cache

@@ -128,7 +128,6 @@ class Deadlines:
         check_interval: Seconds between two checks of the connections.
         expire_overdue: Ends the publishes whose deadline has passed, and calls schedule() for all others.
         check_links: Checks the connections.
-        checks_periodically: Returns whether connections need checks. Call wake() when the returned value changes.
 
     Attributes:
         due: When deadlines will be checked next.
@@ -141,14 +140,12 @@ class Deadlines:
         *,
         expire_overdue: Callable[[float], None],
         check_links: Callable[[float], None],
-        checks_periodically: Callable[[], bool],
     ) -> None:
         self.due = NO_DEADLINE
         self._clock = clock
         self._check_interval = check_interval
         self._expire_overdue = expire_overdue
         self._check_links = check_links
-        self._checks_periodically = checks_periodically
         self._woken = Event()
 
     def schedule(self, at: float) -> None:
@@ -156,10 +153,6 @@ class Deadlines:
         if at < self.due:
             self.due = at
             self._woken.set()
-
-    def wake(self) -> None:
-        """Compute anew when the next check is."""
-        self._woken.set()
 
     def run(self) -> None:
         """Expire publishes whose deadline has passed; runs until killed."""
@@ -172,8 +165,6 @@ class Deadlines:
             if now - checked >= self._check_interval:
                 checked = now
                 self._check_links(now)
-            pause = self.due - now
-            if self._checks_periodically():
-                pause = min(pause, checked + self._check_interval - now)
             self._woken.clear()
+            pause = min(self.due, checked + self._check_interval) - now
             self._clock.wait(self._woken, min(max(pause, MIN_SLEEP), MAX_SLEEP))

@@ -163,7 +163,6 @@ class Dispatcher:
             options.stalled_after / 2,
             expire_overdue=self._expire_overdue,
             check_links=self._check_stalled,
-            checks_periodically=lambda: len(self.links) + len(self.stalled_links) > 1,
         )
         self._closing = self._closed = False
         # Publishes that have failed since stop_accepting().
@@ -320,7 +319,6 @@ class Dispatcher:
     def add(self, link: Link) -> None:
         """Add a link, and immediately submit the publishes to it that wait for a connection."""
         self.links.append(link)
-        self.deadlines.wake()
         waiting, self._waiting_for_connection = self._waiting_for_connection, deque()
         for publish in waiting:
             if not publish.done:
