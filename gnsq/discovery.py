@@ -339,11 +339,7 @@ class AllNodes(_Lookup):
 
 
 def _producers(answer: object) -> list[Any]:  # Any: whatever JSON the server sends
-    """Return the list of nsqds of an answer.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the list of nsqds of an answer. Raise ValueError if there is none."""
     if not isinstance(answer, dict) or "producers" not in answer:
         raise ValueError(f"no producers in {shown(answer)}")
     producers = answer["producers"]
@@ -355,11 +351,8 @@ def _producers(answer: object) -> list[Any]:  # Any: whatever JSON the server se
 
 
 def _producer_address(producer: object, port_name: str) -> str:
-    """Return the address of an nsqd in an answer.
-
-    Raises:
-        ValueError: If it is not an address to connect to. The text does not show the nsqd, since that would take long.
-    """
+    """Return the address of an nsqd in an answer. Raise ValueError if nothing can connect to it; the text does not show
+    the nsqd, since that would take long."""
     if not isinstance(producer, dict):
         raise ValueError("it is not an object")
     # nsqlookupd before 0.2.22 has "address".

@@ -164,9 +164,9 @@ class Message:
             del self._open
         except AttributeError:
             raise self._answered_twice_error() from None
-        if self._tracked:
-            self._untrack()
         if self._responder is not None:
+            if self._tracked:
+                self._responder.untrack_async((self,))
             self._responder.finish(self.id)
         if self._signals is not None:
             self._send("on_finish")
@@ -195,21 +195,18 @@ class Message:
             del self._open
         except AttributeError:
             raise self._answered_twice_error() from None
-        if self._tracked:
-            self._untrack()
         if self._responder is not None:
+            if self._tracked:
+                self._responder.untrack_async((self,))
             self._responder.requeue(self.id, time_ms, backoff)
         if self._signals is not None:
             self._send("on_requeue", timeout=time_ms, backoff=backoff)
 
     def touch(self) -> None:
-        """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery.
+        """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery. Raises as finish().
 
         nsqd does not respond to TOUCH. If the timeout is over already, nsqd sends E_TOUCH_FAILED, which the connection
         reports (on_error).
-
-        Raises:
-            NSQException: As finish().
         """
         if self.has_responded():
             raise self._answered_twice_error()
@@ -260,9 +257,9 @@ class Message:
         if self.has_responded():
             return
         del self._open
-        if self._tracked:
-            self._untrack()
         if self._responder is not None:
+            if self._tracked:
+                self._responder.untrack_async((self,))
             self._responder.mark_timed_out(self)
 
     def mark_timed_out(self) -> None:
@@ -285,9 +282,9 @@ class Message:
         except AttributeError:
             return True
         self._finished_by_return = True
-        if self._tracked:
-            self._untrack()
         if self._responder is not None:
+            if self._tracked:
+                self._responder.untrack_async((self,))
             self._responder.finish(self.id)
         if self._signals is not None:
             self._send("on_finish")
@@ -307,10 +304,6 @@ class Message:
                 "calls message.enable_async() before it returns"
             )
         return NSQException("already responded")
-
-    def _untrack(self) -> None:
-        if self._responder is not None:
-            self._responder.untrack_async((self,))
 
     def is_async(self) -> bool:
         """Return True if enable_async() was called."""

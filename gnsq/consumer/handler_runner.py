@@ -315,11 +315,8 @@ class HandlerRunner:
     # --- calls of handlers
 
     def _check_result(self, handler: object, result: object, message: Message) -> None:
-        """Check the result of a handler. Every result finishes the message, except for a coroutine or a generator.
-
-        Raises:
-            TypeError: If the result shows that the handler has not run.
-        """
+        """Check the result of a handler. A coroutine or a generator raises TypeError: nothing of the handler has run.
+        Every other result finishes the message."""
         if result is not False:
             check_ran(handler, result)
         elif not self._warned_of_false:

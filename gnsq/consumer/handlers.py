@@ -138,11 +138,8 @@ class HandlerSignal(Signal):
         sender: Any = ANY,  # Any: blinker's signature
         weak: bool = True,
     ) -> _HandlerT:
-        """Connect a receiver as blinker does, weakly by default. May be used as a decorator.
-
-        Raises:
-            TypeError: As check_handler().
-        """
+        """Connect a receiver as blinker does, weakly by default, if it passes check_handler(). May be used as a
+        decorator."""
         check_handler(receiver, f"receiver of {self._name}")
         super().connect(receiver, sender, weak)
         if weak:

@@ -163,11 +163,8 @@ class RdyController:
             self.schedule_update()
 
     def check_in_flight(self, connection: Connection) -> None:
-        """Check that an nsqd does not exceed its limit. Timed out messages are not counted.
-
-        Raises:
-            NSQProtocolError: If more messages than connection.in_flight_limit are in flight.
-        """
+        """Raise NSQProtocolError if more messages than connection.in_flight_limit are in flight. Timed out messages are
+        not counted."""
         self._drop_timed_out()
         if connection.in_flight > connection.in_flight_limit:
             raise NSQProtocolError(

@@ -97,11 +97,7 @@ class TransportStack:
             self.transport = connect(host, port, self._options.timeout)
 
     def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
-        """Perform the steps of a handshake, and return its result.
-
-        Raises:
-            NSQException: As the handshake, the transport and the decoder.
-        """
+        """Perform the steps of a handshake, and return its result."""
         before = self.decoder.set_max_frame_size(self._max_response_size)
         try:
             return self._perform(steps)

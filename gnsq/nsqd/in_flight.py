@@ -48,10 +48,10 @@ def _in_owner_thread(
 
     @functools.wraps(method)
     def call(self: InFlightMessages, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        if self.is_other_thread:
-            self.call_in_owner_thread(method, self, *args, **kwargs)
-        else:
+        if self._owner_thread.is_current:
             method(self, *args, **kwargs)
+        else:
+            self.call_in_owner_thread(method, self, *args, **kwargs)
 
     return call
 
@@ -247,15 +247,12 @@ class InFlightMessages:
         """Add async messages."""
         self.async_messages.update(messages)  # one step of the interpreter, so safe in any thread
 
+    @_in_owner_thread
     def untrack_async(self, messages: Sequence[Message]) -> None:
         """Remove one or more async or timed out messages. Called before their answers are sent."""
-        self._untrack(messages, self.now())
-
-    @_in_owner_thread
-    def _untrack(self, messages: Sequence[Message], now: float) -> None:
         self.async_messages.difference_update(messages)
         # Messages of one read have the same arrival time, so they are counted together.
-        arrived, count = messages[0].received, 0
+        now, arrived, count = self.now(), messages[0].received, 0
         for message in messages:
             if message.timed_out:
                 # nsqd refuses the answer, and that will count the message as timed out a second time.

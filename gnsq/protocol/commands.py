@@ -1,7 +1,9 @@
 """Builds the commands of the V2 protocol, and decodes their lines and bodies for a server. Pure.
 
-Functions that build a command check its arguments. The decoder does not check that a command is legal; the
-server must. Source: the V2 specification; nsqd protocol_v2.go.
+Functions that build a command check its arguments first. They raise TypeError for a wrong type, and ValueError for a
+value that nsqd would refuse: a name that is not valid, a negative number, an empty body, a message id that is not
+valid. The decoder does not check that a command is legal; the server must. Source: the V2 specification; nsqd
+protocol_v2.go.
 """
 
 from __future__ import annotations
@@ -59,34 +61,21 @@ def identify(data: Mapping[str, object]) -> bytes:
 
 
 def auth(secret: bytes) -> bytes:
-    """Build AUTH.
-
-    Raises:
-        TypeError: If the secret is not bytes.
-    """
+    """Build AUTH."""
     if not isinstance(secret, bytes):
         raise TypeError(f"auth secret must be bytes, not {type(secret).__name__}")
     return b"AUTH\n" + _sized(secret, "auth secret")
 
 
 def subscribe(topic_name: str, channel_name: str) -> bytes:
-    """Build SUB.
-
-    Raises:
-        ValueError: If a name is not valid.
-    """
+    """Build SUB."""
     assert_valid_topic_name(topic_name)
     assert_valid_channel_name(channel_name)
     return b"SUB %s %s\n" % (topic_name.encode(), channel_name.encode())
 
 
 def publish(topic_name: str, data: bytes) -> bytes:
-    """Build PUB.
-
-    Raises:
-        ValueError: If the topic name is not valid or the body is empty (nsqd: "invalid message body size 0").
-        TypeError: If the body is not bytes.
-    """
+    """Build PUB. nsqd refuses an empty body ("invalid message body size 0")."""
     # Checked here without two calls for nearly all bodies: saves 0.15 us of 0.5.
     if type(data) is bytes and 0 < len(data) <= _MAX_SIZE:
         return _pub_line(topic_name) + _pack(len(data)) + data
@@ -101,12 +90,7 @@ def _pub_line(topic_name: str) -> bytes:
 
 
 def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
-    """Build MPUB. nsqd takes all messages or none.
-
-    Raises:
-        ValueError: If the topic name is not valid, there is no message, or a body is empty.
-        TypeError: If a body is not bytes.
-    """
+    """Build MPUB, of at least one message. nsqd takes all messages or none."""
     assert_valid_topic_name(topic_name)
     return b"MPUB %s\n" % topic_name.encode() + _sized(multipublish_body(messages), "MPUB body")
 
@@ -129,24 +113,14 @@ def multipublish_body(messages: Iterable[bytes]) -> bytes:
 
 
 def deferpublish(topic_name: str, data: bytes, delay_ms: int) -> bytes:
-    """Build DPUB: nsqd delivers the message after delay_ms milliseconds, at most its max-req-timeout.
-
-    Raises:
-        ValueError: As publish(), or if the delay is negative.
-        TypeError: As publish(), or if the delay is not an int.
-    """
+    """Build DPUB: nsqd delivers the message after delay_ms milliseconds, at most its max-req-timeout."""
     assert_valid_topic_name(topic_name)
     _check_count("delay_ms", delay_ms)
     return b"DPUB %s %d\n" % (topic_name.encode(), delay_ms) + _sized(_checked_body(data), "message body")
 
 
 def ready(count: int) -> bytes:
-    """Build RDY: limit of the messages in flight on this connection; 0 for none.
-
-    Raises:
-        ValueError: If the count is negative.
-        TypeError: If it is not an int.
-    """
+    """Build RDY: limit of the messages in flight on this connection; 0 for none."""
     _check_count("ready count", count)
     return b"RDY %d\n" % count
 
@@ -165,9 +139,6 @@ def finish_all(message_ids: Sequence[bytes], *, check: bool = True) -> bytes:
 
     Args:
         check: False for ids that are known to be valid, such as those that nsqd has sent.
-
-    Raises:
-        ValueError: As finish().
     """
     # One join for all ids takes a tenth of the time of a finish() for each, with the check and without.
     if not check or (b"".join(message_ids).isalnum() and set(map(len, message_ids)) == {MESSAGE_ID_SIZE}):
@@ -176,22 +147,13 @@ def finish_all(message_ids: Sequence[bytes], *, check: bool = True) -> bytes:
 
 
 def requeue(message_id: bytes | str, timeout: int = 0) -> bytes:
-    """Build REQ: nsqd delivers the message again after timeout milliseconds, at most its max-req-timeout.
-
-    Raises:
-        ValueError: If the timeout is negative, or as finish().
-        TypeError: If the timeout is not an int.
-    """
+    """Build REQ: nsqd delivers the message again after timeout milliseconds, at most its max-req-timeout."""
     _check_count("requeue timeout", timeout)
     return b"REQ %s %d\n" % (_checked_id(message_id), timeout)
 
 
 def touch(message_id: bytes | str) -> bytes:
-    """Build TOUCH: nsqd restarts the timeout of the message.
-
-    Raises:
-        ValueError: As finish().
-    """
+    """Build TOUCH: nsqd restarts the timeout of the message."""
     return b"TOUCH %s\n" % _checked_id(message_id)
 
 
