@@ -38,9 +38,9 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection, ConnectionState
-from gnsq.nsqd.in_flight import is_starved
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions, State
 from gnsq.options import ConnectionOptions
+from gnsq.protocol.commands import is_starved
 from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.signals import (

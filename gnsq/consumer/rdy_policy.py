@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gnsq.nsqd.in_flight import STARVED_AT
+from gnsq.protocol.commands import is_starved
 
 __all__ = ["RdyPolicy"]
 
@@ -185,7 +185,7 @@ class RdyPolicy(Generic[Key]):
             self._delay = max(now - state.raised_at, (self._delay + now - state.raised_at) / 2)
         state.raised_at = None
         state.arriving = max(state.arriving - count, 0)
-        if in_flight >= state.rdy * STARVED_AT:
+        if is_starved(in_flight, state.rdy):
             changed = changed or not self._is_starved(state, now)
             state.starved_at = now
         if state.counts_down:

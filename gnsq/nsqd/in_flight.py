@@ -24,21 +24,14 @@ from gnsq.protocol import commands
 from gnsq.stats import LatencyRecorder, MessageCounts
 from gnsq.texts import without_address
 
-__all__ = ["STARVED_AT", "InFlightMessages", "is_starved", "touch_periodically"]
+__all__ = ["InFlightMessages", "touch_periodically"]
 
 logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 
-# A connection is starved if it has this part of its RDY count in flight. Source: the client guide, "is_starved".
-STARVED_AT = 0.85
 # Minimum seconds between two TOUCHes: nsqd checks timeouts every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
-
-
-def is_starved(in_flight: int, ready_count: int) -> bool:
-    """Return True if a connection has nearly as many messages in flight as its RDY count allows."""
-    return in_flight >= max(ready_count * STARVED_AT, 1)
 
 
 def _in_owner_thread(

@@ -22,7 +22,7 @@ from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFrameError, NSQTimeout, make_error
 from gnsq.message import Message
 from gnsq.nsqd.connect import TransportStack, load_certificates
-from gnsq.nsqd.in_flight import InFlightMessages, is_starved
+from gnsq.nsqd.in_flight import InFlightMessages
 from gnsq.options import USER_AGENT, ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
@@ -162,7 +162,7 @@ class NsqdTCPClient:
     @property
     def is_starved(self) -> bool:
         """True if at least 85 % of the messages that RDY allows are in flight."""
-        return is_starved(self.in_flight, self.ready_count)
+        return commands.is_starved(self.in_flight, self.ready_count)
 
     def connect(self) -> None:
         """Connect and send the magic. Does nothing if connected.

@@ -33,6 +33,7 @@ __all__ = [
     "finish",
     "finish_all",
     "identify",
+    "is_starved",
     "multipublish",
     "multipublish_body",
     "nop",
@@ -46,6 +47,9 @@ __all__ = [
 
 MAGIC_V2: Final = b"  V2"
 NOP: Final = b"NOP\n"
+
+# A connection with this part of its RDY count in flight is starved.
+STARVED_AT: Final = 0.85
 
 # nsqd reads lines through a 16 KiB bufio.Reader: protocol_v2.go IOLoop, ReadSlice.
 MAX_LINE_SIZE: Final = 16384
@@ -123,6 +127,14 @@ def ready(count: int) -> bytes:
     """Build RDY: limit of the messages in flight on this connection; 0 for none."""
     _check_count("ready count", count)
     return b"RDY %d\n" % count
+
+
+def is_starved(in_flight: int, ready_count: int) -> bool:
+    """Return True if a connection has nearly as many messages in flight as its RDY count allows.
+
+    Source: the client guide, "is_starved".
+    """
+    return in_flight >= max(ready_count * STARVED_AT, 1)
 
 
 def finish(message_id: bytes | str) -> bytes:

@@ -2,6 +2,7 @@
 
 The handshake is a generator that yields steps (Write, ReadFrame, StartTLS, StartCompression) and returns the Identity.
 Its caller performs the steps. Frames are read one at a time: bytes after a response may be encrypted or compressed.
+All steps raise NSQErrorCode if nsqd refuses, and NSQProtocolError for a response that nsqd does not send.
 Source: the V2 specification, IDENTIFY and AUTH; nsqd protocol_v2.go IDENTIFY, AUTH.
 """
 
@@ -136,8 +137,6 @@ def handshake(options: ConnectionOptions) -> Handshake:
     """Yield the steps from the first byte until SUB and PUB may be sent. Return the Identity.
 
     Raises:
-        NSQErrorCode: If nsqd refuses.
-        NSQProtocolError: If a response is not one that nsqd sends.
         NSQException: If nsqd does not offer the wanted TLS, or requires AUTH and there is no secret.
         ImportError: If snappy is wanted and python-snappy can't be imported; nothing was sent.
     """
@@ -192,12 +191,7 @@ def identify_body(options: ConnectionOptions) -> dict[str, object]:
 
 
 def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | None, None]:
-    """Yield the steps that start TLS or compression. nsqd sends OK through the new transport.
-
-    Raises:
-        NSQErrorCode: If nsqd refuses.
-        NSQProtocolError: If the response is not OK.
-    """
+    """Yield the steps that start TLS or compression. nsqd sends OK through the new transport."""
     yield step
     name = step.codec.name if isinstance(step, StartCompression) else "TLS"
     response = yield from _read_response(name)
@@ -206,12 +200,7 @@ def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | 
 
 
 def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
-    """Yield the steps of AUTH. Return nsqd's ``identity``, ``identity_url`` and ``permission_count``.
-
-    Raises:
-        NSQErrorCode: If nsqd does not accept the secret.
-        NSQProtocolError: If nsqd's response is not JSON.
-    """
+    """Yield the steps of AUTH. Return nsqd's ``identity``, ``identity_url`` and ``permission_count``."""
     yield Write(commands.auth(secret))
     data = yield from _read_response("AUTH")
     response = _json_object(data)
@@ -333,7 +322,7 @@ def max_req_timeout(error: NSQException | None) -> int | None:
     """Return nsqd's limit of the delay of a REQ, in milliseconds, from the error that refuses a REQ. None for other
     errors.
 
-    In the error the limit is in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
+    The error has the limit in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
     """
     found = _REQ_REFUSED.fullmatch(error.text) if isinstance(error, NSQInvalid) else None
     return None if found is None else int(found[1]) // 1_000_000
