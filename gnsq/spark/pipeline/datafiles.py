@@ -7,6 +7,7 @@ never committed, such as one of a task that was killed, goes with the table's va
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import functools
@@ -14,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +43,10 @@ __all__ = [
     "check_field_values",
     "collect_files",
     "read_bodies",
+    "stats_columns",
     "store_error",
     "write",
+    "write_file",
 ]
 
 # Rows are held until they have so many bytes, and then written: this bounds the memory of a task.
@@ -51,8 +55,8 @@ HELD_BYTES = 64 * 1024 * 1024
 _CONCURRENT_WRITES = 16
 # Values of a field that a table is partitioned by. Each is a file in each batch.
 MAX_FIELD_VALUES = 10_000
-# Longer texts are of no use for skipping files.
-_STATS_STRING_BYTES = 64
+# Characters of a text in statistics: the whole of long ones would make the log long.
+_STATS_STRING = 64
 # Almost every row has its own value there: a dictionary of them costs time and saves no bytes.
 _DISTINCT = frozenset({"body", "message_id"})
 # Rows that are in memory while letters are made of them; a body has up to 5 MiB.
@@ -202,8 +206,9 @@ def _write_held(held: dict[str, tuple[TableTarget, list[Any]]]) -> Iterator[Data
         try:
             with ThreadPoolExecutor(_CONCURRENT_WRITES) as pool:
                 divided = _divided(pa.concat_tables(tables), target)
-                write_file = functools.partial(_write_file, store, target)
-                files = list(pool.map(write_file, *zip(*divided, strict=True)))
+                parts = [([rows], partition) for rows, partition in divided]
+                write_part = functools.partial(write_file, store, target)
+                files = list(pool.map(write_part, *zip(*parts, strict=True)))
             if isinstance(store, LocalStore):
                 sync_directory(store.root)
         except OSError as error:
@@ -245,10 +250,26 @@ def check_field_values(partition: Partition, count: int) -> None:
         )
 
 
-def _write_file(store: Store, target: TableTarget, table: Any, partition: str | None) -> DataFile:
+def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partition: str | None) -> DataFile:
+    """Write rows of one partition as a file, durably: each table is a row group.
+
+    Raises:
+        OSError: If the store can't be written.
+    """
     sink = pa.BufferOutputStream()
-    dictionaries = [name for name in table.column_names if name not in _DISTINCT]
-    pq.write_table(table, sink, compression="zstd", use_dictionary=dictionaries, store_schema=False)
+    all_stats = []
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for table in tables:
+            if writer is None:
+                dictionaries = [name for name in table.column_names if name not in _DISTINCT]
+                writer = stack.enter_context(
+                    pq.ParquetWriter(
+                        sink, table.schema, compression="zstd", use_dictionary=dictionaries, store_schema=False
+                    )
+                )
+            writer.write_table(table)
+            all_stats.append(_stats(table))
     data = sink.getvalue()
     # Unique: a task that runs again, or twice at once, never touches the file of another attempt.
     path = f"part-{target.batch_id:012d}-{uuid.uuid4().hex}.parquet"
@@ -260,50 +281,59 @@ def _write_file(store: Store, target: TableTarget, table: Any, partition: str | 
             os.fsync(file.fileno())
     else:
         store.put(path, data)
-    return DataFile(target.name, path, data.size, table.num_rows, partition, _stats(table))
+    stats = functools.reduce(_joined_stats, all_stats)
+    text = json.dumps(stats, separators=(",", ":"))
+    return DataFile(target.name, path, data.size, stats["numRecords"], partition, text)
 
 
-def _stats(table: Any) -> str:  # Any: pyarrow has no types
-    """Write Delta's statistics of a file, which readers skip files by.
+def stats_columns(schema: Any) -> list[str]:  # Any: pyarrow has no types
+    """List the columns that have a minimum and a maximum in statistics, unless all of a file's values are null.
+
+    The table's log has to say the same: pandas and pyarrow find no rows in a file that lacks them for a column that
+    should have them.
+    """
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return [each.name for each in schema if each.name not in _DISTINCT and any(kind(each.type) for kind in kinds)]
+
+
+def _stats(table: Any) -> dict[str, Any]:  # Any: pyarrow has no types
+    """Make Delta's statistics of rows, which readers skip files by.
 
     Source: Delta protocol, Per-file Statistics.
     """
     lowest, highest = {}, {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        bounds = _bounds(column) if name not in _DISTINCT else None
-        if bounds is not None:
-            lowest[name], highest[name] = bounds
+    for name in stats_columns(table.schema):
+        column = table.column(name)
+        if column.null_count < len(column):
+            lowest[name], highest[name] = _bounds(column)
     nulls = {name: table.column(name).null_count for name in table.column_names}
-    return json.dumps(
-        {"numRecords": table.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls},
-        separators=(",", ":"),
-    )
+    return {"numRecords": table.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
 
 
-def _bounds(column: Any) -> tuple[Any, Any] | None:  # Any: JSON
-    """Return minimum and maximum of a column; None if there are none, or they would not be exact."""
-    kind = column.type
-    if column.null_count == len(column):
-        return None
-    if pa.types.is_floating(kind) and pc.all(pc.is_finite(column)).as_py():
-        return _min_max(column)
-    if pa.types.is_string(kind) and pc.max(pc.binary_length(column)).as_py() <= _STATS_STRING_BYTES:
-        return _min_max(column)
-    if pa.types.is_integer(kind):
-        return _min_max(column)
-    if pa.types.is_date(kind):
-        lowest, highest = _min_max(column)
-        return lowest.isoformat(), highest.isoformat()
-    if pa.types.is_timestamp(kind):
-        lowest, highest = _min_max(column.cast(pa.int64()))
-        # Whole milliseconds: JVM readers take no more digits. Rounded so that every row is inside.
-        return _milliseconds(lowest // 1000), _milliseconds(-(-highest // 1000))
-    return None
+def _joined_stats(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
+    # Texts of dates and times are ordered as these.
+    joined: dict[str, Any] = {"numRecords": one["numRecords"] + other["numRecords"]}
+    for kind, choose in (("minValues", min), ("maxValues", max)):
+        both = {**other[kind], **one[kind]}
+        joined[kind] = {name: choose(value, other[kind].get(name, value)) for name, value in both.items()}
+    joined["nullCount"] = {name: number + other["nullCount"][name] for name, number in one["nullCount"].items()}
+    return joined
 
 
-def _min_max(column: Any) -> tuple[Any, Any]:
+def _bounds(column: Any) -> tuple[Any, Any]:  # Any: JSON
+    """Return two values between which all values of a column are."""
     found = pc.min_max(column)
-    return found["min"].as_py(), found["max"].as_py()
+    lowest, highest = found["min"].as_py(), found["max"].as_py()
+    if pa.types.is_string(column.type):
+        cut = highest[:_STATS_STRING]
+        return lowest[:_STATS_STRING], highest if cut == highest else cut + chr(sys.maxunicode)
+    if pa.types.is_date(column.type):
+        return lowest.isoformat(), highest.isoformat()
+    if pa.types.is_timestamp(column.type):
+        found = pc.min_max(column.cast(pa.int64()))
+        # Whole milliseconds: JVM readers take no more digits. Rounded so that every row is inside.
+        return _milliseconds(found["min"].as_py() // 1000), _milliseconds(-(-found["max"].as_py() // 1000))
+    return lowest, highest
 
 
 def _milliseconds(time: int) -> str:

@@ -36,7 +36,14 @@ from pyarrow import fs
 
 from gnsq.localfiles import make_directory, sync_directory
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.datafiles import DataFile, Partition, TableTarget, check_field_values, store_error
+from gnsq.spark.pipeline.datafiles import (
+    DataFile,
+    Partition,
+    TableTarget,
+    check_field_values,
+    stats_columns,
+    store_error,
+)
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 
@@ -46,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 # Whose the table is; and, followed by a checkpoint, the number of that one among all that it has belonged to.
 _OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
+# Delta's property that says which columns have statistics. New columns do not get any: files before have none of them.
+_STATS = "delta.dataSkippingStatsColumns"
 # In the commit's information, beside what delta-rs writes there.
 _BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
@@ -302,7 +311,11 @@ class Table:
                 self._uri,
                 schema,
                 partition_by=columns,
-                configuration={_OWNER: owner or "", **({f"{_EPOCH}{owner}": "1"} if owner else {})},
+                configuration={
+                    _OWNER: owner or "",
+                    **({f"{_EPOCH}{owner}": "1"} if owner else {}),
+                    _STATS: ",".join(name for name in stats_columns(self._schema) if name not in columns),
+                },
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )

@@ -5,6 +5,7 @@ import json
 import os
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
@@ -336,3 +337,31 @@ def test_log_says_what_readers_on_the_jvm_expect(location):
     assert add["partitionValues"] == {"day": "2026-01-02"}
     assert json.loads(add["stats"])["minValues"]["event_time"] == "2026-01-02T00:00:00.000Z"
     assert {"txn": {"appId": f"gnsq:{OURS}", "version": 0}} in [json.loads(line) for line in entry]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("body", "b2"), ("user", "u" * 100 + "2"), ("score", 0.5), ("n", 2), ("event_time", DAY + dt.timedelta(days=2))],
+)
+def test_readers_that_skip_files_find_every_row(location, column, value):
+    schema = pa.schema([*SCHEMA, ("body", pa.string()), ("score", pa.float64()), ("none", pa.int64())])
+    archive = claimed(location, schema=schema)
+    for number in range(4):
+        time, target = DAY + dt.timedelta(days=number), archive.target(number)
+        row = {"event_time": time, "user": "u" * 100 + str(number), "n": number, "body": f"b{number}"}
+        batch = pa.RecordBatch.from_pylist([{**row, "score": number / 4}], schema=schema)
+        archive.commit(OURS, number, write([batch], lambda rows, target=target: [(target, rows)]))
+
+    dataset = reader(location).to_pyarrow_dataset()
+
+    assert dataset.to_table(filter=pc.field(column) == value).column("n").to_pylist() == [2]
+    assert dataset.to_table(filter=pc.field("none").is_null()).num_rows == 4
+
+
+def test_readers_that_skip_files_find_rows_without_a_new_field(location):
+    put(claimed(location), 0, 1)
+    claimed(location, schema=SCHEMA.append(pa.field("new", pa.int64())))
+
+    dataset = reader(location).to_pyarrow_dataset()
+
+    assert dataset.to_table(filter=pc.field("new").is_null()).num_rows == 1
