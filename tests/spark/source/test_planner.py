@@ -433,7 +433,7 @@ def test_external_receivers_segments_are_read(planner, spool):
 
 def test_empty_batch_lets_paused_receivers_go_on(fakensqd, planner, spool):
     spool.writer("r1").write(1, columns(1))
-    stream = planner(receivers="external")
+    stream = planner(receivers="external", times={"depth": 0.05, "trigger_after_depth": 0.1})
     end = stream.latest({})
     # With a limit of its own, the receiver is paused.
     publish(fakensqd, "clicks", [b"waits"])
@@ -660,14 +660,19 @@ def test_copies_of_earlier_batches_do_not_fill_the_spool(fakensqd, options):
     assert [sum(segment.rows for share in shares for segment in share) for shares in (first, second)] == [1000, 1000]
 
 
-def test_progress_names_the_error_of_the_receiver(fakensqd, planner, spool):
+def test_progress_names_the_error_of_the_receiver(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(10))
     stream = planner(nsqd_tcp_addresses=("127.0.0.1:1",), drain=True, idle_timeout=0.2)
 
     with pytest.raises(SpoolError, match=r"127\.0\.0\.1:1 not connected"):
         stream.latest({})
     assert stream.progress()[1]["trouble"].startswith("127.0.0.1:1 not connected: ")
+
+
+def test_progress_says_that_the_spool_is_full(planner, spool):
     spool.writer("r1").write(1, columns(1))
-    stream._limit = 1
-    stream._list()
+    stream = planner(receivers="external", max_spool_bytes=1)
+
+    stream.latest({})
+
     assert "is full" in stream.progress()[1]["trouble"]
