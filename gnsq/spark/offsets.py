@@ -89,13 +89,15 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
 
     The segments of one receiver are in the order of their numbers. Receivers take turns, so that none is read last.
     """
-    by_receiver: dict[str, list[Segment]] = {}
-    for segment in sorted(segments, key=lambda segment: segment.number):
-        is_after_end = end is not None and segment.number > end.get(segment.receiver, 0)
-        if segment.number > start.get(segment.receiver, 0) and not is_after_end:
-            by_receiver.setdefault(segment.receiver, []).append(segment)
-    turns = [(turn, own[0].receiver, each) for own in by_receiver.values() for turn, each in enumerate(own)]
-    return [segment for _, _, segment in sorted(turns, key=lambda item: item[:2])]
+    found = [segment for segment in segments if segment.number > start.get(segment.receiver, 0)]
+    if end is not None:
+        found = [segment for segment in found if segment.number <= end.get(segment.receiver, 0)]
+    turns: dict[str, int] = {}
+    ordered: list[tuple[int, str, Segment]] = []
+    for segment in sorted(found, key=lambda segment: segment.number):
+        turn = turns[segment.receiver] = turns.get(segment.receiver, 0) + 1
+        ordered.append((turn, segment.receiver, segment))
+    return [segment for _, _, segment in sorted(ordered, key=lambda item: item[:2])]
 
 
 def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int) -> list[Segment]:
@@ -154,13 +156,13 @@ def with_new_revision(start: Vector) -> dict[str, int]:
     return {**start, _REVISION: start.get(_REVISION, 0) + 1}
 
 
-def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> list[tuple[str, int]]:
+def missing(present: Iterable[Segment], start: Vector, end: Vector) -> list[tuple[str, int]]:
     """List the segments, as (receiver, number), that are between start and end but not present.
 
     If a receiver is not in start, its segments are expected from number 1, or from the number that end has for deleted
     ones.
     """
-    found = set(present)
+    found = {(segment.receiver, segment.number) for segment in present}
     gaps: list[tuple[str, int]] = []
     for receiver, last in sorted(end.items()):
         if receiver != _REVISION and not receiver.startswith(_DELETED_UP_TO):

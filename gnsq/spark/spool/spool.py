@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _CLOSED = "closed.json"
 _CORRUPT = ".corrupt"
-_SEGMENT = re.compile(r"(?P<receiver>[^/]+)/(?P<number>\d{12})(?:-(?P<rows>\d+))?\.arrow(?P<corrupt>\.corrupt)?")
+_SEGMENT = re.compile(r"[^/]+/(?P<number>\d{12})(?:-(?P<rows>\d+))?\.arrow(?P<corrupt>\.corrupt)?")
 
 
 @dataclass(slots=True)
@@ -48,25 +48,31 @@ class SpoolListing:
         segments: Segments that are not known to be damaged.
         quarantined: Segments that could not be decoded.
         receivers: Receivers that have any file.
+        closed: Receivers that write no more.
     """
 
     segments: list[Segment] = field(default_factory=list)
     quarantined: list[Segment] = field(default_factory=list)
     receivers: set[str] = field(default_factory=set)
+    closed: set[str] = field(default_factory=set)
 
     @property
     def size(self) -> int:
         """Bytes of all segments that are not quarantined."""
         return sum(segment.size for segment in self.segments)
 
+    def split(self, end: Vector) -> tuple[list[Segment], list[Segment]]:
+        """Return the segments up to end, and the others."""
+        read: list[Segment] = []
+        left: list[Segment] = []
+        for segment in self.segments:
+            (read if segment.number <= end.get(segment.receiver, 0) else left).append(segment)
+        return read, left
+
     @property
     def rows_quarantined(self) -> int:
         """Messages that are missing in the results of the query."""
         return sum(segment.rows for segment in self.quarantined)
-
-    def present(self) -> list[tuple[str, int]]:
-        """List (receiver, number) of all segments that are not deleted."""
-        return [(segment.receiver, segment.number) for segment in (*self.segments, *self.quarantined)]
 
 
 class Spool:
@@ -162,8 +168,11 @@ class Spool:
         """
         listing = SpoolListing()
         for path, size in self._list():
-            if "/" in path:
-                listing.receivers.add(path.partition("/")[0])
+            receiver, _, name = path.rpartition("/")
+            if receiver:
+                listing.receivers.add(receiver)
+            if name == _CLOSED:
+                listing.closed.add(receiver)
             match = _SEGMENT.fullmatch(path)
             if match is None:
                 continue
@@ -172,7 +181,7 @@ class Spool:
                     f"spool {self.location} holds {path}, of an older layout: read it to its end with the gnsq that "
                     "wrote it, or give another directory"
                 )
-            segment = Segment(match["receiver"], int(match["number"]), size, int(match["rows"]))
+            segment = Segment(receiver, int(match["number"]), size, int(match["rows"]))
             (listing.quarantined if match["corrupt"] else listing.segments).append(segment)
         return listing
 
@@ -217,24 +226,20 @@ class Spool:
                 counted(segment.rows, "message was", "messages were"),
             )
 
-    def prune(self, end: Vector) -> None:
-        """Delete the segments up to end, and directories of receivers that have ended and have no segment left."""
-        read: list[str] = []
-        in_use: set[str] = set()
-        closed: set[str] = set()
-        for path, _ in self._list():
-            receiver, _, name = path.rpartition("/")
-            match = _SEGMENT.fullmatch(path)
-            if name == _CLOSED:
-                closed.add(receiver)
-            elif match is not None and not match["corrupt"] and int(match["number"]) <= end.get(receiver, 0):
-                read.append(path)
-            else:
-                in_use.add(receiver)
-        self._store.remove(*read)
-        for receiver in closed - in_use:
+    def prune(self, listing: SpoolListing, end: Vector) -> None:
+        """Delete the segments up to end, and directories of receivers that have ended and have no segment left.
+
+        Args:
+            listing: What there is to delete. What was deleted is taken out of it.
+        """
+        read, left = listing.split(end)
+        self._store.remove(*(segment.path for segment in read))
+        listing.segments = left
+        ended = listing.closed - {segment.receiver for segment in (*left, *listing.quarantined)}
+        for receiver in ended:
             self._store.remove(f"{receiver}/{_CLOSED}")
             self._store.remove_directory(receiver)
+        listing.closed -= ended
 
     def remove_leftovers(self, older_than: float = 600.0) -> None:
         """Delete temporary files and empty directories of killed receivers, older than some seconds.

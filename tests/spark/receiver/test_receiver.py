@@ -214,7 +214,7 @@ def test_receiver_waits_while_other_receivers_have_filled_the_spool(fakensqd, sp
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
     wait_for(lambda: hub.call(lambda: receiver.subscriptions.nsqds) == 1)
     assert receiver.is_paused
-    spool.prune({"before": 1})
+    spool.prune(spool.listing(), {"before": 1})
 
     wait_for(lambda: receiver.rows == 10)
 
@@ -227,7 +227,7 @@ def test_full_spool_pauses_and_a_pruned_one_resumes(fakensqd, spool, receive):
     assert receiver.rows < 400
     while receiver.rows < 400:
         before = receiver.rows
-        spool.prune({receiver.id: receiver.segments})
+        spool.prune(spool.listing(), {receiver.id: receiver.segments})
         wait_for(lambda before=before: receiver.rows > before)
 
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))

@@ -2,13 +2,14 @@ import contextlib
 import os
 import resource
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.source.planner import Planner, PlannerTimes, drain_channel
+from gnsq.spark.source.planner import LOCAL_INTERVALS, Planner, PlannerTimes, drain_channel
 from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, unusable, wait_for
 
 pytestmark = pytest.mark.slow
@@ -122,6 +123,23 @@ def test_large_batch_that_is_planned_already_is_divided_after_a_restart(planner,
 
     assert [len(share) for share in second.partitions({}, end)] == [2] * 10
     assert read(second, {}, end) == bodies_of(spool)
+
+
+def test_known_segments_are_planned_without_a_listing_for_each_batch(planner, spool, tmp_path):
+    writer = spool.writer("r1")
+    for number in range(1, 6):
+        writer.write(number, columns(number))
+    # As if a listing took long.
+    stream = planner(receivers="external", max_rows_per_batch=1, times={"listing_pause": 1e9})
+
+    ends = [stream.latest({})]
+    with unusable(tmp_path / "spool"):
+        wait_for(lambda: time.monotonic() > stream._listed_at + max(LOCAL_INTERVALS))
+        while ends[-1] != {"r1": 4}:
+            ends.append(stream.latest(ends[-1]))
+
+    assert ends == [{"r1": number} for number in (1, 2, 3, 4)]
+    assert stream.latest(ends[-1]) == {"r1": 5}
 
 
 def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, planner):
@@ -596,14 +614,14 @@ def test_new_checkpoint_on_an_old_spool(planner, spool):
     writer = spool.writer("r1")
     for number in (1, 2, 3):
         writer.write(number, columns(number))
-    spool.prune({"r1": 1})
+    spool.prune(spool.listing(), {"r1": 1})
     stream = planner(receivers="external")
 
     end = stream.latest({})
 
     assert read(stream, {}, end) == [b"body 2", b"body 3"]
     stream.stop()
-    spool.prune({"r1": 2})
+    spool.prune(spool.listing(), {"r1": 2})
     with pytest.raises(SpoolIncomplete, match="lacks 1 segment"):
         planner(receivers="external").partitions({}, end)
 

@@ -45,15 +45,29 @@ def test_segment_is_one_request_to_write_and_none_to_list(s3, remote):
     assert bodies_of(remote) == [b"body 1", b"body 2"]
 
 
+def test_prune_lists_nothing(s3, remote):
+    writer = remote.writer("r1")
+    for number in (1, 2, 3):
+        writer.write(number, columns(number))
+    listing = remote.listing()
+    before = len(s3.requests)
+
+    remote.prune(listing, {"r1": 2})
+
+    wait_for(lambda: len(s3.requests) >= before + 6)
+    assert sorted(request.split()[0] for request in s3.requests[before:]) == ["DELETE"] * 2 + ["HEAD"] * 2 + ["PUT"] * 2
+    assert bodies_of(remote) == [b"body 3"]
+
+
 def test_nothing_is_left_of_a_receiver_that_ended(remote, location):
     writer = remote.writer("r1")
     for number in (1, 2, 3):
         writer.write(number, columns(number))
-    remote.prune({"r1": 2})
+    remote.prune(remote.listing(), {"r1": 2})
     assert bodies_of(remote) == [b"body 3"]
 
     writer.close(3)
-    remote.prune({"r1": 3})
+    remote.prune(remote.listing(), {"r1": 3})
 
     assert everything_below(location) == []
 
