@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import gevent
 import pytest
+from gevent.event import Event
 from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
@@ -343,12 +344,12 @@ def test_close_leaves_no_span_of_its_publishes(send, spans):
     assert len(spans()) == len(answers)
 
 
-def test_exporter_of_spans_may_wait(fakensqd):
-    ended = []
+def test_close_waits_for_an_exporter_of_spans_that_waits(fakensqd):
+    ended, proceed = [], Event()
 
     class Slow(SpanProcessor):
         def on_end(self, span):
-            gevent.sleep(0.01)
+            proceed.wait()
             ended.append(span)
 
     provider = TracerProvider()
@@ -357,6 +358,11 @@ def test_exporter_of_spans_may_wait(fakensqd):
     with TracedProducer(Producer(fakensqd.tcp_address), tracer_provider=provider) as producer:
         for _ in range(3):
             producer.publish("t", b"body", raise_error=False)
+        closing = gevent.spawn(producer.close)
+        producer.join(5)
+        assert not closing.ready()
+        proceed.set()
+        closing.get(timeout=5)
 
     assert len(ended) == 3
 
