@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnsq.producer.routing import Consistent, LeastPending, Primary, RoundRobin, make_strategy
@@ -154,6 +154,7 @@ def test_consistent_does_not_depend_on_the_order(addresses, keys, data):
     assert homes(addresses, keys) == homes(data.draw(st.permutations(addresses)), keys)
 
 
+@settings(max_examples=30)
 @given(addresses=ADDRESSES, salt=st.binary(max_size=8))
 @pytest.mark.slow
 def test_consistent_spreads_keys_evenly(addresses, salt):
