@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Addresses", "is_port", "is_unix", "format_address", "ordered_addresses", "parse_address", "parse_addresses"]
+__all__ = ["Addresses", "is_port", "is_unix", "format_address", "parse_address", "parse_addresses"]
 
 DEFAULT_TCP_PORT = 4150
 
@@ -48,25 +48,15 @@ def is_port(port: object) -> bool:
     return isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
 
 
-def parse_addresses(addresses: Addresses) -> set[str]:
-    """Return the addresses that a constructor was given as a set of ``host:port``; raises as parse_address()."""
-    return set(ordered_addresses(addresses))
-
-
-def ordered_addresses(
-    addresses: Addresses, what: str = "nsqd_tcp_addresses", default_port: int = DEFAULT_TCP_PORT
-) -> list[str]:
-    """Return the addresses that a constructor was given as ``host:port``, each once; raises as parse_address().
+def parse_addresses(addresses: Addresses) -> list[str]:
+    """Return the nsqd_tcp_addresses of a constructor as ``host:port``, each once; raises as parse_address().
 
     The order is the given one. Addresses of a set are sorted.
-
-    Args:
-        what: Name of the constructor's argument, for error texts.
     """
     if not isinstance(addresses, (str, list, tuple, set, frozenset)):
-        raise TypeError(f"{what} must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
+        raise TypeError(f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
     items = [addresses] if isinstance(addresses, str) else addresses
-    found = dict.fromkeys(format_address(*parse_address(item, default_port)) for item in items)
+    found = dict.fromkeys(format_address(*parse_address(item)) for item in items)
     return sorted(found) if isinstance(addresses, (set, frozenset)) else list(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnsq.addresses import format_address, parse_address, parse_addresses
+from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
 from gnsq.discovery import parse_lookupds
 
 __all__ = ["normalize_nsqd_address", "parse_lookupds", "parse_nsqds"]
@@ -13,4 +13,6 @@ def normalize_nsqd_address(address: str) -> str:
     return format_address(*parse_address(address))
 
 
-parse_nsqds = parse_addresses
+def parse_nsqds(addresses: Addresses) -> set[str]:
+    """Return one or several addresses as a set of ``host:port``; raises as parse_address()."""
+    return set(parse_addresses(addresses))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnsq.addresses import format_address, ordered_addresses, parse_address, parse_addresses
+from gnsq.addresses import format_address, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,6 @@ def test_bad_address_is_refused_with_its_value(text):
         parse_address(text)
 
 
-def test_addresses_are_one_text_or_a_collection():
-    assert parse_addresses("a") == {"a:4150"}
-    assert parse_addresses(["a", "b:1", "a:4150"]) == {"a:4150", "b:1"}
-    assert parse_addresses(()) == set()
-
-
 @pytest.mark.parametrize("value", [None, 4150, {"a": 1}, [4150], ["a", None]])
 def test_address_of_a_wrong_type_is_a_type_error(value):
     with pytest.raises(TypeError, match="must be"):
@@ -40,24 +34,18 @@ def test_address_of_a_wrong_type_is_a_type_error(value):
 
 
 def test_addresses_keep_their_order_without_duplicates():
-    assert ordered_addresses(["b", "a:1", "b:4150", "a"]) == ["b:4150", "a:1", "a:4150"]
-    assert ordered_addresses("b") == ["b:4150"]
-    assert ordered_addresses(()) == []
+    assert parse_addresses(["b", "a:1", "b:4150", "a"]) == ["b:4150", "a:1", "a:4150"]
+    assert parse_addresses("b") == ["b:4150"]
+    assert parse_addresses(()) == []
 
 
 @pytest.mark.parametrize("kind", [set, frozenset])
 def test_addresses_of_a_set_are_sorted(kind):
     names = [f"host{number}" for number in range(9)]
 
-    assert ordered_addresses(kind(names)) == [f"{name}:4150" for name in names]
-
-
-def test_default_port_of_addresses_is_an_argument():
-    assert ordered_addresses(["a", "b:1", "[::1]"], default_port=4151) == ["a:4151", "b:1", "[::1]:4151"]
+    assert parse_addresses(kind(names)) == [f"{name}:4150" for name in names]
 
 
 def test_wrong_type_of_addresses_names_the_argument():
-    with pytest.raises(TypeError, match=r"^nsqd_http_addresses must be"):
-        ordered_addresses(4151, "nsqd_http_addresses")
     with pytest.raises(TypeError, match=r"^nsqd_tcp_addresses must be"):
-        ordered_addresses(None)
+        parse_addresses(None)

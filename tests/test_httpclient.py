@@ -114,7 +114,7 @@ def test_url_parts_have_defaults(url, address):
         ("ftp://host", "'ftp://host': scheme must be http or https"),
         ("http://host:port", "'http://host:port': port must be a number"),
         ("http://host:70000", "port must be a number"),
-        ("http://host:0", "port 0 must be from 1 to 65535"),
+        ("http://host:0", "port 0 must be a number from 1 to 65535"),
         ("http://[::1", "IPv6 stands in brackets"),
         ("http://host:1/?topic=x", "must have neither a query"),
         ("http://host:1/#x", "nor a fragment"),

@@ -138,7 +138,7 @@ class Consumer:
     ) -> None:
         self.topic = topic
         self.channel = channel
-        self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses)
+        self.nsqd_tcp_addresses = set(parse_addresses(nsqd_tcp_addresses))
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
         if not self.nsqd_tcp_addresses and not self.lookupds:
             raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")

@@ -183,10 +183,8 @@ def check_port(port: Any) -> int:  # Any: gnsq 1.0 took "4151", too
     """Return a port as an int."""
     if isinstance(port, bool) or not isinstance(port, (int, str)):
         raise TypeError(f"port must be an int, not {port!r}")
-    if isinstance(port, str) and not port.isdecimal():
+    if not str(port).isdecimal() or not 1 <= int(port) <= 65535:
         raise ValueError(f"port {port!r} must be a number from 1 to 65535")
-    if not 1 <= int(port) <= 65535:
-        raise ValueError(f"port {port} must be from 1 to 65535")
     return int(port)
 
 

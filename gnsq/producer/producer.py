@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Sized
 from typing import Any, Literal, Self, Unpack, overload
 
-from gnsq.addresses import Addresses, format_address, ordered_addresses, parse_address
+from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
@@ -101,7 +101,7 @@ class Producer:
         options: dict[str, Any] = dict(keywords)  # Any: each option's own type, checked by its dataclass
         self.options = ProducerOptions.split_keywords(options)
         make_strategy(self.options.strategy)  # raises if it is not valid
-        self.addresses = ordered_addresses(nsqd_tcp_addresses)
+        self.addresses = parse_addresses(nsqd_tcp_addresses)
         self.nsqd_tcp_addresses = set(self.addresses)
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
         self.http_clients = make_http_clients(nsqd_http_addresses, http_options, self.options, http=http)
