@@ -19,7 +19,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PendingPublish, PublishCounts
-from gnsq.producer.routing import RoundRobin, TcpLink
+from gnsq.producer.routing import TcpLink, round_robin
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import MemoryTransport, wait_until
 
@@ -158,7 +158,7 @@ def made_dispatcher(connection, transport, **options):
     made = Dispatcher(
         ProducerOptions(**options),
         RealClock(),
-        RoundRobin(),
+        round_robin(),
         PublishCounts(),
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),

@@ -14,7 +14,7 @@ flush() wait.
 #  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if there are none, the publish waits for
 #     `Dispatcher.admit_waiting`.
 #  4. `Batcher.add` in producer/batching.py collects publishes to one topic, if that option is on.
-#  5. `Dispatcher.send` asks the strategy, such as `RoundRobin.choose` in producer/routing.py, for a link.
+#  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
 #  6. `TcpLink` in producer/routing.py is the link to one connection. Its submit is `Writer.submit` in nsqd/writer.py,
 #     which puts the publish into `PendingRequests.put` in nsqd/pending.py.
 #  7. `Writer.run` in nsqd/writer.py, or for a lone publish the caller, sends `PendingPublish.command` in
@@ -141,7 +141,7 @@ class Dispatcher:
         self._options = options
         self._max_pending_bytes = options.max_pending_bytes
         self._clock = clock
-        self._choose = strategy.choose
+        self._choose = strategy
         self._nsqd_count = nsqd_count
         self._no_connection_error = no_connection_error
         self._hub = gevent.get_hub()

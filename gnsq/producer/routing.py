@@ -7,90 +7,77 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.publish import Link, PendingPublish
 
-__all__ = ["Consistent", "LeastPending", "Primary", "RoundRobin", "Strategy", "TcpLink", "checked_key", "make_strategy"]
+__all__ = ["Key", "Strategy", "TcpLink", "checked_key", "make_strategy"]
 
-_Link = TypeVar("_Link", bound=Link)
 Key = bytes | str | None
+# Returns the link for the next publish. Its arguments are one or more links, which may differ from call to call, and
+# the key that the caller gave with the publish.
+Strategy = Callable[[Sequence[Link], Key], Link]
 
 
-class Strategy(Protocol):
-    """Chooses the link for the next publish."""
+def round_robin() -> Strategy:
+    """Use all links in turn."""
+    turn = -1
 
-    def choose(self, links: Sequence[_Link], key: Key) -> _Link:
-        """Choose a link.
-
-        Args:
-            links: One or more. The links may differ from call to call.
-            key: The key that the caller gave with the publish, if any.
-
-        Raises:
-            ValueError, TypeError: If the strategy can't use the key.
-        """
-
-
-class RoundRobin:
-    """Uses all links in turn."""
-
-    def __init__(self) -> None:
-        self._turn = -1
-
-    def choose(self, links: Sequence[_Link], key: Key = None) -> _Link:
-        turn = self._turn = (self._turn + 1) % len(links)
+    def choose(links: Sequence[Link], key: Key) -> Link:
+        nonlocal turn
+        turn = (turn + 1) % len(links)
         return links[turn]
 
+    return choose
 
-class LeastPending:
-    """Uses the link with the fewest pending publishes. If several links have the same number, uses them in turn."""
 
-    def __init__(self) -> None:
-        self._last = -1
+def least_pending() -> Strategy:
+    """Use the link with the fewest pending publishes. If several links have the same number, use them in turn."""
+    last = -1
 
-    def choose(self, links: Sequence[_Link], key: Key = None) -> _Link:
-        start = chosen = (self._last + 1) % len(links)
+    def choose(links: Sequence[Link], key: Key) -> Link:
+        nonlocal last
+        start = last = (last + 1) % len(links)
         least = links[start].pending
         # If the next link in turn is idle, do not check the others: 0.1 us in place of 0.8 us with 16 links.
         if least:
             for place in (*range(start + 1, len(links)), *range(start)):
                 pending = links[place].pending
                 if pending < least:
-                    chosen, least = place, pending
-        self._last = chosen
-        return links[chosen]
+                    last, least = place, pending
+        return links[last]
+
+    return choose
 
 
-class Primary:
-    """Uses the first connected nsqd of a list. If there are several connections to it, uses the least busy one.
+def primary(addresses: Iterable[str]) -> Strategy:
+    """Use the first connected nsqd of a list. If there are several connections to it, use the least busy one.
 
     Args:
         addresses: Addresses of links, the best first. Other nsqds come last, sorted by address.
     """
+    ranks = {address: rank for rank, address in enumerate(dict.fromkeys(addresses))}
 
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self._ranks = {address: rank for rank, address in enumerate(dict.fromkeys(addresses))}
+    def choose(links: Sequence[Link], key: Key) -> Link:
+        return min(links, key=lambda link: (ranks.get(link.address, len(ranks)), link.address, link.pending))
 
-    def choose(self, links: Sequence[_Link], key: Key = None) -> _Link:
-        ranks, last = self._ranks, len(self._ranks)
-        return min(links, key=lambda link: (ranks.get(link.address, last), link.address, link.pending))
+    return choose
 
 
-class Consistent:
-    """Uses the same nsqd for the same key, in every process. If there are several connections to it, uses the least
-    busy one.
+def consistent(links: Sequence[Link], key: Key) -> Link:
+    """Use the same nsqd for the same key, in every process. Of several connections to it, use the least busy one.
 
     When an nsqd is lost, only its keys move to other nsqds, and they move back when it returns (rendezvous hashing).
-    """
 
-    def choose(self, links: Sequence[_Link], key: Key) -> _Link:
-        key = checked_key(key)
-        encoded = key.encode() if isinstance(key, str) else key
-        address = max({link.address for link in links}, key=lambda address: _weight(address, encoded))
-        return min((link for link in links if link.address == address), key=lambda link: link.pending)
+    Raises:
+        ValueError, TypeError: As checked_key().
+    """
+    key = checked_key(key)
+    encoded = key.encode() if isinstance(key, str) else key
+    address = max({link.address for link in links}, key=lambda address: _weight(address, encoded))
+    return min((link for link in links if link.address == address), key=lambda link: link.pending)
 
 
 def checked_key(key: Key) -> bytes | str:
@@ -111,24 +98,11 @@ def _weight(address: str, key: bytes) -> bytes:
     return blake2b(address.encode() + b"\0" + key, digest_size=16).digest()
 
 
-class _CustomStrategy:
-    """Calls a function of the user."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:  # Any: the user's own types of links and keys
-        self._function = function
-
-    def choose(self, links: Sequence[_Link], key: Key = None) -> _Link:
-        chosen: _Link = self._function(links, key)
-        if chosen not in links:
-            raise ValueError(f"strategy {self._function!r} returned {chosen!r}, which is none of its links")
-        return chosen
-
-
 _BY_NAME: dict[str, Callable[[Sequence[str]], Strategy]] = {
-    "round_robin": lambda addresses: RoundRobin(),
-    "least_pending": lambda addresses: LeastPending(),
-    "primary": Primary,
-    "consistent": lambda addresses: Consistent(),
+    "round_robin": lambda addresses: round_robin(),
+    "least_pending": lambda addresses: least_pending(),
+    "primary": primary,
+    "consistent": lambda addresses: consistent,
 }
 
 
@@ -136,7 +110,7 @@ def make_strategy(
     strategy: str | Callable[..., Any],  # Any: the user's own types of links and keys
     addresses: Sequence[str] = (),
 ) -> Strategy:
-    """Make a strategy from its name, or from a function that is called with (links, key) for each publish.
+    """Make a strategy from its name, or from a function of the user.
 
     Args:
         addresses: All addresses in the order in which they were given. Only ``primary`` needs them.
@@ -145,7 +119,14 @@ def make_strategy(
         ValueError: If strategy is neither a function nor the name of a strategy.
     """
     if callable(strategy):
-        return _CustomStrategy(strategy)
+
+        def choose(links: Sequence[Link], key: Key) -> Link:
+            chosen: Link = strategy(links, key)
+            if chosen not in links:
+                raise ValueError(f"strategy {strategy!r} returned {chosen!r}, which is none of its links")
+            return chosen
+
+        return choose
     if not isinstance(strategy, str) or strategy not in _BY_NAME:
         raise ValueError(f"strategy {strategy!r} is not a function of (links, key) nor one of {', '.join(_BY_NAME)}")
     return _BY_NAME[strategy](addresses)

@@ -9,7 +9,7 @@ from gnsq.errors import NSQErrorCode, NSQNoConnections, NSQNotSent, NSQUnknown
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts
-from gnsq.producer.routing import RoundRobin
+from gnsq.producer.routing import round_robin
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def dispatcher_with(clock, *links, busy_poller=None, **options):
     made = Dispatcher(
         ProducerOptions(**options),
         clock,
-        RoundRobin(),
+        round_robin(),
         PublishCounts(),
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),
