@@ -14,6 +14,7 @@ from gnsq import Consumer, finish_all
 from gnsq.clock import RealClock
 from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.errors import NSQNoConnections
+from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
@@ -162,6 +163,7 @@ def made_dispatcher(connection, transport, **options):
         PublishCounts(),
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),
+        owner=LogOwner("producer", time.monotonic),
     )
     made.add(TcpLink(connection))
     transport.answer(OK)

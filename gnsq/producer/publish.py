@@ -24,7 +24,6 @@ from gnsq.errors import (
     NSQPutFailed,
     NSQUnauthorized,
 )
-from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.result import PublishResult
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
@@ -208,11 +207,11 @@ class Link(Protocol):
         """Publishes without a response."""
 
     @property
-    def unsent(self) -> Collection[PendingRequest]:
+    def unsent(self) -> Collection[PendingPublish]:
         """Pending publishes that were not sent."""
 
     @property
-    def sent(self) -> Collection[PendingRequest]:
+    def sent(self) -> Collection[PendingPublish]:
         """Pending publishes that were sent, the oldest first."""
 
     def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:

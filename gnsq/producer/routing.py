@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.publish import Link, PendingPublish
 
 __all__ = ["Key", "Strategy", "TcpLink", "checked_key", "make_strategy"]
@@ -147,12 +146,12 @@ class TcpLink:
         return len(self._requests)
 
     @property
-    def unsent(self) -> Collection[PendingRequest]:
-        return self._requests.unsent
+    def unsent(self) -> Collection[PendingPublish]:
+        return cast("Collection[PendingPublish]", self._requests.unsent)  # a producer sends nothing else
 
     @property
-    def sent(self) -> Collection[PendingRequest]:
-        return self._requests.sent
+    def sent(self) -> Collection[PendingPublish]:
+        return cast("Collection[PendingPublish]", self._requests.sent)
 
     def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
         return self._requests.cancel_unsent(publishes)

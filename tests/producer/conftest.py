@@ -1,11 +1,14 @@
 """nsqds and producers in one hub, on a clock that the test turns."""
 
+import time
+
 import gevent
 import pytest
 
 from fakensqd import FakeNsqd
 from gnsq import Producer
 from gnsq.errors import NSQErrorCode, NSQNoConnections, NSQNotSent, NSQUnknown
+from gnsq.logs import LogOwner
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts
@@ -147,6 +150,7 @@ def dispatcher_with(clock, *links, busy_poller=None, **options):
         PublishCounts(),
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),
+        owner=LogOwner("producer", time.monotonic),
         busy_poller=busy_poller,
     )
     for link in links:
