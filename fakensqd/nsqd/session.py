@@ -142,6 +142,7 @@ class Session(ConnectionSession, Subscriber):
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
+            self._waiting_bytes = 0
             if self._intercepted is None:
                 self.respond(_HEARTBEAT_FRAME)
             else:
@@ -200,11 +201,6 @@ class Session(ConnectionSession, Subscriber):
 
     # --- output -------------------------------------------------------------------------------------------------------
 
-    def _effects(self) -> list[Effect]:
-        if self._flush:
-            self._waiting_bytes = 0
-        return super()._effects()
-
     def _deliver(self) -> None:
         channel = self._channel
         if channel is None or self._closed:
@@ -220,6 +216,8 @@ class Session(ConnectionSession, Subscriber):
         else:
             channel.remove_ready(self)
             self._flush = True
+        if self._flush:
+            self._waiting_bytes = 0
 
     @property
     def _capacity(self) -> int:
