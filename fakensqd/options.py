@@ -137,25 +137,25 @@ class NsqdOptions(Options):
         False,
         "each message reduces RDY by 1, and the last RDY also limits messages in flight, as before nsqd 0.3.0",
     )
-    negotiates: bool = option(True, "answer feature_negotiation in IDENTIFY; off: with OK only, as the oldest releases")
+    negotiates: bool = option(True, "respond to IDENTIFY with the settings; if off, with OK, as the oldest releases")
     wrapped_answers: bool = option(
         False, "HTTP as before nsqd 1.0: also the old paths, and JSON inside of status_code, status_txt and data"
     )
     log_level: str = option(
         "info", f"level in /config until PUT changes it: {', '.join(LOG_LEVELS)}; programs log from this level on"
     )
-    node_id: int = option(0, "part of every message id", minimum=0, maximum=1023)
+    node_id: int = option(0, "number of this nsqd, which is a part of each message id", minimum=0, maximum=1023)
     mem_queue_size: int = option(
-        10000, "messages per topic or channel in memory; the others are on disk, or dropped if it is ephemeral"
+        10000, "messages that a topic or channel keeps in memory; more are on disk, or dropped if it is ephemeral"
     )
-    max_msg_size: int = option(1048576, "largest message", unit="bytes")
+    max_msg_size: int = option(1048576, "largest body of a message", unit="bytes")
     max_body_size: int = option(5242880, "largest body of a command", unit="bytes")
-    msg_timeout: float = option(60.0, "default time to answer a message", unit="s", minimum=0.001)
+    msg_timeout: float = option(60.0, "default time that a client has to answer a message", unit="s", minimum=0.001)
     max_msg_timeout: float = option(
-        900.0, "longest time to answer a message, touches included", unit="s", minimum=0.001
+        900.0, "longest time that a client may have to answer a message, with its touches", unit="s", minimum=0.001
     )
-    max_req_timeout: float = option(3600.0, "longest delay of REQ and DPUB", unit="s", minimum=0)
-    max_rdy_count: int = option(2500, "highest RDY")
+    max_req_timeout: float = option(3600.0, "longest delay of a REQ or DPUB", unit="s", minimum=0)
+    max_rdy_count: int = option(2500, "highest RDY count of a client")
     max_heartbeat_interval: float = option(60.0, "longest heartbeat interval of a client", unit="s")
     max_output_buffer_size: int = option(65536, "largest output_buffer_size of a client", unit="bytes")
     max_output_buffer_timeout: float = option(
@@ -169,20 +169,20 @@ class NsqdOptions(Options):
         (), "percentiles in /stats of the times from publishing to FIN, each above 0, at most 1"
     )
     e2e_processing_latency_window_time: float = option(
-        600.0, "window of messages for these percentiles", unit="s", minimum=0.001
+        600.0, "length of the time window of these percentiles", unit="s", minimum=0.001
     )
-    max_channel_consumers: int = option(0, "consumers of one channel; 0: no limit")
-    tls_cert: str = option("", "file of the certificate; with tls_key: TLS is offered")
+    max_channel_consumers: int = option(0, "highest number of consumers of a channel; 0: no limit")
+    tls_cert: str = option("", "file of the certificate; with it and tls_key, TLS is offered")
     tls_key: str = option("", "file of the key of tls_cert")
     tls_root_ca_file: str = option("", "file of the CAs that sign certificates of clients and auth servers")
     tls_client_auth_policy: str = option(
         "", '"require" or "require-verify" a certificate of each client; any value but "" also requires TLS'
     )
-    tls_required: str | bool = option("false", 'clients must use TLS: "true", "false", or "tcp-https": not for HTTP')
+    tls_required: str | bool = option("false", '"true": clients must use TLS; "tcp-https": not for HTTP; "false": no')
     tls_min_version: str = option("tls1.0", f"lowest version of TLS: {', '.join(_TLS_VERSIONS)}")
-    snappy: bool = option(True, "offer snappy")
-    deflate: bool = option(True, "offer deflate")
-    max_deflate_level: int = option(6, "highest level of deflate", minimum=1, maximum=9)
+    snappy: bool = option(True, "offer compression with snappy")
+    deflate: bool = option(True, "offer compression with deflate")
+    max_deflate_level: int = option(6, "highest level of deflate that a client gets", minimum=1, maximum=9)
     auth_http_addresses: tuple[str, ...] = option(
         (), "auth servers, host:port or URL; if there are any, AUTH is required"
     )
@@ -269,7 +269,7 @@ class LookupdOptions(Options):
     wrapped_answers: bool = option(
         False, "HTTP as before nsqlookupd 1.0: also the old paths, and JSON inside of status_code, status_txt and data"
     )
-    tombstone_lifetime: float = option(45.0, "how long a tombstone hides an nsqd", unit="s", minimum=0)
+    tombstone_lifetime: float = option(45.0, "time that a tombstone hides an nsqd", unit="s", minimum=0)
 
 
 class ClusterOptionsDict(TypedDict, total=False):

@@ -236,7 +236,7 @@ def test_usage_names_every_flag():
     text = usage("nsqd", NSQD_FLAGS, hostname="h")
 
     assert text.startswith("Usage of nsqd:\n  -auth-http-address\n    \tauth servers, host:port or URL")
-    assert "  -snappy\n    \toffer snappy (default True)\n" in text
+    assert "  -snappy\n    \toffer compression with snappy (default True)\n" in text
     assert "  -sync-every\n    \tignored here\n" in text
     assert "address that nsqlookupd gives to consumers (default h)\n" in text
     assert text.count("\n  -") == len(NSQD_FLAGS)
