@@ -149,7 +149,7 @@ def remove_socket_file(address: tuple[str, int]) -> None:
 
 
 def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.socket:
-    """Connect within so many seconds of a clock. The socket itself has no timeout.
+    """Connect within these seconds of a clock. The socket itself has no timeout.
 
     Raises:
         TimeoutError: If it takes longer.

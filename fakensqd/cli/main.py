@@ -23,16 +23,16 @@ __all__ = ["command_line"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, message=f"%(prog)s %(version)s, emulates nsqd and nsqlookupd {NSQ_VERSION}")
 def command_line() -> None:
-    """An emulator of nsqd and nsqlookupd, for tests of what talks to them.
+    """An emulator of nsqd and nsqlookupd, for tests of their clients.
 
-    "fakensqd nsqd" and "fakensqd nsqlookupd" take the place of the real programs, with their flags. A wrapper of two
-    lines in a directory on PATH is enough for a test-suite that starts the real ones:
+    "fakensqd nsqd" and "fakensqd nsqlookupd" take the place of the real programs, with their flags. For a test suite
+    that starts the real ones, put a script of two lines into a directory on PATH:
 
     \b
         #!/bin/sh
         exec fakensqd nsqd "$@"
 
-    With --faults-over-http, tests in any language break connections, change answers and stop the servers.
+    With --faults-over-http, tests in any language can break connections, change responses and stop the servers.
     """
 
 
@@ -43,21 +43,21 @@ def _run_daemon(context: click.Context) -> None:
 
 _RAW = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 for _name in PROGRAMS:
-    _help = f"Be {_name} {NSQ_VERSION}, with its flags."
+    _help = f"Run as {_name} {NSQ_VERSION}, with its flags."
     command_line.command(_name, context_settings={**_RAW, "help_option_names": []}, short_help=_help)(_run_daemon)
 
 
-@command_line.command("cluster", short_help="Be nsqds that are registered with nsqlookupds.")
-@click.option("--nsqds", default=2, show_default=True, type=click.IntRange(min=1), help="How many nsqds.")
-@click.option("--lookupds", default=1, show_default=True, type=click.IntRange(min=0), help="How many nsqlookupds.")
+@command_line.command("cluster", short_help="Run nsqds that are registered with nsqlookupds.")
+@click.option("--nsqds", default=2, show_default=True, type=click.IntRange(min=1), help="Number of nsqds.")
+@click.option("--lookupds", default=1, show_default=True, type=click.IntRange(min=0), help="Number of nsqlookupds.")
 @click.option(
     "--base-port",
     metavar="PORT",
     type=click.IntRange(1, 65535),
-    help="Fixed ports. Nsqd number n, from 0, has PORT + 100 n for TCP, the next one for HTTP and the third after for"
-    " /faults; nsqlookupd n is 10 above it. 4150 gives the first of both NSQ's usual ports.  [default: free ports]",
+    help="Use fixed ports. Nsqd number n, counted from 0, has TCP port PORT + 100 n; its HTTP port is 1 higher, that"
+    " of /faults 3. Nsqlookupd n is 10 higher. With 4150, number 0 has NSQ's usual ports.  [default: free ports]",
 )
-@click.option("--faults-over-http", is_flag=True, help="Control rules, toxics and states of each by /faults.")
+@click.option("--faults-over-http", is_flag=True, help="Let HTTP requests to /faults control rules, toxics and states.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all addresses when all are ready.")
 def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http: bool, as_json: bool) -> None:
     """Start nsqds that are registered with nsqlookupds, print their addresses, run until SIGINT or SIGTERM.

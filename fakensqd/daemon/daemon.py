@@ -93,7 +93,7 @@ class Daemon(Server):
         self._tcp_bind = listen_address(tcp_address)
         self._http = HttpPort(http_address)
         self._https = HttpPort(https_address if context is not None else "", context)
-        self._http_ports = [self._http, self._https]
+        self._http_ports = [port for port in (self._http, self._https) if port.address]
         # The port of /faults is open even while the daemon is down.
         self._faults_over_http = faults_over_http
         self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
