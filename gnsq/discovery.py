@@ -262,15 +262,12 @@ class TopicNodes(_Lookup):
         return set().union(*self._answers)
 
     def refresh(self, found: Callable[[str], object], connected: Collection[str] = ()) -> bool:
-        """Query all nsqlookupds at the same time, and wait for the last one.
+        """Query all nsqlookupds at the same time, and wait for the last one. Return True if any of them answered.
 
         Args:
             found: Called with each known ``host:port``, as soon as its nsqlookupd has answered or failed: a lost nsqd
                 must not wait for another nsqlookupd that is down. Called again if several name it.
             connected: Further nsqds that count for the limit.
-
-        Returns:
-            True if any nsqlookupd answered.
         """
         admitted = self.addresses.union(connected)
 
@@ -313,13 +310,11 @@ class AllNodes(_Lookup):
         self._missing: set[str] = set()
 
     def refresh(self, found: Callable[[str], object] = lambda address: None) -> tuple[set[str], set[str]]:
-        """Query all nsqlookupds at the same time, and wait for the last one.
+        """Query all nsqlookupds at the same time, and wait for the last one. Return the addresses that are new, and
+        those that were forgotten.
 
         Args:
             found: Called with each ``host:port`` as soon as an answer names it, and again if several do.
-
-        Returns:
-            The addresses that are new, and those that were forgotten.
         """
         named: set[str] = set()
         admitted = set(self._addresses)

@@ -269,11 +269,8 @@ class Message:
             self._responder.mark_timed_out(self)
 
     def finish_if_unanswered(self) -> bool:
-        """Finish the message if it is neither answered nor async, after its handler has returned.
-
-        Returns:
-            True if the message is answered now. A message that was answered before is not an error.
-        """
+        """Finish the message if it is neither answered nor async, after its handler has returned. Return True if it is
+        answered now. A message that was answered before is not an error."""
         # Does not call finish(): that would cost 0.1 us for each message.
         if self._async:
             return False
@@ -351,17 +348,15 @@ def read_messages(
     max_size: int,
     large: bytes | None = None,
 ) -> int:
-    """Make a message of each frame, until a frame is not a message, not complete or not valid.
+    """Make a message of each frame, until a frame is not a message, not complete or not valid. Return the end of the
+    last frame.
 
     Args:
         messages: The messages are appended to this list.
         received: The responder's now() when the data arrived.
-        start: Where the first frame begins. This frame must be complete.
+        start: Begin of the first frame. This frame must be complete.
         max_size: Limit of the size that a frame announces.
         large: The body of a large message, if it is not in data; this saves a copy. Then there is only this message.
-
-    Returns:
-        Where the last frame ends.
 
     Raises:
         NSQFrameError: If the first frame is too short for a message.
@@ -431,11 +426,8 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
 
 
 def enable_async_all(messages: Iterable[Message]) -> list[Message]:
-    """Call enable_async() of all messages that one call of a handler got.
-
-    Returns:
-        The messages that are not async now, since they were answered before.
-    """
+    """Call enable_async() of all messages that one call of a handler got. Return those that are not async now, since
+    they were answered before."""
     answered: list[Message] = []
     made_async: list[Message] = []
     for message in messages:

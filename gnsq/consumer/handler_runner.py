@@ -115,11 +115,8 @@ class HandlerRunner:
         self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
-        """Call the handlers, then finish or requeue the message. Raises no Exception.
-
-        Returns:
-            True if the message is answered and not async.
-        """
+        """Call the handlers, then finish or requeue the message. Return True if it is answered and not async. Raises no
+        Exception."""
         # try and not a with block: this is called for each message, and a try costs nothing.
         try:
             options = self._consumer.options
@@ -164,11 +161,7 @@ class HandlerRunner:
         self, function: Callable[[list[Message]], object], messages: list[Message]
     ) -> list[Message]:
         """Call an overridden handle_messages(). Messages that it leaves unanswered become async, or are requeued if it
-        raises.
-
-        Returns:
-            The messages that are answered and not async.
-        """
+        raises. Return the messages that are answered and not async."""
         options = self._consumer.options
         limit = options.max_tries or math.inf
         due = [message for message in messages if message.attempts <= limit]

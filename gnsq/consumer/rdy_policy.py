@@ -164,14 +164,11 @@ class RdyPolicy(Generic[Key]):
             self.probe = None
 
     def on_messages(self, key: Key, count: int, in_flight: int, now: float) -> bool:
-        """Record that messages came.
+        """Record that messages came. Return True if decide() should be called.
 
         Args:
             count: Number of these messages.
             in_flight: Messages in flight on the connection, with these.
-
-        Returns:
-            True if decide() should be called.
         """
         state = self._states.get(key)
         if state is None:
@@ -208,13 +205,10 @@ class RdyPolicy(Generic[Key]):
         return self._rng.choice(best)
 
     def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
-        """Compute the RDY counts.
+        """Return the RDY counts to send now. Connections that are missing keep theirs.
 
         Args:
             in_flight: Messages in flight on each connection.
-
-        Returns:
-            The RDY counts to send now. Connections that are missing keep theirs.
         """
         self._ended.clear()
         targets = self._targets(in_flight, now)
@@ -226,14 +220,11 @@ class RdyPolicy(Generic[Key]):
         return {key: self._states[key].rdy for key in changed}
 
     def lower_probe(self, in_flight: int, now: float) -> int | None:
-        """Compute the RDY to send to the probe before an answer, so that it delivers one message in total, and not one
-        for each answer.
+        """Return the RDY to send to the probe before an answer, or None to send nothing. So the probe delivers one
+        message in total, and not one for each answer.
 
         Args:
             in_flight: Messages in flight on the probe after the answer.
-
-        Returns:
-            None if nothing must be sent.
         """
         state = self._states.get(self.probe) if self.probe is not None else None
         if state is None or state.rdy <= in_flight + 1:

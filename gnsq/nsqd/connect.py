@@ -37,10 +37,8 @@ MAX_RESPONSE_SIZE = 64 * 1024
 
 
 def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
-    """Check options before connecting, and load the files of tls_options once for all connections.
-
-    Returns:
-        The options with a tls_context, if TLS is wanted.
+    """Check options before connecting, and load the files of tls_options once for all connections. Return the options,
+    with a tls_context if TLS is wanted.
 
     Raises:
         ValueError, TypeError: If tls_options can't be used.
