@@ -76,7 +76,7 @@ def connection(transport):
 def consumed(connection, transport, handler=None, kind=Consumer):
     """Let a consumer handle CHUNKS chunks; returns the sent bytes and the number of switches."""
     consumer = kind("t", "c", "nsqd", message_handler=handler, max_in_flight=1000)
-    consumer._prepare_connection(connection)
+    consumer._dispatcher.listen(connection)
     gevent.sleep(0)
     del transport.sends[:]
     with Switches() as switches:
@@ -122,7 +122,7 @@ def test_waiting_handlers_cost_a_worker_each_and_no_more(connection, transport):
         handled.append(message)
 
     consumer = Consumer("t", "c", "nsqd", message_handler=handle, max_in_flight=1000)
-    consumer._prepare_connection(connection)
+    consumer._dispatcher.listen(connection)
     with Switches() as switches:
         transport.feed(chunk(0))
         wait_until(lambda: len(consumer._workers) == CHUNK)
@@ -135,7 +135,7 @@ def test_waiting_handlers_cost_a_worker_each_and_no_more(connection, transport):
 
 def test_signals_without_receivers_are_not_sent(connection, transport):
     consumer = Consumer("t", "c", "nsqd", message_handler=lambda consumer, message: None, max_in_flight=1000)
-    consumer._prepare_connection(connection)
+    consumer._dispatcher.listen(connection)
     transport.feed(chunk(0))
     wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
 
@@ -243,7 +243,7 @@ def test_message_in_flight_costs_few_allocations_and_leaves_none(connection, tra
     consumer = Consumer(
         "t", "c", "nsqd", message_handler=lambda c, message: release.wait(), max_in_flight=1000, concurrency=1
     )
-    consumer._prepare_connection(connection)
+    consumer._dispatcher.listen(connection)
     data = chunk(0)
     transport.feed(chunk(1))
     wait_until(lambda: consumer.stats().waiting == CHUNK - 1)

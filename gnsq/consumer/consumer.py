@@ -1,7 +1,7 @@
-"""The Consumer: its public methods, start and close, discovery of nsqds, and the path of messages to handlers.
+"""The Consumer: its public methods, start and close, discovery of nsqds, and their connections.
 
-It connects other classes, which do the work: connections read and write, WorkerPool and HandlerRunner handle messages,
-RdyController sets RDY. The numbered steps of a message stand in nsqd/connection.py.
+It connects other classes, which do the work: connections read and write, MessageDispatcher passes messages to handlers
+and sets RDY. The numbered steps of a message stand in nsqd/connection.py.
 """
 
 from __future__ import annotations
@@ -9,28 +9,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Self, Unpack
 
 import gevent
 from gevent.event import Event
 
 from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
-from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
-from gnsq.consumer.handler_runner import HandlerRunner
+from gnsq.consumer.dispatcher import MessageDispatcher
 from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
-from gnsq.consumer.rdy_controller import RdyController
 from gnsq.consumer.shutdown import Shutdown
-from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.errors import NSQErrorCode
 from gnsq.httpclient import HttpOptionsDict
@@ -41,7 +37,6 @@ from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions, State
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.commands import is_starved
-from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.signals import (
     AuthReceiver,
@@ -55,7 +50,7 @@ from gnsq.signals import (
     TypedSignal,
     notify,
 )
-from gnsq.stats import ConsumerStats, MessageCounts
+from gnsq.stats import ConsumerStats
 from gnsq.texts import counted
 
 __all__ = ["Consumer"]
@@ -179,16 +174,16 @@ class Consumer:
         self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
+        methods = ("handle_message", "handle_messages", "handle_finish")
+        self._overrides = {name for name in methods if getattr(type(self), name) is not getattr(Consumer, name)}
         for method in ("handle_message", "handle_messages"):
-            if self._overridden(method):
+            if method in self._overrides:
                 check_runs(getattr(type(self), method), "override")
         if message_handler is not None:
             check_handler(message_handler, "message_handler")
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
-        # Limit of the delay of a REQ in ms, by address. nsqds before 1.1.0 have named it when they refused a REQ.
-        self._max_req_timeouts: dict[str, int] = {}
         self._connection_options = connection
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             reconnect,
@@ -198,33 +193,8 @@ class Consumer:
             on_lost=self._on_connection_lost,
             owner=self.log_owner,
         )
-        self._runner = HandlerRunner(
-            self, self._clock, running=lambda: self._workers.running, unanswered=self._unanswered_messages
-        )
-        self._workers = WorkerPool(
-            f"gnsq-worker-{topic}",
-            lambda: self.concurrency,
-            functools.partial(self._runner.handle_with_override, self._handle_one)
-            if self._overridden("handle_message")
-            else self._runner.handle,
-            functools.partial(self._runner.handle_batch_with_override, self.handle_messages)
-            if self._overridden("handle_messages")
-            else None,
-            self._runner.on_dropped,
-            self._clock,
-        )
-        self._rdy = RdyController(
-            self.options,
-            self._pool.connections,
-            self._clock,
-            unanswered=self._unanswered_messages,
-            on_timed_out=self._runner.on_timed_out,
-            not_attempted=lambda: self._pool.not_attempted,
-            on_phase=self._on_backoff_phase,
-            owner=self.log_owner,
-        )
-        # Counts of closed connections.
-        self._closed_counts = MessageCounts()
+        dispatcher = self._dispatcher = MessageDispatcher(self, self._pool, self._clock, self._overrides)
+        self._runner, self._workers, self._rdy = dispatcher.runner, dispatcher.workers, dispatcher.rdy
         self._tasks: list[gevent.Greenlet] = []
         self._state = State.INIT
         self._owner_thread: OwnerThread | None = None
@@ -260,8 +230,7 @@ class Consumer:
         Raises:
             RuntimeError: If no handler is connected to on_message, or if the hub itself starts a threaded consumer.
         """
-        overrides = any(map(self._overridden, ("handle_message", "handle_messages")))
-        if not overrides and not list(self.on_message.receivers_for(self)):
+        if self._overrides <= {"handle_finish"} and not list(self.on_message.receivers_for(self)):
             raise RuntimeError(
                 "consumer has no handler: give message_handler or connect one to on_message"
                 + self.on_message.collected_hint()
@@ -490,7 +459,7 @@ class Consumer:
             state=self._state.value,
             max_in_flight=self.max_in_flight,
             connections=connections,
-            counts=sum((connection.counts for connection in connections), self._closed_counts),
+            counts=sum((connection.counts for connection in connections), self._dispatcher.closed_counts),
             given_up=runner.given_up,
             failed=runner.failed,
             waiting=len(workers.inbox),
@@ -543,14 +512,7 @@ class Consumer:
         max_tries are not passed. handler_timeout is for the whole call.
         """
         for message in messages:
-            self._handle_one(message)
-
-    def _handle_one(self, message: Message) -> object:
-        handle: Callable[..., object] = self.handle_message  # an override may return anything
-        return handle(self._pool.connections.get(message.nsqd or ""), message)
-
-    def _overridden(self, name: str) -> bool:
-        return getattr(type(self), name) is not getattr(Consumer, name)
+            self._dispatcher.handle_one(message)
 
     def handle_response(self, conn: Connection, response: bytes) -> None:
         """Send on_response."""
@@ -571,15 +533,6 @@ class Consumer:
     def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Send on_requeue."""
         notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
-
-    def _call_hook(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method that a subclass may have overridden. Log its exceptions."""
-        try:
-            function(*arguments)
-        except Exception:  # a subclass may raise anything
-            self.logger.exception(
-                "%s: %s of a subclass raised", self.log_owner.label, getattr(function, "__name__", function)
-            )
 
     # --- connections
 
@@ -653,90 +606,22 @@ class Consumer:
     def _make_connection(self, address: str) -> Connection:
         host, port = parse_address(address)
         connection = Connection(host, port, self._connection_options, self._clock, owner=self.log_owner)
-        self._prepare_connection(connection)
+        self._dispatcher.listen(connection)
         return connection
-
-    def _prepare_connection(self, connection: Connection) -> None:
-        connection.on_messages = self._on_messages
-        connection.on_response = functools.partial(self._call_hook, self.handle_response)
-        connection.on_error = functools.partial(self._call_hook, self.handle_error)
-        in_flight = connection.in_flight_messages
-        in_flight.latency = self._workers.latency
-        in_flight.requeue_after = lambda attempts: self.options.requeue_after(attempts)  # options may be replaced
-        in_flight.max_req_timeout = self._max_req_timeouts.get(connection.address)
-        in_flight.on_requeue = functools.partial(self._on_requeue, connection)
-        self._set_finish_listener([connection])
 
     def _setup_connection(self, connection: Connection) -> None:
         if connection.identity.auth:
-            self._call_hook(self.handle_auth, connection, dict(connection.identity.auth))
+            self._dispatcher.call_hook(self.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(self.topic, self.channel)
         self._lost_nsqds.pop(connection.address, None)
         self._rdy.add(connection)
 
     def _on_connection_lost(self, connection: Connection) -> None:
-        limit = max_req_timeout(connection.error)
-        if limit is not None:
-            self._max_req_timeouts[connection.address] = limit
-        self._closed_counts += connection.in_flight_messages.totals
-        self._workers.drop_from(connection.address)
-        self._rdy.remove(connection)
+        self._dispatcher.remove(connection)
         if len(self._lost_nsqds) >= self.options.max_nsqds:
             del self._lost_nsqds[next(iter(self._lost_nsqds))]
         self._lost_nsqds[connection.address] = self._clock.monotonic()
         self._nsqd_lost.set()
-
-    # --- messages
-
-    def _on_messages(self, connection: Connection, messages: list[Message]) -> None:
-        """Receive a chunk of messages. Receivers of signals are looked up here, once per chunk."""
-        self._runner.receivers = tuple(self.on_message.receivers_for(self))
-        self._set_finish_listener([connection])
-        self._rdy.on_messages(connection, len(messages))
-        self._workers.put(messages)
-        if connection.in_flight_messages.in_flight > connection.in_flight_limit:
-            self._rdy.check_in_flight(connection)
-
-    def _unanswered_messages(self) -> list[Message]:
-        """Return the messages whose handlers still run, and the async messages."""
-        # list() of each set is one step for the interpreter: other threads may add to it.
-        connections = self._pool.connections.values()
-        async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
-        return list(itertools.chain(self._workers.handling, *async_messages))
-
-    def _set_finish_listener(self, connections: Collection[Connection]) -> None:
-        """Listen for FINs only while a receiver, an override or the backoff needs them: each costs a call."""
-        wanted = (
-            self.on_finish.receivers
-            or self._rdy.backoff.phase is not BackoffPhase.OFF
-            or self._overridden("handle_finish")
-        )
-        for connection in connections:
-            connection.in_flight_messages.on_finish = functools.partial(self._on_finish, connection) if wanted else None
-
-    def _on_finish(self, connection: Connection, message_id: bytes) -> None:
-        if self._runner.is_given_up(connection.address, message_id):
-            self._rdy.record_neutral(connection)
-        else:
-            self._rdy.record_success()
-        self._call_hook(self.handle_finish, connection, message_id)
-
-    def _on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
-        if backoff:
-            self._rdy.record_failure()
-        else:
-            self._rdy.record_neutral(connection)
-        self._call_hook(self.handle_requeue, connection, message_id, timeout, backoff)
-
-    def _on_backoff_phase(self, phase: str, failures: int, duration: float) -> None:
-        self._set_finish_listener(self._pool.connections.values())
-        if phase == "end":
-            self.logger.info("%s: messages are handled again, as many as before", self.log_owner.label)
-        else:
-            level = logging.WARNING if phase == "start" else logging.INFO
-            text = "%s: failures in a row: %d; no messages for %.1f s, then one to try"
-            self.logger.log(level, text, self.log_owner.label, failures, duration)
-        notify(self.on_backoff, self, phase=phase, failures=failures, duration=duration)
 
     # --- end
 

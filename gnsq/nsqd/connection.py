@@ -9,7 +9,7 @@ Consumer, Producer and ConnectionPool decide about messages, RDY and when to con
 #  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it calls
 #     `read_messages` in message.py, which makes a Message of each message frame.
 #  3. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
-#  4. `Consumer._on_messages` in consumer/consumer.py is called with the list of messages.
+#  4. `MessageDispatcher.on_messages` in consumer/dispatcher.py is called with the list of messages.
 #  5. `RdyController.on_messages` in consumer/rdy_controller.py decides if RDY must be sent.
 #  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages, and `WorkerPool._work` in
 #     consumer/worker_pool.py takes them out again in another greenlet.

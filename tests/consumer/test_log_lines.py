@@ -9,6 +9,7 @@ from gevent.event import Event
 from fakensqd import FakeNsqd
 from fakensqd.faults import error, on
 from gnsq import Consumer, Producer
+from gnsq.consumer.handlers import HandlerSignal
 from tests.helpers import refused_port, wait_until
 
 
@@ -92,11 +93,17 @@ def test_failed_address_of_nsqlookupd_is_logged_as_left_to_the_next_round(lines)
 
 
 def test_bug_in_the_reader_of_messages_is_one_line_with_its_traceback(fakensqd, caplog):
-    class Broken(Consumer):
-        def _on_messages(self, connection, messages):
+    class BrokenSignal(HandlerSignal):
+        def receivers_for(self, sender):
             raise ZeroDivisionError
 
-    with Broken("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None, reconnect_initial=60):
+    class Broken(Consumer):
+        def handle_message(self, conn, message):
+            """Make a receiver unnecessary."""
+
+    consumer = Broken("t", "c", fakensqd.tcp_address, reconnect_initial=60)
+    consumer.on_message = BrokenSignal("on_message")
+    with consumer:
         with Producer(fakensqd.tcp_address) as producer:
             producer.publish("t", b"x")
         wait_until(lambda: [record for record in caplog.records if record.levelno >= logging.WARNING])

@@ -1,0 +1,178 @@
+"""Passes messages from connections to handlers, and the results of handlers to RDY.
+
+Joins WorkerPool, HandlerRunner and RdyController with the connections. Knows neither nsqlookupd nor threads, nor how
+the consumer starts and closes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Set
+from typing import Protocol
+
+from gnsq.backofftimer import BackoffPhase
+from gnsq.clock import Clock
+from gnsq.consumer.handler_runner import HandlerOwner, HandlerRunner
+from gnsq.consumer.rdy_controller import RdyController
+from gnsq.consumer.worker_pool import WorkerPool
+from gnsq.errors import NSQErrorCode
+from gnsq.message import Message
+from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.pool import ConnectionPool
+from gnsq.protocol.handshake import max_req_timeout
+from gnsq.signals import BackoffReceiver, FinishReceiver, TypedSignal, notify
+from gnsq.stats import MessageCounts
+
+__all__ = ["MessageDispatcher"]
+
+
+class DispatcherOwner(HandlerOwner, Protocol):
+    """The part of a Consumer that MessageDispatcher uses. Subclasses of Consumer may override the methods."""
+
+    topic: str
+    on_finish: TypedSignal[FinishReceiver]
+    on_backoff: TypedSignal[BackoffReceiver]
+
+    @property
+    def concurrency(self) -> int: ...
+    def handle_messages(self, messages: list[Message]) -> None: ...
+    def handle_response(self, conn: Connection, response: bytes) -> None: ...
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None: ...
+    def handle_finish(self, conn: Connection, message_id: bytes) -> None: ...
+    def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None: ...
+
+
+class MessageDispatcher:
+    """Passes the messages of one consumer to handlers, and their results to RDY.
+
+    Args:
+        overrides: Names of the handle_ methods that a subclass has overridden.
+
+    Attributes:
+        closed_counts: Counts of closed connections.
+    """
+
+    def __init__(
+        self, consumer: DispatcherOwner, pool: ConnectionPool[Connection], clock: Clock, overrides: Set[str]
+    ) -> None:
+        self.closed_counts = MessageCounts()
+        self._consumer = consumer
+        self._pool = pool
+        self._overrides = overrides
+        # Limit of the delay of a REQ in ms, by address. nsqds before 1.1.0 have named it when they refused a REQ.
+        self._max_req_timeouts: dict[str, int] = {}
+        self.runner = HandlerRunner(
+            consumer, clock, running=lambda: self.workers.running, unanswered=self._unanswered_messages
+        )
+        self.workers = WorkerPool(
+            f"gnsq-worker-{consumer.topic}",
+            lambda: consumer.concurrency,
+            functools.partial(self.runner.handle_with_override, self.handle_one)
+            if "handle_message" in overrides
+            else self.runner.handle,
+            functools.partial(self.runner.handle_batch_with_override, consumer.handle_messages)
+            if "handle_messages" in overrides
+            else None,
+            self.runner.on_dropped,
+            clock,
+        )
+        self.rdy = RdyController(
+            consumer.options,
+            pool.connections,
+            clock,
+            unanswered=self._unanswered_messages,
+            on_timed_out=self.runner.on_timed_out,
+            not_attempted=lambda: pool.not_attempted,
+            on_phase=self._on_backoff_phase,
+            owner=consumer.log_owner,
+        )
+
+    def handle_one(self, message: Message) -> object:
+        """Call handle_message(), which may be overridden, and return its result."""
+        handle: Callable[..., object] = self._consumer.handle_message  # an override may return anything
+        return handle(self._pool.connections.get(message.nsqd or ""), message)
+
+    def call_hook(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a method that a subclass may have overridden. Log its exceptions."""
+        try:
+            function(*arguments)
+        except Exception:  # a subclass may raise anything
+            name = getattr(function, "__name__", function)
+            self._consumer.logger.exception("%s: %s of a subclass raised", self._consumer.log_owner.label, name)
+
+    # --- connections
+
+    def listen(self, connection: Connection) -> None:
+        """Set the callbacks of a connection that will be opened."""
+        consumer, in_flight = self._consumer, connection.in_flight_messages
+        connection.on_messages = self.on_messages
+        connection.on_response = functools.partial(self.call_hook, consumer.handle_response)
+        connection.on_error = functools.partial(self.call_hook, consumer.handle_error)
+        in_flight.latency = self.workers.latency
+        in_flight.requeue_after = lambda attempts: consumer.options.requeue_after(attempts)  # options may be replaced
+        in_flight.max_req_timeout = self._max_req_timeouts.get(connection.address)
+        in_flight.on_requeue = functools.partial(self._on_requeue, connection)
+        self._set_finish_listener([connection])
+
+    def remove(self, connection: Connection) -> None:
+        """Count and drop the messages of a connection that was lost."""
+        limit = max_req_timeout(connection.error)
+        if limit is not None:
+            self._max_req_timeouts[connection.address] = limit
+        self.closed_counts += connection.in_flight_messages.totals
+        self.workers.drop_from(connection.address)
+        self.rdy.remove(connection)
+
+    # --- messages
+
+    def on_messages(self, connection: Connection, messages: list[Message]) -> None:
+        """Receive a chunk of messages. Receivers of signals are looked up here, once per chunk."""
+        self.runner.receivers = tuple(self._consumer.on_message.receivers_for(self._consumer))
+        self._set_finish_listener([connection])
+        self.rdy.on_messages(connection, len(messages))
+        self.workers.put(messages)
+        if connection.in_flight_messages.in_flight > connection.in_flight_limit:
+            self.rdy.check_in_flight(connection)
+
+    def _unanswered_messages(self) -> list[Message]:
+        """Return the messages whose handlers still run, and the async messages."""
+        # list() of each set is one step for the interpreter: other threads may add to it.
+        connections = self._pool.connections.values()
+        async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
+        return list(itertools.chain(self.workers.handling, *async_messages))
+
+    # --- results
+
+    def _set_finish_listener(self, connections: Iterable[Connection]) -> None:
+        """Listen for FINs only while a receiver, an override or the backoff needs them: each costs a call."""
+        is_off = self.rdy.backoff.phase is BackoffPhase.OFF
+        wanted = self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
+        for connection in connections:
+            connection.in_flight_messages.on_finish = functools.partial(self._on_finish, connection) if wanted else None
+
+    def _on_finish(self, connection: Connection, message_id: bytes) -> None:
+        if self.runner.is_given_up(connection.address, message_id):
+            self.rdy.record_neutral(connection)
+        else:
+            self.rdy.record_success()
+        self.call_hook(self._consumer.handle_finish, connection, message_id)
+
+    def _on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        if backoff:
+            self.rdy.record_failure()
+        else:
+            self.rdy.record_neutral(connection)
+        self.call_hook(self._consumer.handle_requeue, connection, message_id, timeout, backoff)
+
+    def _on_backoff_phase(self, phase: str, failures: int, duration: float) -> None:
+        self._set_finish_listener(self._pool.connections.values())
+        log, label = self._consumer.logger, self._consumer.log_owner.label
+        if phase == "end":
+            log.info("%s: messages are handled again, as many as before", label)
+        else:
+            level = logging.WARNING if phase == "start" else logging.INFO
+            text = "%s: failures in a row: %d; no messages for %.1f s, then one to try"
+            log.log(level, text, label, failures, duration)
+        notify(self._consumer.on_backoff, self._consumer, phase=phase, failures=failures, duration=duration)
