@@ -89,14 +89,13 @@ class HubThread:
         return get_ident() == self._ident and self._process == os.getpid()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in a greenlet of the hub, and wait for its result. A call in the thread itself calls it
-        directly.
+        """Call a function in a greenlet of the hub, and wait for its result. In the thread itself, only call it.
 
         There is no timeout. If the caller is interrupted, for example by a gevent.Timeout, the greenlet is killed.
 
         Raises:
-            RuntimeError: If the thread was stopped, before or during the call. Exceptions of the function are raised,
-                too.
+            RuntimeError: If the thread was stopped, before or during the call.
+            Exception: As the function.
         """
         __tracebackhide__ = True
         if self.is_current:
@@ -119,7 +118,7 @@ class HubThread:
         return result
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: the function's own
-        """Soon call a function in the hub itself; functions are called in the order of these calls. They must not wait.
+        """Soon call a function in the hub itself. Functions are called in the order of these calls, and must not wait.
 
         Calls that are made while the thread is being stopped may be lost.
 
@@ -231,7 +230,7 @@ def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: as above
     return [greenlet for greenlet in found if greenlet.parent is hub and not greenlet.dead]
 
 
-# Threads that may still run.
+# Threads that may be running.
 _running: weakref.WeakSet[HubThread] = weakref.WeakSet()
 
 

@@ -52,9 +52,9 @@ T = TypeVar("T")
 NO_TIMEOUT = 1e9
 # Seconds that a call into another thread's hub may take beyond its timeout.
 CROSS_THREAD_GRACE = 1.0
-# Seconds. A waiting thread returns to the interpreter at this interval, so that the interpreter can handle signals.
+# Seconds. A waiting thread returns to the interpreter at this interval, which then handles signals.
 SIGNAL_CHECK_INTERVAL = 1.0
-# Seconds between two checks whether the thread that must respond has ended.
+# Seconds. A waiting thread checks at this interval if the thread that must respond has ended.
 ALIVE_CHECK_INTERVAL = 1.0
 
 # --- thread primitives of the interpreter. The ones that gevent patches in would identify greenlets instead of threads,
@@ -100,7 +100,7 @@ def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> N
 
 
 def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: as above
-    # As the threading module does for new threads, on behalf of debuggers and coverage.
+    # The threading module does this for its new threads. Debuggers and coverage need it.
     sys.settrace(threading.gettrace())
     sys.setprofile(threading.getprofile())
     try:
@@ -110,7 +110,7 @@ def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) ->
         _threads.pop(get_ident(), None)
 
 
-# The threading module's threads by ident; there is no public way to either correction.
+# The threads of the threading module, by ident. There is no public way to correct this table.
 _threads: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # typeshed hides it
 
 
@@ -118,16 +118,16 @@ _threads: dict[int, threading.Thread] = threading._active  # type: ignore[attr-d
 
 
 class HubCallQueue:
-    """Queue of functions to call in the hub of the thread that made it; other threads add to it.
+    """Queue of functions that are called in the hub of the thread that made the queue. Other threads add to it.
 
-    Not the loop's run_callback_threadsafe(): with gevent 26.9 and libev, calls of it beside other work make the loop
-    miscount its watchers, so that it ends with LoopExit or never ends. A watcher's send() is safe between threads.
+    It does not use the loop's run_callback_threadsafe(). With gevent 26.9 and libev, calls of that function make a busy
+    loop miscount its watchers. Then the loop ends with LoopExit, or never ends. A watcher's send() is safe.
     """
 
     def __init__(self, loop: Any) -> None:  # Any: gevent has no types
         self._loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # Not ref: a thread that might call keeps no program alive.
+        # ref=False: the program need not wait for calls that may come.
         self._watcher = loop.async_(ref=False)
         self._watcher.start(self._drain)
 
@@ -141,11 +141,11 @@ class HubCallQueue:
         self._watcher.send()
 
     def close(self) -> None:
-        """Accept no more calls. Needed before the hub's loop is destroyed: that frees no watcher that is started."""
+        """Accept no more calls. Call this before the hub's loop is destroyed, which does not free started watchers."""
         self._watcher.close()
 
     def _drain(self) -> None:
-        # One callback for each: if a function raises, gevent prints the exception and calls the others.
+        # Each call has its own callback. If a function raises, gevent prints the exception and calls the others.
         while self._calls:
             function, arguments = self._calls.popleft()
             self._loop.run_callback(function, *arguments)
@@ -165,7 +165,7 @@ def hub_call_queue() -> HubCallQueue:
 
 
 def is_hub_greenlet() -> bool:
-    """Return True if the caller runs in its thread's hub itself, as callbacks do. Nothing can wait there."""
+    """Return True if the caller is a callback in its thread's hub itself. Nothing can wait there."""
     hub = get_hub_if_exists()
     return hub is not None and gevent.getcurrent() is hub
 
@@ -174,7 +174,7 @@ def is_hub_greenlet() -> bool:
 
 
 class Once:
-    """Gives something to the first of several threads that ask for it."""
+    """Can be acquired once, by the first of several threads."""
 
     __slots__ = ("_lock",)
 
@@ -189,7 +189,7 @@ class Once:
 class CrossThreadFuture(Generic[T]):
     """Result that one thread sets and one other thread waits for.
 
-    To make one takes a microsecond, and makes no hub in a thread that has none.
+    It takes a microsecond to make one. In a thread without a hub it makes no hub.
 
     Attributes:
         is_done: True if it has a result or an exception.
@@ -208,7 +208,7 @@ class CrossThreadFuture(Generic[T]):
         self._waiter: tuple[HubCallQueue, Event] | None = None
 
     def set_result(self, value: T) -> None:
-        """Set the result, in any thread and without waiting. The first result or exception stays."""
+        """Set the result. Any thread may call this, and it does not wait. Only the first result or exception counts."""
         if self._once.acquire():
             self._value = value
             self._finish()
@@ -228,7 +228,7 @@ class CrossThreadFuture(Generic[T]):
             self.set_exception(error)
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is done, up to the timeout in seconds; only one thread may wait at a time.
+        """Wait until the future is done, up to the timeout in seconds. Only one thread may wait at a time.
 
         A thread without a hub blocks. In a thread with a hub other greenlets run meanwhile.
 
@@ -238,7 +238,8 @@ class CrossThreadFuture(Generic[T]):
         if self.is_done:
             return True
         if get_hub_if_exists() is None:
-            # In slices: the interpreter would see a signal that comes just before the system call only after it.
+            # Wait in short steps. If a signal comes just before the system call, the interpreter handles it after the
+            # call.
             end = time.monotonic() + timeout
             while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
                 if time.monotonic() >= end:
@@ -297,14 +298,14 @@ class ThreadEvent:
         self._waiting: dict[CrossThreadFuture[None], None] = {}
 
     def set(self) -> None:
-        """Wake all that wait, without waiting."""
+        """Wake all waiting threads and greenlets. Does not wait."""
         # In this order; wait() uses the opposite order. So one of the two threads sees what the other has done.
         self.is_set = True
         for future in list(self._waiting):
             future.set_result(None)
 
     def wait(self, timeout: float) -> bool:
-        """Wait as CrossThreadFuture.wait() does. Returns: True if it is set."""
+        """Wait as CrossThreadFuture.wait(). Return True if the event is set."""
         future: CrossThreadFuture[None] = CrossThreadFuture()
         self._waiting[future] = None
         try:
@@ -319,7 +320,7 @@ class ThreadEvent:
 
 
 class ThreadToken:
-    """Identifies a thread, and is deleted when the thread ends. Idents of threads are used again after that."""
+    """Identifies a thread. It is deleted when the thread ends; the ident of the thread is used again then."""
 
     __slots__ = ("__weakref__",)
 
@@ -383,7 +384,7 @@ class OwnerThread:
             raise NSQConnectionClosed("the thread that this belongs to has ended") from error
 
     def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: as in spawn()
-        """Call a function in a greenlet of the thread's hub and wait for its result; in the thread itself just call it.
+        """Call a function in a greenlet of the thread's hub, and wait for the result. In the thread itself, just call it.
 
         Args:
             limit: Seconds to wait.

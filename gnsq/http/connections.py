@@ -43,13 +43,13 @@ _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.clien
 
 
 class NoResponse(Exception):
-    """The exchange failed before the response was complete.
+    """A request or its response was not complete.
 
     Attributes:
-        sent: True if any byte of the request may have left.
-        reused: True if the connection had been used before.
-        timed_out: True if a timeout ended it.
-        final: True if another try would fail in the same way.
+        sent: True if any byte of the request may have been sent.
+        reused: True if the connection was used before.
+        timed_out: True if the reason is a timeout.
+        final: True if a retry would fail in the same way.
     """
 
     def __init__(self, error: Exception, call: Call) -> None:
@@ -67,13 +67,12 @@ class Connections:
     All methods but close() are for greenlets of that hub.
 
     Args:
-        address: Of the client, for error texts.
-        headers: Sent with each request.
-        context: For HTTPS.
+        address: Address of the client, for error texts.
+        headers: Headers of each request.
+        context: Context for HTTPS.
 
     Attributes:
-        hub: The hub.
-        closed: Why they were closed; empty while they are open.
+        closed: Reason why they were closed; empty while they are open.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Connections:
         register_after_fork(self)
 
     def close(self, *, in_own_thread: bool) -> None:
-        """Close all connections; calls that are waiting fail. From another thread: as soon as the hub runs."""
+        """Close all connections. Calls that wait fail. If called in another thread, this happens when the hub runs."""
         self.closed = "client was closed while it waited for a response"
         if not in_own_thread:
             # ValueError: the hub was destroyed.
@@ -101,11 +100,11 @@ class Connections:
         self._end()
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Close, in a child process, the child's descriptors of connections that the parent uses."""
+        """Close the child's descriptors of the connections, which the parent continues to use."""
         self.closed = f"connection belongs to process {parent}, and this is its child"
         for call in self._calls:
             if call.socket is not None:
-                # At once, or its greenlet could still read, in this process, bytes that the parent waits for.
+                # Do this first. Otherwise the call's greenlet could read bytes that the parent waits for.
                 _close_descriptor(call.socket)
         self._end()
 
@@ -124,14 +123,14 @@ class Connections:
 
     @contextlib.contextmanager
     def call(self, what: str, timeout: float | None) -> Iterator[Call]:
-        """Begin a call, which ends when its timeout is over.
+        """Begin a call, which ends after its timeout.
 
         Args:
             what: The request, for error texts.
-            timeout: Seconds, in place of the client's.
+            timeout: Seconds; None: the option of the client.
 
         Raises:
-            NSQHttpError: NSQHttpTimeout or NSQHttpUnreachable if the time is over; also if the client is closed.
+            NSQHttpError: If the client is closed. After the timeout, NSQHttpTimeout or NSQHttpUnreachable.
         """
         call = Call(self, what, self.options.timeout if timeout is None else timeout)
         token = _current_call.set(call)
@@ -148,10 +147,10 @@ class Connections:
             _current_call.reset(token)
 
     def exchange(self, call: Call, request: requests.Request, *, fresh: bool) -> Response:
-        """Send a request and read the response. Follows no redirect.
+        """Send a request and read the response. Does not follow redirects.
 
         Args:
-            fresh: Over a new connection.
+            fresh: Use a new connection.
 
         Raises:
             NoResponse: If the connection or the response is broken.
@@ -162,13 +161,13 @@ class Connections:
             if self.closed:
                 raise self._closed_error()
             if fresh:
-                # Nothing waits between this and the send, so no other call can put a connection back.
+                # There is no wait between this and the send, so no other call can return a connection to the pool.
                 self._adapter.close()
             seconds = max(call.ends - time.monotonic(), 0.001)
             timeout = (min(self.options.connect_timeout or seconds, seconds), None)
             try:
-                # Not through a requests.Session: it would add proxies and passwords of the environment, and read the
-                # body of each redirect to its end.
+                # A requests.Session would use proxies and passwords of the environment, and would read the whole body
+                # of each redirect.
                 response = self._adapter.send(
                     request.prepare(), stream=True, timeout=timeout, proxies=self.options.proxies
                 )
@@ -182,15 +181,15 @@ class Connections:
 
 
 class Call:
-    """One call of a client: its exchanges with retries, all within one deadline. Made by Connections.call().
+    """One call of a client: its requests with retries, all within one deadline. Made by Connections.call().
 
     Attributes:
-        greenlet: The one that waits.
-        deadline: Raised in it when the time is over.
-        ends: When that is, as time.monotonic().
-        connected: True if the current exchange has begun to make a connection.
-        sent: True if any byte of its request may have left.
-        socket: The socket that it uses.
+        greenlet: The greenlet that waits for the call.
+        deadline: Raised in the greenlet at the deadline.
+        ends: The deadline, as time.monotonic().
+        connected: True if the current request has begun to make a connection.
+        sent: True if any byte of the current request may have been sent.
+        socket: The socket of the current request.
     """
 
     def __init__(self, connections: Connections, what: str, timeout: float) -> None:
@@ -204,10 +203,10 @@ class Call:
         self.socket: Any = None  # Any: gevent has no types
 
     def send(self, method: str, url: str, params: Mapping[str, str], body: bytes | None) -> Response:
-        """Send a request, again if that is safe, and return the response.
+        """Send a request and return the response. Retry if that is safe.
 
         Raises:
-            NSQHttpError: If there is none.
+            NSQHttpError: If there is no response.
         """
         self._what = f"{method} {url}"
         request = requests.Request(method, url, self._connections.headers, data=body, params=params)
@@ -217,7 +216,7 @@ class Call:
                 return self._connections.exchange(self, request, fresh=fresh)
             except NoResponse as failure:
                 if failure.reused and method == "GET" and not fresh:
-                    # The server closed an idle connection; that does not count as a try.
+                    # The server has closed an idle connection. This does not count as a retry.
                     fresh = True
                     continue
                 if retries >= self._connections.options.retries or not _may_be_repeated(method, failure):
@@ -226,7 +225,7 @@ class Call:
             retries += 1
 
     def timeout_error(self) -> NSQHttpError:
-        """Make the error of a call whose time is over."""
+        """Make the error for a call at its deadline."""
         if self.sent:
             return NSQHttpTimeout(f"{self._what}: no response within {self._timeout:.6g} s")
         return NSQHttpUnreachable(f"{self._what}: no response: nothing could be sent within {self._timeout:.6g} s")
@@ -279,7 +278,7 @@ class _Adapter(HTTPAdapter):
         return manager
 
     def cert_verify(self, *args: Any, **kwargs: Any) -> None:
-        """Leave all to the context; requests would load CAs of its own into it."""
+        """Do nothing: requests would load its own CAs into the context."""
 
     def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:
         """Leave out requests' own TLS settings, for the same reason."""
@@ -315,7 +314,7 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
         def connect(self) -> None:
             _current_call.get().connected = True
             super().connect()
-            # From here on the deadline of the call is the only limit.
+            # From now on the deadline of the call is the only limit.
             self.sock.settimeout(None)
 
         def send(self, data: Any) -> None:
@@ -339,9 +338,9 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
 class _BufferedTLS:
     """An SSLContext whose sockets do TLS in memory, over sockets of any kind.
 
-    SSLContext.wrap_socket() of the standard library takes the descriptor from a gevent socket and blocks the hub.
-    urllib3 sets attributes to the values that the context has already; they are kept here, since a context made before
-    gevent patched ssl can't be changed.
+    SSLContext.wrap_socket() of the standard library takes the descriptor of a gevent socket and blocks the hub. urllib3
+    sets attributes to the values that the context already has. This object keeps them, since a context that was made
+    before gevent patched ssl can't be changed.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -403,7 +402,7 @@ def _read(request: str, response: requests.Response, max_size: int) -> Response:
         if size > max_size:
             raise too_large
         if len(chunk) == _CHUNK:
-            # A fast server must not keep the hub from other greenlets: reading does not wait while data is there.
+            # Reading does not wait while there is data. If the server is fast, other greenlets must run, too.
             gevent.sleep(0)
     return Response(
         response.status_code,
@@ -431,7 +430,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
     """Describe an error in a few words, with a hint if there is one.
 
     Returns:
-        The text, and whether another try would fail in the same way.
+        The text, and True if a retry would fail in the same way.
     """
     for cause in reversed(causes):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -457,7 +456,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
             return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror, False
-    # The first line, cleaned: some texts repeat what the server sent.
+    # Only the first line, made printable: some texts repeat bytes of the server.
     return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
 
 

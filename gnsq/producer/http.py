@@ -88,8 +88,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
     """Return the error of a publish that nsqd has certainly not stored; None if nsqd may have stored it.
 
     Args:
-        multi, deferred: Whether it is a multipublish, and whether it is deferred. The name of the error over TCP
-            depends on this.
+        multi, deferred: True for a multipublish, and for a deferred publish. They have other errors over TCP.
     """
     code = error_text(error.body)
     refused: NSQErrorCode
@@ -119,7 +118,7 @@ def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = F
 
     Args:
         version: Three numbers. Empty if the version is unknown; then nsqd is assumed to be new enough.
-        multi, deferred: Whether it is a multipublish, and whether it is deferred.
+        multi, deferred: True for a multipublish, and for a deferred publish.
 
     Source: nsqd http.go. 0.2.21 has no /mpub, 0.2.22 splits a binary body into lines, and before 0.3.6 defer is
     ignored.
