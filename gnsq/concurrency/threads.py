@@ -384,7 +384,7 @@ class OwnerThread:
             raise NSQConnectionClosed("the thread that this belongs to has ended") from error
 
     def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: as in spawn()
-        """Call a function in a greenlet of the thread's hub, and wait for the result. In the thread itself, just call it.
+        """Call a function in a greenlet of the thread's hub, and wait for its result. In this thread, only call it.
 
         Args:
             limit: Seconds to wait.
