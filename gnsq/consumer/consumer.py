@@ -386,6 +386,8 @@ class Consumer:
         for task in self._tasks:
             task.kill(block=False)
         self._workers.abort()
+        # They belong to the parent; their own after_fork_in_child() closes this process's copies.
+        self._pool.connections.clear()
         self._end()
 
     # --- state

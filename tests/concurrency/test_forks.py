@@ -379,6 +379,7 @@ wait_until(lambda: len(before) == 5 and consumer.total_in_flight == 10)
 
 
 def child():
+    inherited = repr(consumer)
     with gevent.Timeout(5):
         consumer.join()
         consumer.close(timeout=3)
@@ -388,6 +389,7 @@ def child():
     gevent.sleep(0.1)
     living = [task for task in consumer._tasks if not task.dead]
     say("child", consumer.is_running, consumer.is_healthy, consumer.total_in_flight, len(done), len(before), living)
+    say(inherited)
 """
 
 
@@ -409,7 +411,13 @@ say("parent", len(done), consumer.is_running)
         fork,
     )
 
-    assert said == ["child False False 0 0 5 []", "0", "closed True", "parent 100 False"]
+    assert said == [
+        "child False False 0 0 5 []",
+        "<Consumer t/c closed, 0 connections, 0 messages in flight>",
+        "0",
+        "closed True",
+        "parent 100 False",
+    ]
     stats = channel_stats(fakensqd, "t", "c")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0, 0)
     # The parent's connection, and no other: neither of the child, nor a second one of the parent.
