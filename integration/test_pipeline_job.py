@@ -18,7 +18,7 @@ from gnsq.spark.pipeline.account import sum_highest_versions
 from integration.servers import program, running
 from tests.spark.helpers import channel_stats, is_empty, wait_for
 from tests.spark.helpers import running as process
-from tests.spark.pipeline.helpers import published, rows_below
+from tests.spark.pipeline.helpers import published, rows_below, table_rows
 
 pytestmark = [
     pytest.mark.real,
@@ -32,14 +32,13 @@ QUERIES = ("archive", "metrics")
 LATE_HOUR = 8
 COMMAND = [str(Path(sys.executable).with_name("gnsq-pipeline")), "--config"]
 LIMIT = 150
-# msgTimeout: messages in flight of a killed run time out soon. compact_files: closed hours are merged.
+# msgTimeout: messages in flight of a killed run time out soon.
 SETTINGS = """
 topic = "clicks"
 output = "{folder}/out"
 work = "{folder}/work"
 lookupd_http_addresses = ["{lookupd}"]
 deduplicate = 3600
-compact_files = 2
 max_rows_per_batch = 100
 master = "local[2]"
 [fields]
@@ -118,10 +117,15 @@ def run_once(config):
     assert output.endswith("\ndrained\n")
 
 
-def kill_in_its_middle(config, hour_directory):
-    """Run once, and kill the job when it begins to write its second batch into a directory."""
+def kill_in_its_middle(config, table):
+    """Run once, and kill the job when it begins to write its second batch into a table."""
+
+    def batches():
+        return {path.name[:17] for path in table.glob("part-*.parquet")}
+
+    before = len(batches())
     with process([*COMMAND, config, "--once"]) as running_job:
-        wait_for(lambda: len({path.name[:18] for path in hour_directory.glob("batch-*.parquet")}) >= 2, LIMIT)
+        wait_for(lambda: len(batches()) >= before + 2, LIMIT)
         os.killpg(running_job.pid, signal.SIGKILL)
         assert running_job.wait(30) == -signal.SIGKILL
 
@@ -150,7 +154,7 @@ def test_job_that_is_killed_between_two_runs_accounts_for_everything(cluster, co
     events.publish(hour=10, count=100)
     run_once(config)
     events.publish(hour=12, count=300, late=6)
-    kill_in_its_middle(config, archive / "hour=2025-01-15T12")
+    kill_in_its_middle(config, archive)
     after_kill = backlog(config)
     events.publish(hour=12, count=50)
     run_once(config)
@@ -160,7 +164,7 @@ def test_job_that_is_killed_between_two_runs_accounts_for_everything(cluster, co
     assert all(channel_stats(nsqd, TOPIC, "archive")["message_count"] for nsqd in cluster.nsqds)
     assert all(is_empty(nsqd, TOPIC, query) for nsqd in cluster.nsqds for query in QUERIES)
 
-    archived = rows_below(archive)
+    archived = table_rows(archive)
     # A batch that ran twice has published its dead letters twice.
     letters = {
         (letter["nsqd"], letter["message_id"]): letter for letter in read_topic(cluster, f"{TOPIC}-dead", tmp_path)

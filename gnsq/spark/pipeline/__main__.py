@@ -7,6 +7,7 @@ import datetime as dt
 import logging
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,11 @@ INTERRUPTED = (
 @setting_options
 @click.option("--once", is_flag=True, help="End when what is in the channels now has been worked off; for cron.")
 @click.option("--new-topic", is_flag=True, help="Start although no nsqd has the topic yet.")
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Go on with tables that belong to another checkpoint, such as one that is lost. That job must not run.",
+)
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
 @click.pass_obj
 def main(
@@ -48,16 +54,19 @@ def main(
     config_file: str | None,
     once: bool,
     new_topic: bool,
+    take_over: bool,
     status: bool,
     **settings: object,
 ) -> None:
-    """Archive events from NSQ as Parquet, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
+    """Archive events from NSQ in a Delta table, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
 
     Each setting may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in a TOML file, by its name with
     underscores; what is given here wins.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     _quiet_py4j()
+    # Spark wants to see a pandas for mapInArrow(), and warns of new ones. Nothing of it is used.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
     try:
         config = load_config(config_file, settings)
         if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
@@ -71,7 +80,7 @@ def main(
             click.echo(line)
         return
     try:
-        finished = _run(config, once, new_topic, session)
+        finished = _run(config, session, once=once, new_topic=new_topic, take_over=take_over)
     except KeyboardInterrupt:
         click.echo(INTERRUPTED, err=True)
         sys.exit(130)
@@ -106,10 +115,10 @@ def _note(log: Path) -> None:
         traceback.print_exc(file=file)
 
 
-def _run(config: PipelineConfig, once: bool, new_topic: bool, session: OpenSession | None) -> bool:
+def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new_topic: bool, take_over: bool) -> bool:
     """Run the job to its end. Click's context object may name another function than open_session()."""
     # Slow to load: --help and errors in the settings do without.
-    from gnsq.spark.pipeline.joblock import JobLock, OutputClaim, OutputLock, job_id
+    from gnsq.spark.pipeline.joblock import JobLock
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.stopping import StopRequest
 
@@ -117,18 +126,11 @@ def _run(config: PipelineConfig, once: bool, new_topic: bool, session: OpenSessi
         # First: a typing error in the topic is to leave nothing behind.
         check_nsq(config, survey(config), once=once, new_topic=new_topic)
         check_work(config)
-        with JobLock(Path(config.work)), contextlib.ExitStack() as locks:
-            check_places(config)
+        with JobLock(Path(config.work)):
+            check_places(config, take_over=take_over)
             create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
             if stop.is_set:
                 return False
-            work = Path(config.work)
-            claim = {"work": str(work.resolve()), "topic": config.topic}
-            check = None
-            if config.is_remote:
-                check = OutputClaim(config.output, {**claim, "id": job_id(work)}).check
-            else:
-                locks.enter_context(OutputLock(Path(config.output), claim))
             from gnsq.spark.pipeline.job import Job
             from gnsq.spark.pipeline.report import batch_line, summary_lines
             from gnsq.spark.pipeline.session import is_submitted, open_session
@@ -139,7 +141,7 @@ def _run(config: PipelineConfig, once: bool, new_topic: bool, session: OpenSessi
             ) as spark:
                 # SparkContext takes SIGINT for itself.
                 stop.install()
-                job = Job(spark, config, lambda batch: click.echo(batch_line(batch)), check or (lambda: None))
+                job = Job(spark, config, lambda batch: click.echo(batch_line(batch)), take_over=take_over)
 
                 def sum_up() -> None:
                     for line in summary_lines(job.close(), QUERIES):
@@ -150,9 +152,7 @@ def _run(config: PipelineConfig, once: bool, new_topic: bool, session: OpenSessi
                     if not stop.is_set:
                         job.start(once=once)
                         finished = job.wait(lambda: stop.is_set)
-                    if finished:
-                        job.compact()
-                    elif stop.is_set:
+                    if not finished and stop.is_set:
                         click.echo("stopping in order; a second Ctrl-C ends it at once")
             if finished:
                 job.check_drained()

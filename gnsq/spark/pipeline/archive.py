@@ -1,69 +1,113 @@
-"""Query archive: every event into Parquet by hour of event time, every malformed body to the dead-letter topic."""
+"""Query archive: every event into the table archive, every malformed body into the table dead and to its topic.
+
+A batch is one pass over its messages: tasks write the files of both tables, the driver commits the files of archive,
+then those of dead, then has the letters published. Each may be the last before a kill; then the batch runs again:
+
+    its files are written again, and those of the run before stay unused until a vacuum
+    a table whose log has the batch is left as it is
+    the letters are published again, since nobody knows how far the run before came (message_id tells them apart)
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+import base64
+import datetime as dt
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.events import malformed, well_formed
-from gnsq.spark.pipeline.objects import open_files
-from gnsq.spark.uris import join_uri
+from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, read_bodies, write
+from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.sink import publish
 
-__all__ = ["ArchiveBatches"]
+__all__ = ["ArchiveBatches", "dead_letter"]
 
 # Of a malformed body in its dead letter: nsqd takes 1 MiB, and base64 makes four bytes of three.
 LETTER_BYTES = 512 * 1024
+# If a batch has touched more partitions, the next one is shuffled, so that each partition's rows are in one task.
+# Without that, each task writes a file for each partition.
+SPREAD = 200
 
 
 class ArchiveBatches:
     """What foreachBatch calls.
 
-    A batch that runs again writes the same files again; its dead letters are published again, so that readers of
-    that topic see duplicates (message_id tells). A body that is too long for a letter is whole in dead/.
+    Args:
+        take_over: The tables may belong to another checkpoint.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
-        self.files = open_files(join_uri(config.output, "archive"), "hour")
-        self._dead = open_files(join_uri(config.output, "dead"))
-        self._columns = tuple(config.fields)
-        self._sink = config.sink_options(config.dead_letters_to)
+    def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
+        self._tables = archive_tables(config)
+        self._take_over = take_over
+        self._sink = WriteOptions.parse(config.sink_options(config.dead_letters_to))
+        self._partition_by = config.partition_by
+        self._is_claimed = False
+        self._is_spread = False
 
-    def __call__(self, parsed: DataFrame, batch_id: int) -> None:
-        """Write one batch of what events.parse() returns."""
-        parsed.persist()
-        try:
-            self.files.write(self._archived(parsed), batch_id)
-            self._bury(malformed(parsed), batch_id)
-        finally:
-            parsed.unpersist()
+    def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> None:
+        """Write one batch of what events.parse() returns.
 
-    def _bury(self, dead: DataFrame, batch_id: int) -> None:
-        [row] = dead.agg(F.max(F.octet_length("body"))).collect()
-        if row[0] is None:
+        Args:
+            owner: Spark's id of the query.
+        """
+        if not self._is_claimed:
+            for table in self._tables:
+                table.claim(owner, take_over=self._take_over)
+            self._is_claimed = True
+        archive, dead = (table.target(batch_id) for table in self._tables)
+        rows = parsed.repartition(_partition_key(self._partition_by)) if self._is_spread else parsed
+        files = collect_files(rows, functools.partial(write, route=functools.partial(_route, archive, dead)))
+        self._is_spread = len({file.partition for file in files if file.table == archive.name}) > SPREAD
+        for table in self._tables:
+            table.commit(owner, batch_id, files)
+        self._publish([file for file in files if file.table == dead.name], dead, parsed)
+
+    def _publish(self, files: list[DataFile], dead: TableTarget, parsed: DataFrame) -> None:
+        """Publish the rows of dead that were just written."""
+        if not files:
             return
-        if row[0] > LETTER_BYTES:
-            long = dead.where(F.octet_length("body") > LETTER_BYTES)
-            self._dead.write(long.select("reason", "body", "message_id", "nsqd", "published_at"), batch_id)
-        _dead_letters(dead).write.format("nsq").mode("append").options(**self._sink).save()
-
-    def _archived(self, parsed: DataFrame) -> DataFrame:
-        hour = F.date_format("event_time", "yyyy-MM-dd'T'HH").alias("hour")
-        body = F.col("body").cast("string").alias("body")
-        return well_formed(parsed).select(
-            "event_time", *self._columns, body, "message_id", "nsqd", "published_at", hour
-        )
+        paths = parsed.sparkSession.createDataFrame([(file.path,) for file in files], "path string")
+        paths.mapInArrow(functools.partial(_publish_files, dead, self._sink), "rows bigint").collect()
 
 
-def _dead_letters(dead: DataFrame) -> DataFrame:
-    length = F.octet_length("body")
-    is_long = length > LETTER_BYTES
-    letter = F.struct(
-        "reason",
-        F.base64(F.substring("body", 1, LETTER_BYTES)).alias("body_base64"),
-        # Left out where they are null.
-        F.when(is_long, F.lit(True)).alias("truncated"),
-        F.when(is_long, length).alias("length"),
-        *("message_id", "nsqd", "published_at"),
-    )
-    return dead.select(F.to_json(letter).alias("body"))
+def _partition_key(partition_by: str) -> Column:
+    if partition_by not in ("day", "hour"):
+        return F.col(partition_by)
+    return F.date_trunc(partition_by, F.coalesce("event_time", "published_at"))
+
+
+# --- in tasks
+
+
+def _route(archive: TableTarget, dead: TableTarget, batch: Any) -> Iterator[tuple[TableTarget, Any]]:
+    malformed = pc.is_valid(batch.column("reason"))
+    if pc.any(malformed).as_py():
+        yield dead, batch.filter(malformed)
+        batch = batch.filter(pc.invert(malformed))
+    yield archive, batch
+
+
+def _publish_files(dead: TableTarget, sink: WriteOptions, batches: Iterator[Any]) -> Iterator[Any]:
+    paths = [path for batch in batches for path in batch.column("path").to_pylist()]
+    letters = (letter for path in paths for letter in read_bodies(dead, path, dead_letter))
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([publish(letters, sink).rows], pa.int64())})
+
+
+def dead_letter(row: Mapping[str, Any]) -> bytes:
+    """Write a row of dead as it is published; of a long body there is only the first part."""
+    body: bytes = row["body"]
+    letter = {"reason": row["reason"], "body_base64": base64.b64encode(body[:LETTER_BYTES]).decode()}
+    if len(body) > LETTER_BYTES:
+        letter |= {"truncated": True, "length": len(body)}
+    published: dt.datetime = row["published_at"]
+    time = published.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+    letter |= {"message_id": row["message_id"], "nsqd": row["nsqd"], "published_at": time}
+    return json.dumps(letter, ensure_ascii=False, separators=(",", ":")).encode()

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
-from gnsq.spark.pipeline.schema import EventSchema
+from gnsq.spark.pipeline.schema import DIVIDING, EventSchema, plain_type
 from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
 
@@ -43,7 +43,6 @@ _OWN_OPTIONS = {
     "path": "setting output",
 }
 _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss")
-COMPACT_FILES = 20
 _TIME_ZONE = "spark.sql.session.timeZone"
 
 
@@ -80,6 +79,7 @@ class PipelineConfig:
     time_field: str = option("time", "field with the event's time, ISO 8601")
     key_field: str = option("page", "field that the counts are by")
     required_fields: tuple[str, ...] | None = option(None, "fields that every event must have; default: all")
+    partition_by: str = option("day", "how the archive is divided: day or hour of the events' time, a field, or none")
     window_length: int = option(60, "length of the windows that are counted", unit="s", minimum=1, maximum=86_400)
     watermark_delay: float = option(
         600.0, "events that are later than this go to late/", unit="s", minimum=0, maximum=YEAR
@@ -99,13 +99,6 @@ class PipelineConfig:
         unit="s",
         minimum=0.001,
         maximum=YEAR,
-        special=(0,),
-    )
-    compact_files: int | None = option(
-        None,
-        "merge the files of a closed hour when there are so many; 0: never; default: 20, on object stores 0",
-        unit="files",
-        minimum=2,
         special=(0,),
     )
     max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
@@ -131,6 +124,7 @@ class PipelineConfig:
                 check_bounds(f"setting {field.name}", value, field)
         # Its own checks are part of these.
         object.__setattr__(self, "fields", dict(self.schema.fields))
+        self._check_partition()
         if self.spark.get(_TIME_ZONE, "UTC") != "UTC":
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
@@ -142,17 +136,29 @@ class PipelineConfig:
                 f"setting work {redact_uri(self.work)!r} is a URI: give a local or mounted directory (output, spool "
                 "and checkpoint may be URIs)"
             )
-        if not _is_uri(self.output):
-            return
-        if urlsplit(self.output).scheme not in _OBJECT_STORES:
+        if _is_uri(self.output) and urlsplit(self.output).scheme not in _OBJECT_STORES:
             raise ValueError(
                 f"setting output {redact_uri(self.output)!r} is not an object store ({', '.join(_OBJECT_STORES)}): "
                 "give one, or a local or mounted directory as a path"
             )
-        if self.compact_files:
+
+    def _check_partition(self) -> None:
+        by = self.partition_by
+        if by in ("day", "hour", "none"):
+            if by in {name.lower() for name in self.fields}:
+                raise ValueError(
+                    f"setting partition_by {by!r} makes a column of that name, and so does the setting fields: give "
+                    "another one, or rename the field"
+                )
+        elif by not in self.fields:
             raise ValueError(
-                f"setting compact_files {self.compact_files}: on an object store files can't be merged, since no two "
-                "change at once there: leave it out, and set trigger_interval so that they are few"
+                f"setting partition_by {by!r} is neither day, hour nor none, nor one of fields: "
+                f"{', '.join(self.fields)}"
+            )
+        elif plain_type(self.fields[by]) not in DIVIDING:
+            raise ValueError(
+                f"setting partition_by {by!r} has the type {self.fields[by]}: a field to partition by is one of "
+                f"{', '.join(sorted(DIVIDING))}"
             )
 
     def _check_addresses(self) -> None:
@@ -230,13 +236,6 @@ class PipelineConfig:
     def is_remote(self) -> bool:
         """Whether output is on an object store."""
         return _is_uri(self.output)
-
-    @property
-    def least_to_compact(self) -> int:
-        """Files that an hour must have to be compacted; 0: never."""
-        if self.compact_files is not None:
-            return self.compact_files
-        return 0 if self.is_remote else COMPACT_FILES
 
     @property
     def metrics_to(self) -> str:

@@ -134,7 +134,8 @@ def _run_pipeline(
     session: OpenSession | None,
 ) -> tuple[int, int]:
     """Run the job until both channels are drained; returns how many events were archived, and how many were late."""
-    from gnsq.spark.pipeline.job import Job  # slow to load
+    from gnsq.spark.pipeline.job import Job
+    from gnsq.spark.pipeline.layout import archive_tables  # slow to load, as the others
     from gnsq.spark.pipeline.preflight import create_channels
     from gnsq.spark.pipeline.report import Batch
     from gnsq.spark.pipeline.session import open_session
@@ -160,7 +161,8 @@ def _run_pipeline(
                     raise _Stopped
             finally:
                 job.close()
-    return count_rows(work / "output" / "archive"), count_rows(work / "output" / "late")
+    archive, _ = archive_tables(config)
+    return archive.status().rows if archive.exists() else 0, count_rows(work / "output" / "late")
 
 
 def _progress(console: Console) -> Progress:
@@ -187,7 +189,7 @@ def _show(console: Console, account: Account, windows: int, rows: int) -> None:
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_row("published, confirmed by nsqd", f"{account.published:,}")
-    table.add_row("archived as Parquet, by hour", f"{account.archived:,}")
+    table.add_row("archived in a table, by day", f"{account.archived:,}")
     table.add_row("dead-lettered, with the reason", f"{account.dead_lettered:,}")
     table.add_row(
         f"aggregated in {windows:,} windows and pages ({counted(rows, 'row', spec=',')} read back)",

@@ -8,6 +8,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
@@ -27,12 +28,10 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.compaction import Compaction, Compactor
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.events import deduplicated, parse
-from gnsq.spark.pipeline.files import BatchFiles
 from gnsq.spark.pipeline.metrics import MetricsBatches
-from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, read_note, source_of, start_of
+from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state
 from gnsq.spark.spool.spool import Spool
@@ -72,7 +71,7 @@ class Job:
 
     Args:
         report: Called for each finished batch, in the thread that waits.
-        check: Called at the start and before each batch; raises if the job may not write any more.
+        take_over: The tables may belong to other checkpoints.
     """
 
     def __init__(
@@ -80,12 +79,13 @@ class Job:
         spark: SparkSession,
         config: PipelineConfig,
         report: Callable[[Batch], None],
-        check: Callable[[], None] = lambda: None,
+        *,
+        take_over: bool = False,
     ) -> None:
         self._spark = spark
         self._config = config
         self._report = report
-        self._check = check
+        self._take_over = take_over
         self._summary = Summary()
         self._started_at = time.monotonic()
         self._queries: dict[str, StreamingQuery] = {}
@@ -99,8 +99,6 @@ class Job:
         # By query, as the last batch told it.
         self._troubles: dict[str, str] = {}
         self._metrics: MetricsBatches | None = None
-        self._compaction: Compaction | None = None
-        self._compactor: Compactor | None = None
         # What was there at the start, and so has to come before a query may end: messages; segments of its spool, of
         # which the first progress tells those that were read before.
         self._due: dict[str, int] = {}
@@ -117,24 +115,15 @@ class Job:
             NSQException, OSError, ValueError: If a directory can't be used.
         """
         config = self._config
-        self._check()
         if once:
             for query in QUERIES:
                 self._look_for_messages(query)
-        archive, self._metrics = ArchiveBatches(config), MetricsBatches(config)
+        archive, self._metrics = ArchiveBatches(config, take_over=self._take_over), MetricsBatches(config)
         self._notebooks = {query: Notebook(config, query) for query in QUERIES}
-        if isinstance(archive.files, BatchFiles):
-            self._start_compaction(archive.files)
         self._spark.streams.addListener(self._listener)
         self._is_listening = True
         self._start("archive", archive, once)
         self._start("metrics", self._metrics, once)
-
-    def _start_compaction(self, files: BatchFiles) -> None:
-        compaction = Compaction(files.root, files.lock, self._config.watermark_delay, self._config.least_to_compact)
-        compaction.recover()
-        self._compaction, self._compactor = compaction, Compactor(compaction)
-        self._compactor.committed(read_note(self._config, "archive").committed)
 
     def wait(self, is_stopping: Callable[[], bool]) -> bool:
         """Wait until all queries have ended, or until it is time to stop.
@@ -192,15 +181,10 @@ class Job:
                     self._notice_silence(name, 0, source_of(progress))
 
     def close(self) -> Summary:
-        """End what is the job's own, compact what is left to compact if the queries have ended, and sum up."""
+        """Stop listening, and sum up."""
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
-        if self._compactor is not None:
-            self._compactor.stop()
-        if self._compaction is not None:
-            self._summary.compactions = self._compaction.times
-            self._summary.compacted_files = self._compaction.files
         if self._metrics is not None:
             self._summary.late = self._metrics.late
         for query in QUERIES:
@@ -212,12 +196,6 @@ class Job:
             self._summary.set_aside[query] = (state.set_aside, state.rows_set_aside)
         self._summary.seconds = time.monotonic() - self._started_at
         return self._summary
-
-    def compact(self) -> None:
-        """Compact all that can be, now; for queries that have ended in order."""
-        if self._compactor is not None and self._compaction is not None:
-            self._compactor.stop()
-            self._compaction.run(self._compactor.last_committed)
 
     def check_drained(self) -> None:
         """See whether queries that have ended have really read all that was there at the start.
@@ -252,8 +230,10 @@ class Job:
         except NSQException as error:
             raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
 
-    def _start(self, name: str, batches: Callable[[DataFrame, int], None], once: bool) -> None:
+    def _start(self, name: str, batches: Callable[[DataFrame, int, str], None], once: bool) -> None:
         config = self._config
+        # Spark tells the query's id when it has started, and may call write() before.
+        owner: Future[str] = Future()
         messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
         if config.deduplicate:
             messages = deduplicated(messages, config.deduplicate)
@@ -262,9 +242,8 @@ class Job:
         )
 
         def write(rows: DataFrame, batch_id: int) -> None:
-            self._check()
             self._notebooks[name].begin(batch_id)
-            batches(rows, batch_id)
+            batches(rows, batch_id, owner.result())
 
         writer = events.writeStream.queryName(name).foreachBatch(write)
         writer = writer.option("checkpointLocation", config.checkpoint_of(name))
@@ -275,6 +254,7 @@ class Job:
         try:
             query = self._queries[name] = writer.start()
             self._runs[str(query.runId)] = name
+            owner.set_result(str(query.id))
         except (PySparkException, Py4JError) as error:
             raise JobFailed(f"query {name} did not start: {root_cause(str(error))}") from error
 
@@ -297,9 +277,6 @@ class Job:
         self._summary.add(batch)
         self._troubles[name] = batch.trouble
         self._report(batch)
-        if name == "archive" and self._compactor is not None:
-            # Spark tells of a batch when it is in the commit log.
-            self._compactor.committed(batch.batch_id)
 
     def _notice_silence(self, name: str, rows: int, source: Any) -> None:  # Any: as above
         """Tell when a query gets nothing: there are no batches then that would."""

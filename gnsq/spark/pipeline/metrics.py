@@ -57,7 +57,7 @@ class MetricsBatches:
         for store in (self._store, self._metrics):
             store.make_directory("")
 
-    def __call__(self, parsed: DataFrame, batch_id: int) -> None:
+    def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> None:
         """Count one batch of what events.parse() returns."""
         before = self._state_before(batch_id)
         closed = watermark(before, self._delay)

@@ -19,8 +19,9 @@ from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.checkpoint import checkpoint_id
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.progress import read_note
-from gnsq.spark.pipeline.schema import plain_type
+from gnsq.spark.pipeline.tables import check_store
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.spool import Spool
@@ -45,8 +46,11 @@ def check_work(config: PipelineConfig) -> None:
     _check_writable("work", config.work)
 
 
-def check_places(config: PipelineConfig) -> None:
+def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
     """Make the directories, and see that they can be written and are this job's. Call with the JobLock held.
+
+    Args:
+        take_over: The tables may belong to other checkpoints.
 
     Raises:
         JobFailed: If something is wrong; the text says what to do.
@@ -66,8 +70,8 @@ def check_places(config: PipelineConfig) -> None:
             f"setting log_file {config.log} can't be written: {error.strerror}: give a file that can be"
         ) from error
     if not config.is_remote:
-        # Of another one OutputClaim finds that out.
         _check_writable("output", config.output)
+    check_store(config.output)
     for query in QUERIES:
         _check_spool(config, query)
         try:
@@ -79,6 +83,8 @@ def check_places(config: PipelineConfig) -> None:
             raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
         else:
             _check_checkpoint(config, query, is_new=identity is None)
+            for table in archive_tables(config) if query == "archive" else ():
+                table.claim(identity, take_over=take_over)
 
 
 def _check_writable(setting: str, path: str, mode: int | None = None) -> None:
@@ -125,7 +131,6 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
                 decode_offset(offset, config.read_options(query).source)
         except ValueError as error:
             raise JobFailed(f"checkpoint {shown}: {error}") from error
-    fields = {name: plain_type(kind) for name, kind in config.fields.items()}
     facts: dict[str, object] = {"deduplicate": config.deduplicate > 0}
     if query == "metrics":
         facts |= {"window_length": config.window_length, "key_field": config.key_field}
@@ -141,21 +146,12 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
                     "leave it as it was, or let the job work off everything and start with new work and output "
                     "directories"
                 )
-        # Columns may come and go, but files of one directory can't have one of two types.
-        earlier: dict[str, str] = before.get("fields", {})
-        for name, kind in fields.items():
-            if earlier.get(name, kind) != kind:
-                raise JobFailed(
-                    f"checkpoint {shown} was made with field {name} of type {earlier[name]}, and the setting is "
-                    f"{kind} now: leave it, give the field another name, or start with new work and output directories"
-                )
-        fields = {**earlier, **fields}
-    store.put(_MADE_WITH, json.dumps({**facts, "fields": fields}).encode())
+    store.put(_MADE_WITH, json.dumps(facts).encode())
 
 
 def _check_output_is_new(config: PipelineConfig, query: str, checkpoint: str) -> None:
     """A new checkpoint counts batches from 0, and files are named by batch."""
-    for name in ("archive", "dead") if query == "archive" else ("metrics", "late"):
+    for name in () if query == "archive" else ("metrics", "late"):
         place = join_uri(config.output, name)
         found = _first_batch(place, config)
         if found:

@@ -88,8 +88,6 @@ class Summary:
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
     # Rows and bytes, as the last batch left it.
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
-    compactions: int = 0
-    compacted_files: int = 0
     seconds: float = 0.0
 
     def add(self, batch: Batch) -> None:
@@ -142,11 +140,9 @@ def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
         if state[0]:
             line += f", {state_text(*state)}"
         lines.append(line)
-    files = counted(summary.compacted_files, "file", spec=",")
     others = [
         (summary.dead_letters, f"{counted(summary.dead_letters, 'dead letter', spec=',')}"),
         (summary.late, f"{summary.late:,} late"),
-        (summary.compactions, f"{counted(summary.compactions, 'compaction', spec=',')} of {files}"),
     ]
     told = [text for number, text in others if number] + [f"{summary.seconds:,.0f} s"]
     return [*lines, f"{'both':8} {', '.join(told)}"]

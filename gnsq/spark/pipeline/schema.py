@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["EventSchema", "RESERVED", "SCALARS", "plain_type"]
+__all__ = ["DIVIDING", "EventSchema", "RESERVED", "SCALARS", "plain_type"]
 
 SCALARS = frozenset(
     {
         *["string", "boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"],
-        *["float", "real", "double", "date", "timestamp", "timestamp_ntz", "decimal"],
+        *["float", "real", "double", "date", "timestamp", "decimal"],
     }
 )
+# Types, without synonyms, whose values a table can be partitioned by.
+DIVIDING = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "date"})
 # Columns that the job itself adds.
 RESERVED = frozenset(
     {"event_time", "body", "message_id", "nsqd", "published_at", "hour", "reason", "_malformed", "_seen_at"}
@@ -54,6 +56,11 @@ class EventSchema:
             _check_name("fields", name)
             if name.lower() in RESERVED:
                 raise ValueError(f"setting fields: {name!r} is a column of the job's own: rename the field")
+            if kind.strip().lower() == "timestamp_ntz":
+                raise ValueError(
+                    f"setting fields: {name} has the type {kind!r}, which says no moment and which most readers of "
+                    "tables do not know: use timestamp, or string"
+                )
             if not _is_scalar(kind):
                 raise ValueError(
                     f"setting fields: {name} has the type {kind!r}, one of {', '.join(sorted(SCALARS))} was due"

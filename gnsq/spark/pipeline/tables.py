@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import json
 import logging
 import os
 import re
+import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +34,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
@@ -45,9 +49,9 @@ from gnsq.spark.pipeline.datafiles import (
     store_error,
 )
 from gnsq.spark.spool.storage import LocalStore, open_store
-from gnsq.spark.uris import redact_uri
+from gnsq.spark.uris import join_uri, redact_uri
 
-__all__ = ["Table", "TableStatus", "delta_location"]
+__all__ = ["Table", "TableStatus", "check_store", "delta_location"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,9 @@ _BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
 _TRIES = 5
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
+# Commits at the same moment that tell whether a store has conditional PUT. delta-rs looks for the newest version just
+# before it writes the next one, so two commits one after the other would tell nothing.
+_RIVALS = 4
 # Commits that are looked at for facts and times, the newest first.
 _HISTORY = 200
 # Log entries that are checked at the start. Older ones were followed by so many synced ones.
@@ -119,14 +126,20 @@ class Table:
 
     def exists(self) -> bool:
         """Return True if there is a table."""
-        with _errors(self._location):
-            return DeltaTable.is_deltatable(self._uri, storage_options=self._options)
+        # Not DeltaTable.is_deltatable(): it holds the interpreter's lock while it waits for the store.
+        try:
+            self._open()
+        except JobFailed as error:
+            if isinstance(error.__cause__, TableNotFoundError):
+                return False
+            raise
+        return True
 
     def claim(self, owner: str | None, *, take_over: bool) -> int:
         """Make sure that the table is there, fits, and belongs to this checkpoint. Nothing is changed if it does not.
 
         Args:
-            owner: Spark's id of the query; None if there is no checkpoint yet. Then claim again when there is one.
+            owner: Spark's id of the query. None if there is no checkpoint yet: then this looks, and makes nothing.
             take_over: Let this checkpoint have a table that belongs to another one.
 
         Returns:
@@ -142,15 +155,17 @@ class Table:
                 make_directory(self._root)
                 broken = self._check_log()
         if not self.exists():
+            self._check_empty()
+            if owner is None:
+                return 0
             self._create(owner)
-            return int(owner is not None)
+            return 1
         delta = self._open()
         properties = delta.metadata().configuration
         found = properties.get(_OWNER)
         epochs = [int(value) for name, value in properties.items() if name.startswith(_EPOCH)]
         epoch = int(properties.get(f"{_EPOCH}{owner}", max(epochs, default=0) + (owner is not None)))
-        is_free = found == ""
-        if not is_free and (found is None or found != owner) and not take_over:
+        if (found is None or found != owner) and not take_over:
             raise JobFailed(self._taken(found, owner))
         self._check_partition(delta)
         missing = self._missing_fields(delta)
@@ -159,7 +174,7 @@ class Table:
             for compaction in broken:
                 self._undo(delta, compaction)
                 delta.update_incremental()
-            if missing:
+            if missing and owner is not None:
                 delta.alter.add_columns(missing)
             if owner is not None and found != owner:
                 changed = {_OWNER: owner, f"{_EPOCH}{owner}": str(epoch)}
@@ -290,7 +305,7 @@ class Table:
                 self._delta.update_incremental()
         return self._delta
 
-    def _create(self, owner: str | None) -> None:
+    def _check_empty(self) -> None:
         with _errors(self._location):
             foreign = next((path for path, _ in open_store(self._location).list() if path.endswith(".parquet")), None)
         if foreign is None and self._root is not None:
@@ -300,6 +315,8 @@ class Table:
                 f"{self._shown} has files that belong to no table, such as {foreign}: give another output directory, "
                 "or move them away"
             )
+
+    def _create(self, owner: str) -> None:
         partition = self._partition
         schema, columns = self._schema, []
         if partition is not None:
@@ -312,8 +329,8 @@ class Table:
                 schema,
                 partition_by=columns,
                 configuration={
-                    _OWNER: owner or "",
-                    **({f"{_EPOCH}{owner}": "1"} if owner else {}),
+                    _OWNER: owner,
+                    f"{_EPOCH}{owner}": "1",
                     _STATS: ",".join(name for name in stats_columns(self._schema) if name not in columns),
                 },
                 storage_options=self._options,
@@ -509,6 +526,40 @@ def _errors(location: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         raise store_error(location, error) from error
+
+
+def check_store(location: str) -> None:
+    """Refuse an object store on which one commit could replace another. Makes a small table there, and deletes it.
+
+    Raises:
+        JobFailed: If a conditional PUT is taken for any other, or the store can't be used.
+    """
+    scratch = join_uri(location, f"_probe-{uuid.uuid4().hex}")
+    store = open_store(scratch, "output")
+    if isinstance(store, LocalStore):
+        return
+    uri, options = delta_location(scratch)
+    schema = Schema.from_arrow(pa.schema([("x", pa.int32())]))
+    with _errors(location):
+        DeltaTable.create(uri, schema, storage_options=options)
+        with ThreadPoolExecutor(_RIVALS) as pool:
+            # list() raises the exceptions of the threads.
+            list(pool.map(functools.partial(_commit_probe, uri, options, threading.Barrier(_RIVALS)), range(_RIVALS)))
+        version = DeltaTable(uri, storage_options=options).version()
+        store.remove(*(path for path, _ in store.list()))
+        store.remove_directory("")
+    if version != _RIVALS:
+        raise JobFailed(
+            f"setting output {redact_uri(location)}: the store ignores the condition of a PUT (If-None-Match), so one "
+            "commit would replace another: give a store that has conditional PUT"
+        )
+
+
+def _commit_probe(uri: str, options: dict[str, str], barrier: threading.Barrier, number: int) -> None:
+    delta = DeltaTable(uri, storage_options=options)
+    barrier.wait()
+    properties = CommitProperties(app_transactions=[Transaction(str(number), 0)])
+    delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)
 
 
 def delta_location(location: str) -> tuple[str, dict[str, str]]:

@@ -5,10 +5,13 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.progress import Notebook, batch_of
+from gnsq.spark.pipeline.tables import delta_location
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of
@@ -104,6 +107,20 @@ def rows_below(path):
     """All rows of the Parquet files that readers see."""
     files = [file for file in sorted(path.rglob("*.parquet")) if "/_" not in str(file.relative_to(path.parent))]
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def delta_table(location):
+    """A reader of a table."""
+    uri, options = delta_location(str(location))
+    return DeltaTable(uri, storage_options=options)
+
+
+def table_rows(location):
+    """All rows of a table; none if there is no table."""
+    try:
+        return delta_table(location).to_pyarrow_table().to_pylist()
+    except TableNotFoundError:
+        return []
 
 
 def published(nsqd, topic, tmp_path):

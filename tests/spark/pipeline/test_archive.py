@@ -1,59 +1,207 @@
 import base64
 import datetime as dt
+import json
+from dataclasses import replace
 
 import pytest
+from pyspark.errors import PySparkException
 
-from gnsq.spark.pipeline.archive import LETTER_BYTES, ArchiveBatches
-from tests.spark.pipeline.helpers import messages, published, rows_below
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, dead_letter
+from gnsq.spark.pipeline.layout import archive_tables
+from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
 
 BODIES = [
     b'{"time": "2026-01-01T10:00:01Z", "user": "u1", "page": "/"}',
     b'{"time": "2026-01-01T10:00:59.5Z", "user": "u2", "page": "/", "more": [1]}',
-    b'{"time": "2026-01-01T12:01:00+01:00", "user": "u2", "page": "/cart"}',
+    b'{"time": "2026-01-02T00:01:00+01:00", "user": "u2", "page": "/cart"}',
     b"not json",
     b'{"time": "2026-01-01T10:00:01Z", "user": "", "page": "/"}',
 ]
+OURS, THEIRS = "ours", "theirs"
+
+
+def run(config, frame, batch_id=0, owner=OURS, *, take_over=False):
+    """A batch of a job that has just started."""
+    ArchiveBatches(config, take_over=take_over)(frame, batch_id, owner)
+
+
+def archived(config):
+    return table_rows(f"{config.output}/archive")
+
+
+def dead(config):
+    return table_rows(f"{config.output}/dead")
 
 
 @pytest.mark.spark
 @pytest.mark.subprocess
-def test_events_are_kept_by_hour_and_others_are_dead_letters_with_their_reason(spark, fakensqd, config, tmp_path):
-    ArchiveBatches(config)(messages(spark, config, BODIES), 0)
+def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(spark, fakensqd, config, tmp_path):
+    run(config, messages(spark, config, BODIES))
 
-    hours = {path.name: rows_below(path) for path in (tmp_path / "output" / "archive").glob("hour=*")}
+    rows = {row["body"].encode(): row for row in archived(config)}
+    assert sorted(rows) == sorted(BODIES[:3])
+    cart = rows[BODIES[2]]
+    assert cart["event_time"] == dt.datetime(2026, 1, 1, 23, 1, tzinfo=dt.UTC)
+    assert (cart["page"], cart["user"], cart["day"]) == ("/cart", "u2", dt.date(2026, 1, 1))
     letters = published(fakensqd, "clicks-dead", tmp_path)
-    assert {hour: len(rows) for hour, rows in hours.items()} == {"hour=2026-01-01T10": 2, "hour=2026-01-01T11": 1}
-    [cart] = hours["hour=2026-01-01T11"]
-    assert cart["event_time"] == dt.datetime(2026, 1, 1, 11, 1, tzinfo=dt.UTC)
-    assert (cart["page"], cart["user"], cart["body"]) == ("/cart", "u2", BODIES[2].decode())
     assert {base64.b64decode(letter["body_base64"]): letter["reason"] for letter in letters} == {
         BODIES[3]: "body is not a JSON object",
         BODIES[4]: "user is missing",
     }
+    assert {row["body"]: row["reason"] for row in dead(config)} == {
+        base64.b64decode(letter["body_base64"]): letter["reason"] for letter in letters
+    }
 
 
 @pytest.mark.spark
-def test_body_too_long_for_a_letter_is_kept_whole_in_a_file(spark, fakensqd, config, tmp_path):
+@pytest.mark.parametrize(
+    ("partition_by", "values"),
+    [
+        pytest.param("hour", {"2026-01-01T10": 2, "2026-01-01T23": 1}, id="hour"),
+        pytest.param("user", {"u1": 1, "u2": 2}, id="field"),
+        pytest.param("none", {}, id="none"),
+    ],
+)
+def test_archive_is_divided_as_the_setting_says(spark, config, partition_by, values):
+    config = replace(config, partition_by=partition_by)
+
+    run(config, messages(spark, config, BODIES[:3]))
+
+    rows = archived(config)
+    assert len(rows) == 3
+    found = [row[partition_by] for row in rows if partition_by in row]
+    assert {value: found.count(value) for value in found} == values
+
+
+@pytest.mark.spark
+def test_rows_of_many_partitions_are_in_one_file_for_each(spark, config):
+    start = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
+    frame = messages(spark, config, [event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
+    batches = ArchiveBatches(config)
+    batches(frame.repartition(2), 0, OURS)
+    before = archive_tables(config)[0].status()
+
+    batches(frame.repartition(2), 1, OURS)
+
+    assert archive_tables(config)[0].status().files - before.files == SPREAD + 1 < before.files
+    assert len(archived(config)) == 4 * (SPREAD + 1)
+
+
+@pytest.mark.spark
+def test_body_too_long_for_a_letter_is_whole_in_the_table(spark, fakensqd, config, tmp_path):
     long = b"x" * 1_000_000
     for _ in range(2):
-        ArchiveBatches(config)(messages(spark, config, [long, b"not json"]), 3)
+        run(config, messages(spark, config, [long, b"not json"]), 3)
 
     [short, *_, letter] = sorted(published(fakensqd, "clicks-dead", tmp_path), key=lambda each: each.get("length", 0))
     assert base64.b64decode(letter["body_base64"]) == long[:LETTER_BYTES]
     assert (letter["truncated"], letter["length"]) == (True, len(long))
     assert not {"truncated", "length"} & set(short)
-    [row] = rows_below(tmp_path / "output" / "dead")
-    assert (row["body"], row["message_id"]) == (long, letter["message_id"])
+    [row] = [row for row in dead(config) if row["body"] == long]
+    assert row["message_id"] == letter["message_id"]
+
+
+def test_letter_is_json_with_the_body_in_base64():
+    time = dt.datetime(2026, 1, 1, 10, 0, 0, 120_000, tzinfo=dt.UTC)
+    row = {"reason": "ä is missing", "body": b"\xff", "message_id": "0a", "nsqd": "a:1", "published_at": time}
+
+    assert dead_letter(row).decode() == (
+        '{"reason":"ä is missing","body_base64":"/w==","message_id":"0a","nsqd":"a:1",'
+        '"published_at":"2026-01-01T10:00:00.120Z"}'
+    )
+
+
+# --- kills
 
 
 @pytest.mark.spark
-def test_batch_that_runs_again_overwrites_itself(spark, config, tmp_path):
+def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
     for batch_id, frame in (
         (7, messages(spark, config, BODIES).repartition(5)),
         (7, messages(spark, config, BODIES).coalesce(1)),
         (8, messages(spark, config, BODIES[:1])),
     ):
-        # As after a restart.
-        ArchiveBatches(config)(frame, batch_id)
+        run(config, frame, batch_id)
 
-    assert len(rows_below(tmp_path / "output" / "archive")) == 4
+    assert (len(archived(config)), len(dead(config))) == (4, 2)
+
+
+@pytest.mark.spark
+def test_kill_between_the_commits_of_archive_and_dead_loses_and_doubles_nothing(spark, fakensqd, config, tmp_path):
+    run(config, messages(spark, config, BODIES[:1]))
+    # The commit of dead fails: what follows that of archive does not happen.
+    _, other = archive_tables(config)
+    batches = ArchiveBatches(config)
+    batches(messages(spark, config, BODIES[:1]), 1, OURS)
+    other.claim(THEIRS, take_over=True)
+    with pytest.raises(JobFailed, match="dead belongs to the checkpoint theirs"):
+        batches(messages(spark, config, BODIES), 2, OURS)
+    other.claim(OURS, take_over=True)
+    assert (len(archived(config)), len(dead(config))) == (5, 0)
+
+    run(config, messages(spark, config, BODIES), 2)
+
+    assert (len(archived(config)), len(dead(config))) == (5, 2)
+    assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
+
+
+@pytest.mark.spark
+def test_kill_between_the_commit_of_dead_and_its_topic_publishes_later(spark, fakensqd, config, tmp_path):
+    unreachable = replace(config, publish_addresses=("127.0.0.1:1",), nsq={"publishTimeout": "0.2"})
+    with pytest.raises(PySparkException, match="RowsNotPublished"):
+        run(unreachable, messages(spark, config, BODIES))
+    assert (len(archived(config)), len(dead(config))) == (3, 2)
+
+    run(config, messages(spark, config, BODIES))
+
+    assert (len(archived(config)), len(dead(config))) == (3, 2)
+    assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
+
+
+@pytest.mark.spark
+def test_new_checkpoint_on_an_old_table_is_refused_and_with_take_over_loses_nothing(spark, config):
+    run(config, messages(spark, config, BODIES), 9)
+
+    with pytest.raises(JobFailed, match=r"archive belongs to the checkpoint ours.*--take-over"):
+        run(config, messages(spark, config, BODIES), owner=THEIRS)
+    assert len(archived(config)) == 3
+
+    # All its batches count, also those with numbers that the old checkpoint has used.
+    run(config, messages(spark, config, BODIES), owner=THEIRS, take_over=True)
+    run(config, messages(spark, config, BODIES[:1]), 1, THEIRS)
+    assert (len(archived(config)), len(dead(config))) == (7, 4)
+    with pytest.raises(JobFailed, match="belongs to the checkpoint theirs"):
+        run(config, messages(spark, config, BODIES), 10)
+
+
+@pytest.mark.spark
+def test_new_fields_are_added_and_what_was_there_stays(spark, config):
+    run(config, messages(spark, config, BODIES[:1]))
+    wider = replace(config, fields={**config.fields, "ms": "int"}, required_fields=())
+    body = json.dumps({"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/", "ms": 5}).encode()
+
+    run(wider, messages(spark, wider, [body]), 1)
+
+    assert {row["body"].encode(): row["ms"] for row in archived(config)} == {BODIES[0]: None, body: 5}
+    other = replace(wider, fields={**config.fields, "ms": "double"})
+    frame = messages(spark, other, BODIES[:1])
+    with pytest.raises(JobFailed, match=r"column ms of type integer, and its type is double now"):
+        run(other, frame, 2)
+
+
+@pytest.mark.spark
+def test_all_types_of_fields_are_columns(spark, config):
+    kinds = ["boolean", "tinyint", "smallint", "int", "long", "float", "double", "date", "timestamp", "decimal(5,2)"]
+    given = [True, 1, 2, 3, 4, 0.5, 0.25, "2026-01-01", "2026-01-01T10:00:00Z", 1.25]
+    fields = {f"field_{number}": kind for number, kind in enumerate(kinds)}
+    values = dict(zip(fields, given, strict=True))
+    config = replace(config, fields={**config.fields, **fields})
+    body = {"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/", **values}
+
+    run(config, messages(spark, config, [json.dumps(body).encode()]))
+
+    [row] = archived(config)
+    expected = {name: str(value) for name, value in values.items()}
+    assert {name: str(row[name]) for name in values} == {**expected, "field_8": "2026-01-01 10:00:00+00:00"}
+    assert "max.field_4" in delta_table(f"{config.output}/archive").get_add_actions(flatten=True).schema.names

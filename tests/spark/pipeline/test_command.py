@@ -1,7 +1,6 @@
 """The command: what it says, what it leaves behind, and how it ends."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -15,9 +14,9 @@ from click.testing import CliRunner
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.joblock import JobLock
-from gnsq.spark.spool.storage import open_store
+from gnsq.spark.pipeline.layout import archive_tables
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
-from tests.spark.pipeline.helpers import published, rows_below
+from tests.spark.pipeline.helpers import config_for, published, rows_below, table_rows
 
 pytestmark = pytest.mark.subprocess
 
@@ -133,33 +132,22 @@ def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, t
 
     assert process.returncode == 0
     assert output.endswith("stopped in order; the next start goes on where this one ended\n")
-    assert not (tmp_path / "out" / "owner.json").exists()
+    assert not list((tmp_path / "out").rglob("_delta_log"))
 
 
-def test_output_of_another_job_is_refused_before_spark_starts(fakensqd, tmp_path):
+@pytest.mark.parametrize("place", ["local", "object store"])
+def test_table_of_another_job_is_refused_before_spark_starts(fakensqd, tmp_path, s3, place):
     publish(fakensqd, "clicks", EVENTS[:1])
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "owner.json").write_text('{"work": "/another", "topic": "clicks"}')
+    output = str(tmp_path / "out") if place == "local" else s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    for table in archive_tables(config_for(tmp_path, output=output)):
+        table.claim("theirs", take_over=False)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "spark.log").write_text("of an earlier run, which the message does not name")
 
-    done = run(arguments(fakensqd, tmp_path))
+    done = run(arguments(fakensqd, tmp_path, "--output", output))
 
     [line] = lines_of(done)
-    assert 'out belongs to another job ({"work": "/another"' in line
-
-
-def test_output_of_another_job_on_an_object_store_is_refused_before_spark_starts(fakensqd, tmp_path, s3):
-    publish(fakensqd, "clicks", EVENTS[:1])
-    location = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-    # The same paths, as on another machine.
-    theirs = json.dumps({"work": str(tmp_path / "work"), "topic": "clicks", "id": "theirs"})
-    open_store(location).put("owner.json", theirs.encode())
-
-    done = run(arguments(fakensqd, tmp_path, "--output", location))
-
-    [line] = lines_of(done)
-    assert f"{tmp_path.name} belongs to another job ({theirs}): give this one" in line
+    assert "/archive belongs to the checkpoint theirs; this job's checkpoint is new, so it does not fit" in line
     assert "SECRET" not in line
 
 
@@ -184,24 +172,23 @@ def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, shared_se
     # What is in flight at the kill comes back soon.
     small = ["--max-rows-per-batch", "300", "--nsq", "segmentRows=100", "--nsq", "msgTimeout=2"]
     with running(arguments(fakensqd, tmp_path, *small), **secret) as process:
-        wait_for(lambda: list((tmp_path / "out" / "archive").glob("hour=*/batch-*1-*.parquet")), limit=90)
+        wait_for(lambda: list((tmp_path / "out" / "archive").glob("part-*1-*.parquet")), limit=90)
         os.killpg(process.pid, signal.SIGKILL)
     # What was in flight comes back when its time is over; a receiver that is gone can't give it back.
     publish(fakensqd, "clicks", EVENTS[:100])
 
-    once = ["--once", "--compact-files", "2", "--watermark-delay", "0", "--deduplicate", "0"]
+    once = ["--once", "--watermark-delay", "0", "--deduplicate", "0"]
     given = arguments(fakensqd, tmp_path, *once)[len(COMMAND) :]
     done = CliRunner(env=secret).invoke(main, given, obj=shared_session)
 
-    archived = rows_below(tmp_path / "out" / "archive")
+    archived = table_rows(tmp_path / "out" / "archive")
     assert done.exit_code == 0, done.output
     assert len({(row["nsqd"], row["message_id"]) for row in archived}) == 2100
     assert len({letter["message_id"] for letter in published(fakensqd, "clicks-dead", tmp_path)}) == 3
     assert re.search(
         r"^archive  batch +\d+: .* rows/s, backlog .* at nsqd \+ .* in the spool, lag .* s$", done.output, re.M
     )
-    assert re.search(r"^both     .* late, \d+ compactions of \d+ files, \d+ s\ndrained$", done.output, re.M)
-    assert len(list((tmp_path / "out" / "archive" / "hour=2026-01-01T00").iterdir())) == 1
+    assert re.search(r"^both     .* late, \d+ s\ndrained$", done.output, re.M)
     late = rows_below(tmp_path / "out" / "late")
     latest = {}
     for row in rows_below(tmp_path / "out" / "metrics"):
@@ -219,7 +206,7 @@ def test_once_stops_in_order_on_sigterm_and_says_that_it_is_not_done(fakensqd, t
     publish(fakensqd, "clicks", EVENTS)
     small = ["--once", "--max-rows-per-batch", "50", "--nsq", "segmentRows=50"]
     with running(arguments(fakensqd, tmp_path, *small)) as process:
-        wait_for(lambda: list((tmp_path / "out" / "archive").glob("hour=*/*.parquet")), limit=90)
+        wait_for(lambda: list((tmp_path / "out" / "archive").glob("*.parquet")), limit=90)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
 
@@ -250,7 +237,7 @@ def test_py4j_does_not_log_the_connections_that_a_stop_cuts(what):
 def test_second_interrupt_ends_at_once_even_if_spark_hangs_and_says_what_that_means(fakensqd, tmp_path):
     publish(fakensqd, "clicks", EVENTS)
     with running(arguments(fakensqd, tmp_path, "--max-rows-per-batch", "200")) as process:
-        wait_for(lambda: list((tmp_path / "out" / "archive").glob("hour=*/*.parquet")), limit=90)
+        wait_for(lambda: list((tmp_path / "out" / "archive").glob("*.parquet")), limit=90)
         [java] = jvms_of(process.pid)
         os.kill(java, signal.SIGSTOP)
         os.kill(process.pid, signal.SIGINT)

@@ -52,11 +52,6 @@ def test_spool_and_checkpoint_may_be_elsewhere():
     assert config(spool="s3://b/x?region=y").spool_of("archive") == "s3://b/x/archive?region=y"
 
 
-def test_files_are_merged_unless_they_are_on_an_object_store():
-    assert (config().least_to_compact, config(compact_files=0).least_to_compact) == (20, 0)
-    assert config(output="s3://bucket/x").least_to_compact == 0
-
-
 def test_options_reach_source_and_sink():
     options = {"tls": "true", "tls_ca_file": "/ca.pem", "maxInFlight": "9", "publishTimeout": "5", "auth_secret": "x"}
     both = config(nsq=options)
@@ -105,9 +100,6 @@ def test_secrets_are_not_shown():
             {"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is not an object store \(s3, ", id="no store"
         ),
         pytest.param(
-            {"output": "s3://b/x", "compact_files": 9}, "compact_files 9: on an object store", id="compaction"
-        ),
-        pytest.param(
             {"output": "s3://b/x?region=a", "spool": "s3://b/x/late"}, "is in output/late", id="output and spool"
         ),
         pytest.param({"work": "file:/x"}, "file:/x' is a URI", id="file URI"),
@@ -133,7 +125,17 @@ def test_secrets_are_not_shown():
         pytest.param({"archive_channel": "metrics"}, "each would get half", id="same channel"),
         pytest.param({"watermark_delay": -1.0}, "watermark_delay -1.0 must be within 0 to 31536000 s", id="bound"),
         pytest.param({"max_rows_per_batch": 0}, "max_rows_per_batch 0 must be at least 1 row", id="zero"),
-        pytest.param({"compact_files": 1}, "compact_files 1 must be at least 2 or 0 files", id="one file"),
+        pytest.param({"partition_by": "week"}, "partition_by 'week' is neither day, hour nor none, nor", id="week"),
+        pytest.param(
+            {"partition_by": "page", "fields": {"page": "double"}},
+            "partition_by 'page' has the type double: a field to partition by is one of bigint, boolean, date",
+            id="partition of doubles",
+        ),
+        pytest.param(
+            {"fields": {"page": "string", "day": "string"}},
+            "partition_by 'day' makes a column of that name, and so does the setting fields: give another",
+            id="two columns day",
+        ),
         pytest.param({"window_length": 0}, "window_length 0 must be within 1 to 86400 s", id="window"),
         pytest.param({"key_field": "host"}, "setting key_field 'host' is none of fields: user, page", id="key"),
         pytest.param({"receivers": "moon"}, "receivers 'moon' is neither driver", id="receivers"),

@@ -5,20 +5,20 @@ import logging
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.account import sum_highest_versions
 from gnsq.spark.pipeline.job import Job
+from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.preflight import create_channels
 from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
 from gnsq.spark.spool.spool import Spool
-from gnsq.spark.spool.storage import open_store
+from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish
-from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, rows_below
+from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, table_rows
 
 GOOD = [b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}' % (number, number) for number in range(30)]
 BAD = [b"not json", b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}']
@@ -35,7 +35,6 @@ def run(spark, fakensqd, config):
         try:
             job.start(once=True)
             assert job.wait(lambda: False)
-            job.compact()
             job.check_drained()
         finally:
             for query in spark.streams.active:
@@ -60,7 +59,7 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
 
     reports, summary = run(config)
 
-    archived = rows_below(tmp_path / "output" / "archive")
+    archived = table_rows(tmp_path / "output" / "archive")
     counts = published(fakensqd, "clicks-metrics", tmp_path)
     aggregated, _ = sum_highest_versions(json.dumps(count).encode() for count in counts)
     assert len(archived) == len({(row["nsqd"], row["message_id"]) for row in archived}) == 35
@@ -85,35 +84,27 @@ def test_account_holds_on_an_object_store(run, fakensqd, config, s3, tmp_path):
 
     _, summary = run(replace(config, output=output))
 
-    store = open_store(output)
-    archived = []
-    for path, _ in store.list():
-        if path.startswith("archive/hour="):
-            with store.open(path) as file:
-                archived += pq.read_table(file).to_pylist()
+    archived = table_rows(join_uri(output, "archive"))
     assert sorted(row["body"].encode() for row in archived) == GOOD
-    assert (summary.rows, summary.dead_letters, summary.compactions) == ({"archive": 32, "metrics": 32}, 2, 0)
+    assert (summary.rows, summary.dead_letters) == ({"archive": 32, "metrics": 32}, 2)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
 
 
 @pytest.mark.spark
-def test_job_that_has_lost_its_output_fails_before_it_writes(spark, fakensqd, config, tmp_path):
+def test_job_whose_table_is_another_ones_fails_before_it_writes(spark, fakensqd, config, tmp_path):
     publish(fakensqd, "clicks", GOOD)
-    answers = iter([None])
-
-    def check():
-        if next(answers, JobFailed) is not None:
-            raise JobFailed("output belongs to another job")
-
-    job = Job(spark, config, lambda batch: None, check)
+    for table in archive_tables(config):
+        table.claim("theirs", take_over=False)
+    job = Job(spark, config, lambda batch: None)
     job.start(once=False)
 
-    with pytest.raises(JobFailed, match=r"^query \w+: .*JobFailed: output belongs to another job$"):
+    with pytest.raises(JobFailed, match=r"^query archive: .*archive belongs to the checkpoint theirs; .*--take-over"):
         job.wait(lambda: False)
     for query in spark.streams.active:
         query.stop()
     job.close()
-    assert rows_below(tmp_path / "output" / "archive") == []
+    assert table_rows(tmp_path / "output" / "archive") == []
+    assert not list((tmp_path / "output" / "archive").glob("*.parquet"))
 
 
 @pytest.mark.spark

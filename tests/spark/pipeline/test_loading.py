@@ -71,14 +71,14 @@ def test_environment_has_all_settings(path):
         "GNSQ_PIPELINE_TOPIC": "clicks",
         "GNSQ_PIPELINE_LOOKUPD_HTTP_ADDRESSES": "l:4161 m:4161",
         "GNSQ_PIPELINE_NSQ": "maxInFlight=7",
-        "GNSQ_PIPELINE_COMPACT_FILES": "0",
+        "GNSQ_PIPELINE_MAX_ROWS_PER_BATCH": "9",
     }
 
     config = load(["--topic", "mine"], environ, path)
 
     assert config.topic == "mine"
     assert config.lookupd_http_addresses == ("l:4161", "m:4161")
-    assert (config.nsq["maxInFlight"], config.compact_files) == ("7", 0)
+    assert (config.nsq["maxInFlight"], config.max_rows_per_batch) == ("7", 9)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.config import QUERIES
+from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.preflight import (
     Survey,
     check_nsq,
@@ -84,6 +85,7 @@ def test_check_claims_nothing(config, tmp_path):
 
     check_places(config)
     assert not list(tmp_path.rglob("owner.json"))
+    assert not list((tmp_path / "output").rglob("_delta_log"))
 
 
 def test_checkpoint_of_another_topic_is_refused(config, tmp_path):
@@ -114,7 +116,6 @@ def test_checkpoint_that_only_spark_can_read_is_left_to_it(tmp_path):
         ({"deduplicate": 60.0}, "archive/checkpoint was made with deduplicate False, and the setting is True now"),
         ({"window_length": 300}, "metrics/checkpoint was made with window_length 60, and the setting is 300 now"),
         ({"key_field": "user"}, "made with key_field 'page', and the setting is 'user' now: leave it"),
-        ({"fields": {"user": "string", "page": "int"}}, "with field page of type string, and the setting is int now"),
     ],
 )
 def test_settings_that_a_checkpoint_depends_on_stay(config, tmp_path, changes, words):
@@ -134,23 +135,24 @@ def begin(path):
         put_checkpoint(path / "work" / query / "checkpoint")
 
 
-def test_columns_may_come_and_go_but_not_change_their_type(tmp_path):
-    def check(**fields):
-        check_places(config_for(tmp_path, fields={"page": "string", **fields}))
+def test_table_of_another_checkpoint_is_refused(config, tmp_path):
+    for table in archive_tables(config):
+        table.claim("theirs", take_over=False)
 
-    check(ms="int")
-    begin(tmp_path)
-    check(ms="INTEGER", score="double")
-    check()
+    with pytest.raises(JobFailed, match=r"archive belongs to the checkpoint theirs; this job's checkpoint is new"):
+        check_places(config)
+    put_checkpoint(tmp_path / "work/archive/checkpoint")
+    with pytest.raises(JobFailed, match="belongs to the checkpoint theirs; this job's checkpoint is a, so"):
+        check_places(config)
 
-    with pytest.raises(JobFailed, match="made with field score of type double, and the setting is date now"):
-        check(score="date")
+    check_places(config, take_over=True)
+    check_places(config)
 
 
-def test_new_checkpoint_would_overwrite_the_files_of_an_older_one(config, tmp_path):
+def test_files_of_an_earlier_release_are_no_table(config, tmp_path):
     put_file(tmp_path / "output" / "archive" / "hour=2026-01-01T08", batch_name(0), [1])
 
-    with pytest.raises(JobFailed, match=r"archive/checkpoint is new, but .*batch-000000000000-0.parquet is there"):
+    with pytest.raises(JobFailed, match=r"archive has files that belong to no table, such as hour="):
         check_places(config)
 
 

@@ -20,7 +20,7 @@ def test_what_is_not_known_is_left_out():
 
 
 def test_summary_adds_up():
-    summary = Summary(late=3, compactions=2, compacted_files=40, seconds=61.4)
+    summary = Summary(late=3, seconds=61.4)
     summary.set_aside = {"archive": (1, 500)}
     for batch in (
         Batch("archive", 0, 1000, 1.0, malformed=4, duplicates=10),
@@ -32,7 +32,7 @@ def test_summary_adds_up():
     assert summary_lines(summary, ("archive", "metrics")) == [
         "archive  1,500 rows in 2 batches, 10 duplicates left out, 1 segment with 500 rows set aside as unreadable",
         "metrics  1,500 rows in 1 batch",
-        "both     5 dead letters, 3 late, 2 compactions of 40 files, 61 s",
+        "both     5 dead letters, 3 late, 61 s",
     ]
 
 

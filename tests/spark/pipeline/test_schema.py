@@ -24,6 +24,7 @@ def test_ddl_has_the_time_and_a_place_for_what_can_not_be_read():
         pytest.param({"a-b": "int"}, "time", "a-b", None, "fields: 'a-b' is not made of letters", id="name"),
         pytest.param({"Hour": "int"}, "time", "Hour", None, "'Hour' is a column of the job's own", id="reserved"),
         pytest.param({"a": "map<int,int>"}, "time", "a", None, "a has the type 'map<int,int>', one of", id="type"),
+        pytest.param({"a": "timestamp_ntz"}, "time", "a", None, "type 'timestamp_ntz', which says no", id="ntz"),
         pytest.param({"a": "decimal(39,1)"}, "time", "a", None, "'decimal", id="precision"),
         pytest.param({"a": "decimal(3,4)"}, "time", "a", None, "'decimal", id="scale"),
         pytest.param({"a": "int", "A": "int"}, "time", "a", None, "fields: a is there twice", id="case"),

@@ -1,0 +1,120 @@
+"""Tables on S3: moto, and a proxy before it that behaves as other stores do."""
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.tables import Table, check_store
+from gnsq.spark.spool.storage import open_store
+from tests.spark.pipeline.helpers import table_rows
+from tests.spark.s3proxy import s3_proxy
+
+SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("n", pa.int32())])
+TIME = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def location(s3, tmp_path):
+    return s3.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@")
+
+
+def table(location):
+    return Table("archive", location, SCHEMA, Partition("day", "event_time"))
+
+
+def files(table, batch_id, *numbers):
+    target = table.target(batch_id)
+    rows = pa.RecordBatch.from_pylist([{"event_time": TIME, "n": number} for number in numbers], schema=target.schema)
+    return list(write([rows], lambda rows: [(target, rows)]))
+
+
+@pytest.mark.subprocess
+def test_batches_are_committed_once(location):
+    archive = table(location)
+    archive.claim("ours", take_over=False)
+    archive.commit("ours", 0, files(archive, 0, 1, 2))
+    archive.commit("ours", 1, files(archive, 1, 3), {"entered": "3"})
+
+    again = table(location)
+    again.claim("ours", take_over=False)
+
+    assert not again.commit("ours", 1, files(again, 1, 3))
+    assert sorted(row["n"] for row in table_rows(location)) == [1, 2, 3]
+    status = again.status()
+    assert (status.rows, status.files, status.facts) == (3, 2, {"entered": "3"})
+    with pytest.raises(JobFailed, match="archive belongs to the checkpoint ours") as error:
+        table(location).claim("theirs", take_over=False)
+    assert "SECRET" not in str(error.value)
+
+
+@pytest.mark.subprocess
+def test_stale_handle_commits_behind_the_other(location):
+    archive = table(location)
+    archive.claim("ours", take_over=False)
+    other = table(location)
+    other.status()
+    archive.commit("ours", 0, files(archive, 0, 1))
+
+    other.commit("ours", 1, files(other, 1, 2))
+
+    assert other.status().version == 2
+    assert sorted(row["n"] for row in table_rows(location)) == [1, 2]
+
+
+# --- stores that lack something
+
+
+@pytest.fixture
+def proxy(s3):
+    with s3_proxy(s3.port) as proxy:
+        yield proxy
+
+
+@pytest.mark.subprocess
+def test_store_with_conditional_put_is_taken_and_left_as_it_was(proxy, tmp_path):
+    location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+
+    check_store(location)
+
+    assert open_store(location).list() == []
+
+
+@pytest.mark.subprocess
+def test_store_without_conditional_put_is_refused(proxy, tmp_path):
+    proxy.has_conditional_put = False
+
+    with pytest.raises(JobFailed, match=r"^setting output s3://\*\*\*@bucket/\S+: the store ignores .*If-None-Match"):
+        check_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+
+
+@pytest.mark.subprocess
+def test_credentials_that_expire_are_told_and_nothing_is_lost_after_they_are_renewed(proxy, tmp_path):
+    archive = table(proxy.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@"))
+    archive.claim("ours", take_over=False)
+    archive.commit("ours", 0, files(archive, 0, 1))
+    written = files(archive, 1, 2)
+    words = r"^table s3://\*\*\*@bucket/\S+/archive: [^\n]*[Ee]xpired[^\n]*: renew the credentials, then start"
+
+    proxy.has_expired = True
+    with pytest.raises(JobFailed, match=words):
+        files(archive, 1, 2)
+    with pytest.raises(JobFailed, match=words):
+        archive.commit("ours", 1, written)
+    proxy.has_expired = False
+
+    assert archive.commit("ours", 1, files(archive, 1, 2))
+    assert sorted(row["n"] for row in table_rows(archive._location)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "place", ["s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1", "abfs://nothing"]
+)
+@pytest.mark.slow
+def test_store_that_can_not_be_used_is_told_in_one_line(place):
+    with pytest.raises((JobFailed, ValueError), match=r"^(table|output) \S*(bucket/x|nothing)[^\n]*$") as error:
+        table(place).claim("ours", take_over=False)
+
+    assert "\x1b" not in str(error.value)

@@ -1,0 +1,89 @@
+"""A proxy before an S3 endpoint that behaves as stores do which lack something."""
+
+import contextlib
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+EXPIRED = (
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code>'
+    b"<Message>The provided token has expired.</Message></Error>"
+)
+
+
+class S3Proxy(ThreadingHTTPServer):
+    """Attributes: has_conditional_put: False ignores If-None-Match; has_expired: True refuses each request."""
+
+    daemon_threads = True
+
+    def __init__(self, target):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target = target
+        self.has_conditional_put = True
+        self.has_expired = False
+
+    def location(self, path, credentials=""):
+        """The URI of a directory, as S3Server's."""
+        query = f"endpoint_override=127.0.0.1:{self.server_port}&scheme=http&region=us-east-1"
+        return f"s3://{credentials}{path}?{query}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _forward(self):
+        body = self._body()
+        if self.server.has_expired:
+            self._answer(403, [("Content-Type", "application/xml")], EXPIRED)
+            return
+        dropped = {"host", "expect", "transfer-encoding"} | (
+            set() if self.server.has_conditional_put else {"if-none-match"}
+        )
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=30)
+        with contextlib.closing(connection):
+            connection.request(self.command, self.path, body, headers)
+            response = connection.getresponse()
+            hop = {"connection", "transfer-encoding"}
+            found = [(name, value) for name, value in response.getheaders() if name.lower() not in hop]
+            self._answer(response.status, found, response.read())
+
+    def _body(self):
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        chunks = []
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return b"".join(chunks)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
+
+    def _answer(self, status, headers, body):
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() != "content-length" or self.command == "HEAD":
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextlib.contextmanager
+def s3_proxy(target):
+    """Run a proxy before the endpoint on a port until the end of the block."""
+    with S3Proxy(target) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.shutdown()
+            thread.join(10)
