@@ -62,7 +62,7 @@ class FakeMessage(Message):
 def columns(*numbers, topic="clicks"):
     """The columns of a segment with these messages."""
     messages = [FakeMessage(number) for number in numbers]
-    return segment_columns(messages, [(topic, len(messages))], 1_700_000_001_000_000_000)
+    return segment_columns(messages, [topic] * len(messages), 1_700_000_001_000_000_000)
 
 
 def arrow_file(schema, *arrays):

@@ -241,13 +241,10 @@ class Receiver:
             return
         self._accepted += len(messages)
         buffer = self._buffer
-        if len(buffer):
-            buffer.switch_topic(consumer.topic)
-        else:
-            ready_count, time_left = self.subscriptions.ready_count, messages[0].time_left
-            buffer.begin(time.monotonic(), consumer.topic, ready_count, time_left)
+        if not len(buffer):
+            buffer.begin(time.monotonic(), self.subscriptions.ready_count, messages[0].time_left)
             self._wake.set()
-        is_full = buffer.add(messages)
+        is_full = buffer.add(consumer.topic, messages)
         if buffer.size + self._writing_size > MAX_BUFFERED_SEGMENTS * self.options.segment_bytes:
             self.pause("memory")
         if self._accepted == self._max_rows:

@@ -40,23 +40,21 @@ SCHEMA = pa.schema(
 )
 
 
-def segment_columns(
-    messages: Sequence[Message], topics: Sequence[tuple[str, int]], received_at_ns: int
-) -> list[pa.Array]:
-    """Lay messages out as the columns of a segment; topics are runs of (topic, number of messages)."""
+def segment_columns(messages: Sequence[Message], topics: Sequence[str], received_at_ns: int) -> list[pa.Array]:
+    """Lay messages and the topic of each out as the columns of a segment."""
     return [
         pa.array([message.body for message in messages], pa.binary()),
-        _text([message.id for message in messages]),
+        _id_column([message.id for message in messages]),
         pa.array([message.attempts for message in messages], pa.int32()),
         # Arrow cuts to microseconds in half the time of Python's division.
         pa.array([message.timestamp for message in messages], _NANOSECONDS).cast(_TIME, safe=False),
         pa.repeat(pa.scalar(received_at_ns // 1000, pa.int64()), len(messages)).cast(_TIME),
-        _nsqd_column([message.nsqd for message in messages]),
-        _topic_column(topics),
+        _text_column([message.nsqd for message in messages]),
+        _text_column(topics),
     ]
 
 
-def _text(values: list[bytes]) -> pa.Array:
+def _id_column(values: list[bytes]) -> pa.Array:
     array = pa.array(values, pa.binary())
     try:
         # Seven times as fast as decoding each.
@@ -66,17 +64,10 @@ def _text(values: list[bytes]) -> pa.Array:
         return pa.array([value.decode("latin-1") for value in values], pa.string())
 
 
-def _nsqd_column(nsqds: list[str | None]) -> pa.Array:
-    if len(set(nsqds)) == 1:
-        return pa.repeat(pa.scalar(nsqds[0], pa.string()), len(nsqds))
-    return pa.array(nsqds, pa.string())
-
-
-def _topic_column(topics: Sequence[tuple[str, int]]) -> pa.Array:
-    if len(topics) == 1:
-        [(topic, count)] = topics
-        return pa.repeat(pa.scalar(topic, pa.string()), count)
-    return pa.array([topic for topic, count in topics for _ in range(count)], pa.string())
+def _text_column(values: Sequence[str | None]) -> pa.Array:
+    if len(set(values)) == 1:  # as a rule, and much faster
+        return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
+    return pa.array(values, pa.string())
 
 
 def encode_segment(columns: Sequence[Any]) -> Any:  # Any: pyarrow has no types

@@ -6,8 +6,8 @@ from tests.spark.helpers import FakeMessage
 
 def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
     filled = SegmentBuffer(rows, size, age)
-    filled.begin(100.0, "clicks", in_flight_limit)
-    filled.add([FakeMessage(number, body) for number, body in enumerate(bodies)])
+    filled.begin(100.0, in_flight_limit)
+    filled.add("clicks", [FakeMessage(number, body) for number, body in enumerate(bodies)])
     return filled
 
 
@@ -31,7 +31,7 @@ def test_buffer_is_full_at_its_limits(filled, full):
 def test_add_returns_whether_the_buffer_is_full():
     filled = collector(in_flight_limit=4)
 
-    assert [filled.add([FakeMessage(number)]) for number in range(4)] == [False, False, True, True]
+    assert [filled.add("clicks", [FakeMessage(number)]) for number in range(4)] == [False, False, True, True]
 
 
 def test_segment_is_due_by_age():
@@ -80,43 +80,28 @@ def test_take_keeps_the_order_and_the_age_of_the_rest():
 
 def of_topics(*topics, rows=10):
     filled = SegmentBuffer(rows, 1000, 0.1)
-    filled.begin(100.0, topics[0], 100)
+    filled.begin(100.0, 100)
     for number, topic in enumerate(topics):
-        filled.switch_topic(topic)
-        filled.add([FakeMessage(number)])
+        filled.add(topic, [FakeMessage(number)])
     return filled
 
 
 @pytest.mark.parametrize(
     ("filled", "taken"),
     [
-        pytest.param(of_topics("a", "a"), [[("a", 2)]], id="one topic"),
-        pytest.param(of_topics("a", "b", "b", "a"), [[("a", 1), ("b", 2), ("a", 1)]], id="three runs"),
-        pytest.param(of_topics("a", "a", "a", rows=2), [[("a", 2)], [("a", 1)]], id="cut within a run"),
-        pytest.param(of_topics("a", "a", "b", rows=2), [[("a", 2)], [("b", 1)]], id="cut between runs"),
-        pytest.param(of_topics("a", "b", "b", "b", rows=2), [[("a", 1), ("b", 1)], [("b", 2)]], id="cut and go on"),
+        pytest.param(of_topics("a", "a"), ["aa"], id="one topic"),
+        pytest.param(of_topics("a", "b", "b", "a"), ["abba"], id="two topics"),
+        pytest.param(of_topics("a", "a", "b", rows=2), ["aa", "b"], id="divided between topics"),
+        pytest.param(of_topics("a", "b", "b", "b", rows=2), ["ab", "bb"], id="divided within a topic"),
+        pytest.param(SegmentBuffer(1, 1, 1), [], id="empty"),
     ],
 )
 def test_messages_are_taken_with_their_topics(filled, taken):
     found = []
     while len(filled):
-        found.append(filled.take().topics)
+        found.append("".join(filled.take().topics))
 
     assert found == taken
-
-
-def test_divided_run_continues_with_the_same_topic():
-    filled = of_topics("a", "b", "b", rows=2)
-    filled.take()
-
-    filled.switch_topic("b")
-    filled.add([FakeMessage(3)])
-
-    assert filled.take().topics == [("b", 2)]
-
-
-def test_take_of_an_empty_buffer_has_no_topics():
-    assert SegmentBuffer(1, 1, 1).take().topics == []
 
 
 @pytest.mark.parametrize(
@@ -125,6 +110,6 @@ def test_take_of_an_empty_buffer_has_no_topics():
 def test_segment_waits_for_half_of_the_time_that_nsqd_leaves(time_left, due):
     filled = SegmentBuffer(10, 1000, 10.0)
 
-    filled.begin(100.0, "clicks", 100, time_left)
+    filled.begin(100.0, 100, time_left)
 
     assert filled.seconds_to_flush(100.0) == due

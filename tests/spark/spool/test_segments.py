@@ -11,7 +11,7 @@ from tests.spark.helpers import FakeMessage, arrow_file, columns
 
 
 def test_columns_fit_the_schema():
-    batch = pa.RecordBatch.from_arrays(segment_columns([FakeMessage(1)], [("clicks", 1)], 5_000), schema=SCHEMA)
+    batch = pa.RecordBatch.from_arrays(segment_columns([FakeMessage(1)], ["clicks"], 5_000), schema=SCHEMA)
 
     [row] = batch.to_pylist()
     assert row["message_id"] == "0000000000000001"
@@ -26,7 +26,7 @@ def test_each_row_names_its_nsqd():
     messages = [FakeMessage(number) for number in range(3)]
     messages[1]._responder.nsqd = "other:4150"
 
-    column = segment_columns(messages, [("clicks", 3)], 0)[SCHEMA.get_field_index("nsqd")]
+    column = segment_columns(messages, ["clicks"] * 3, 0)[SCHEMA.get_field_index("nsqd")]
 
     assert column.to_pylist() == ["127.0.0.1:4150", "other:4150", "127.0.0.1:4150"]
 
@@ -35,7 +35,7 @@ def test_times_are_cut_to_microseconds():
     message = FakeMessage(1)
     message.timestamp = 1_700_000_000_000_001_999
 
-    column = segment_columns([message], [("clicks", 1)], 0)[SCHEMA.get_field_index("published_at")]
+    column = segment_columns([message], ["clicks"], 0)[SCHEMA.get_field_index("published_at")]
 
     assert column.cast(pa.int64()).to_pylist() == [1_700_000_000_000_001]
 
@@ -44,7 +44,7 @@ def test_any_id_is_kept():
     message = FakeMessage(1)
     message.id = bytes(range(240, 256))
 
-    column = segment_columns([message], [("clicks", 1)], 0)[SCHEMA.get_field_index("message_id")]
+    column = segment_columns([message], ["clicks"], 0)[SCHEMA.get_field_index("message_id")]
 
     assert column.to_pylist()[0].encode("latin-1") == message.id
 
@@ -134,7 +134,7 @@ def test_error_of_a_changed_body_has_both_crcs():
 def test_body_that_looks_like_the_crc_or_its_key_is_kept():
     message = FakeMessage(1, b"gnsq.crc32" + b"0" * 64)
 
-    [batch] = decode_segment(encode_segment(segment_columns([message], [("clicks", 1)], 0)), 1, "r1/1")
+    [batch] = decode_segment(encode_segment(segment_columns([message], ["clicks"], 0)), 1, "r1/1")
 
     assert batch.column("body").to_pylist() == [message.body]
 
