@@ -58,7 +58,7 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
 
 def is_supported(version: tuple[int, ...]) -> bool:
-    """Whether Spark runs on this version."""
+    """Return True if Spark runs on this version."""
     return version[0] in SUPPORTED and (version[0] != 25 or version >= FIRST_25)
 
 

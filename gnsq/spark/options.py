@@ -51,27 +51,31 @@ class ConnectOptions:
     spark.redaction.regex hides its value in plans.
     """
 
-    nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas")
+    nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds to connect to, as host:port, separated by commas")
     lookupd_http_addresses: tuple[str, ...] = option(
-        (), "nsqlookupds as URL or host:port, separated by commas: they name the nsqds"
+        (), "nsqlookupds that name the nsqds, as URL or host:port, separated by commas"
     )
     lookupd_poll_interval: float = option(
-        10.0, "between rounds of asking all nsqlookupds", unit="s", minimum=0.01, maximum=86400
+        10.0, "time between two requests to each nsqlookupd", unit="s", minimum=0.01, maximum=86400
     )
-    lookupd_timeout: float = option(5.0, "for an answer over HTTP", unit="s", minimum=0.001, maximum=3600)
-    heartbeat_interval: float = option(30.0, "between nsqd's heartbeats", unit="s", minimum=1, maximum=2_147_483)
-    tls: bool = option(False, "encrypt connections to nsqd; a server that does not offer TLS is refused")
-    tls_ca_file: str = option("", "CAs to trust, as PEM, here and for https:// addresses; default: the system's")
-    tls_cert_file: str = option("", "the client's certificate, as PEM, here and for https:// addresses")
-    tls_key_file: str = option("", "the certificate's key, unless tlsCertFile has it")
-    tls_key_password: str = option("", "password of an encrypted key", secret=True)
-    tls_server_hostname: str = option("", "name that nsqd's certificate must have; default: the host connected to")
-    tls_verify: bool = option(True, "false trusts any certificate, for any host name")
-    compression: str = option("none", "of connections to nsqd: none, snappy, or deflate, if the server offers it")
-    deflate_level: int | None = option(None, "1 fastest, 9 smallest; default: 6", minimum=1, maximum=9)
-    auth_secret: str = option("", "for AUTH; sent only to a server that requires it", secret=True)
+    lookupd_timeout: float = option(5.0, "longest wait for a response over HTTP", unit="s", minimum=0.001, maximum=3600)
+    heartbeat_interval: float = option(
+        30.0, "time between two heartbeats of nsqd", unit="s", minimum=1, maximum=2_147_483
+    )
+    tls: bool = option(False, "true encrypts the connections to nsqd, and refuses an nsqd that does not offer TLS")
+    tls_ca_file: str = option(
+        "", "PEM file with the CAs to trust, also for https:// addresses; default: the system's CAs"
+    )
+    tls_cert_file: str = option("", "PEM file with the client's certificate, also for https:// addresses")
+    tls_key_file: str = option("", "PEM file with the certificate's key, unless tlsCertFile has it")
+    tls_key_password: str = option("", "password of the key, if it is encrypted", secret=True)
+    tls_server_hostname: str = option("", "name that nsqd's certificate must have; default: the host of its address")
+    tls_verify: bool = option(True, "false accepts any certificate for any host name")
+    compression: str = option("none", "compression of connections to nsqd, if nsqd offers it: none, snappy or deflate")
+    deflate_level: int | None = option(None, "1 is fastest, 9 compresses most; default: 6", minimum=1, maximum=9)
+    auth_secret: str = option("", "secret for AUTH, sent only to an nsqd that requires it", secret=True)
     auth_secret_file: str = option(
-        "", "file with the secret for AUTH, on each machine that connects; in place of authSecret"
+        "", "file with the secret for AUTH, in place of authSecret; it must be on each machine that connects"
     )
 
     @classmethod
@@ -118,7 +122,7 @@ class ConnectOptions:
 
     @property
     def uses_https(self) -> bool:
-        """Whether any HTTP address is an https:// address."""
+        """True if any HTTP address is an https:// address."""
         addresses = (*self.lookupd_http_addresses, *getattr(self, "nsqd_http_addresses", ()))
         return any(address.lower().startswith("https://") for address in addresses)
 
@@ -127,63 +131,83 @@ class ConnectOptions:
 class ReadOptions(ConnectOptions):
     """Options of spark.read and spark.readStream, and of their receivers."""
 
-    topic: str = option("", "topic to read, or several, separated by commas; this or topicPattern is required")
+    topic: str = option("", "topic to read, or several topics, separated by commas; required, or topicPattern")
     topic_pattern: str = option(
         "",
-        "regular expression on the whole name of the topics to read, as nsqlookupd knows them; new topics are added",
+        "regular expression for the whole names of the topics to read; topics that nsqlookupd gets later are added",
     )
-    channel: str = option("", "channel to read, created if missing; required")
+    channel: str = option("", "channel to read; it is created if it does not exist; required")
     nsqd_http_addresses: tuple[str, ...] = option(
         (),
-        "HTTP addresses of the nsqds, for the channel's depth; found through nsqlookupd if that is given",
+        "HTTP addresses of the nsqds, to ask for the depth of the channel; not needed with lookupdHttpAddresses",
     )
-    spool: str = option("", "directory of the spool, a path or URI; required for readStream, one for each query")
-    spool_owner: str = option("", "name of this query, such as its checkpoint's URI; a spool of another one is refused")
+    spool: str = option(
+        "", "directory of the spool, as a path or URI; required for readStream; each query needs its own"
+    )
+    spool_owner: str = option(
+        "", "name of this query, such as the URI of its checkpoint; the spool of another owner is refused"
+    )
     spool_mode: str = option(
         "0700",
-        "octal permissions of the spool's directories, and without x of its files, whatever the umask; such as "
-        "2770 if receivers, driver and executors are several users of one group; on local and mounted file systems",
+        "octal permissions of the spool's directories on local and mounted file systems; files have the same without "
+        "x; the umask has no effect; use 2770 if receivers, driver and executors are several users of one group",
     )
     receivers: str = option(
         "driver",
-        "where messages are received: driver (in the process that plans batches), or external (by processes python -m "
-        "gnsq.spark.receiver, on any hosts)",
+        "driver: the query's process on the driver receives the messages; external: programs python -m "
+        "gnsq.spark.receiver receive them, on any hosts",
     )
     max_in_flight: int = option(
         10_000,
-        "delivered and not yet in the spool; topics share it evenly; above an nsqd's max-rdy-count it takes several "
-        "connections",
+        "most messages that are delivered and not yet in the spool, for all topics together; above an nsqd's "
+        "max-rdy-count there are several connections to it",
         unit="messages",
         minimum=1,
     )
-    segment_rows: int = option(10_000, "largest segment of the spool", unit="rows", minimum=1)
+    segment_rows: int = option(10_000, "most rows in one segment of the spool", unit="rows", minimum=1)
     segment_bytes: int = option(
-        8 * MIB, "the same; at most eight such segments wait in memory", unit="bytes", minimum=1, maximum=1024 * MIB
+        8 * MIB,
+        "most bytes in one segment of the spool; at most eight such segments wait in memory",
+        unit="bytes",
+        minimum=1,
+        maximum=1024 * MIB,
     )
-    segment_time: float = option(0.1, "longest that a message waits for its segment", unit="s", minimum=0.001)
+    segment_time: float = option(0.1, "longest time that a message waits for its segment", unit="s", minimum=0.001)
     max_spool_bytes: int = option(
-        1024 * MIB, "above this no more is received; spark.read fails if it needs more", unit="bytes", minimum=1
+        1024 * MIB,
+        "size of the spool above which no more messages are received; spark.read fails if it needs more",
+        unit="bytes",
+        minimum=1,
     )
-    max_rows_per_batch: int | None = option(None, "largest batch; default: no limit", unit="rows", minimum=1)
+    max_rows_per_batch: int | None = option(None, "most rows in one batch; default: no limit", unit="rows", minimum=1)
     max_bytes_per_batch: int = option(
-        MAX_PARTITION_BYTES, "the same, in bytes of the spool; a Once batch has no limit", unit="bytes", minimum=1
+        MAX_PARTITION_BYTES,
+        "most bytes of the spool in one batch; the batch of Trigger.Once has neither limit",
+        unit="bytes",
+        minimum=1,
     )
     num_partitions: int | None = option(
         None,
-        "tasks that read a batch; more if one would read over maxBytesPerBatch or 64 MiB; default: the driver's CPUs",
+        "number of tasks that read a batch; there are more if one would read over maxBytesPerBatch or 64 MiB; default: "
+        "the number of the driver's CPUs",
         minimum=1,
     )
-    max_rows: int | None = option(None, "spark.read only: rows to take; default: until the channel is empty", minimum=1)
+    max_rows: int | None = option(
+        None, "for spark.read only: most rows to read; default: until the channel is empty", minimum=1
+    )
     idle_timeout: float = option(
         60.0,
-        "Once, AvailableNow and spark.read end after this time without a new message, with a warning if messages "
-        "may be left, with an error if no nsqd was ever reached; also their longest wait if not every nsqd tells "
-        "its depth",
+        "time without a new message after which Once, AvailableNow and spark.read end: with a warning if messages may "
+        "be left, with an error if no nsqd was reached; also their longest wait if an nsqd does not tell its depth",
         unit="s",
         minimum=1,
     )
     msg_timeout: float | None = option(
-        None, "until nsqd takes an unfinished message back; default: nsqd's", unit="s", minimum=1, maximum=2_147_483
+        None,
+        "time after which nsqd delivers an unfinished message again; default: nsqd's",
+        unit="s",
+        minimum=1,
+        maximum=2_147_483,
     )
 
     def __post_init__(self) -> None:
@@ -236,7 +260,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def source(self) -> str:
-        """What is read: ``TOPIC,TOPIC/CHANNEL``, with sorted topics, or ``/PATTERN//CHANNEL``."""
+        """Topics and channel: ``TOPIC,TOPIC/CHANNEL``, with sorted topics, or ``/PATTERN//CHANNEL``."""
         topics = f"/{self.topic_pattern}/" if self.topic_pattern else ",".join(sorted(self.topics))
         return f"{topics}/{self.channel}"
 
@@ -251,7 +275,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def receives_here(self) -> bool:
-        """Whether the process that plans batches also receives messages."""
+        """True if the process that plans batches also receives messages."""
         return self.receivers == "driver"
 
     @property
@@ -269,30 +293,32 @@ class ReadOptions(ConnectOptions):
 class WriteOptions(ConnectOptions):
     """Options of df.write and df.writeStream."""
 
-    topic: str = option("", "topic for rows that name none; else the column topic is required")
+    topic: str = option("", "topic of rows without a value in the column topic; required if there is no such column")
     row_key: bool = option(
         False,
-        "append a zero byte and QUERY/BATCH/PARTITION/ROW to each body, which are the same if the task runs again, "
-        "for consumers that deduplicate; gnsq.spark.rowkey.split() removes them",
+        "true appends a zero byte and QUERY/BATCH/PARTITION/ROW to each body, for consumers that deduplicate: both are "
+        "the same if the task runs again; gnsq.spark.rowkey.split() removes them",
     )
-    batch_rows: int = option(1000, "most messages in one MPUB", unit="rows", minimum=1)
+    batch_rows: int = option(1000, "most rows in one MPUB", unit="rows", minimum=1)
     batch_bytes: int = option(
         MIB,
-        "largest MPUB of more than one message, 4 bytes for each included; nsqd's max-body-size allows 5 MiB",
+        "most bytes in one MPUB of several rows, with 4 bytes for each row; nsqd's max-body-size allows 5 MiB",
         unit="bytes",
         minimum=1,
         maximum=5 * MIB,
     )
     max_msg_size: int | None = option(
         None,
-        "nsqd's max-msg-size: a longer body fails before it is sent; default: nsqd decides",
+        "nsqd's max-msg-size: a longer body is an error before it is sent; default: nsqd decides",
         unit="bytes",
         minimum=1,
     )
-    publish_timeout: float = option(60.0, "for nsqd to confirm an MPUB", unit="s", minimum=0.001, maximum=86400)
-    checkpoint_location: str = option("", "Spark's own")
-    query_name: str = option("", "Spark's own, if queryName() is called")
-    path: str = option("", "Spark's own; not used")
+    publish_timeout: float = option(
+        60.0, "longest wait until nsqd has confirmed an MPUB", unit="s", minimum=0.001, maximum=86400
+    )
+    checkpoint_location: str = option("", "set by Spark")
+    query_name: str = option("", "set by Spark, if queryName() is called")
+    path: str = option("", "set by Spark; not used")
 
     def __post_init__(self) -> None:
         if self.topic:

@@ -85,31 +85,22 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A batch or a deferred row that was published and has no result yet.
-
-    Attributes:
-        largest, size: Row number of the largest body, and its size in bytes.
-    """
+    """A batch or a deferred row that was published and has no result yet, with the number and size of each row."""
 
     result: PublishResult
     topic: str
-    first: int
-    last: int
-    count: int
-    largest: int
-    size: int
+    rows: list[int]
+    sizes: list[int]
 
     def name(self, partition: int) -> str:
         """Name the rows in an error text."""
-        if self.count == 1:
-            return f"row {self.first} of partition {partition}, topic {self.topic!r}, {counted(self.size, 'byte')}"
-        rows = f"rows {self.first} to {self.last}"
-        if self.count != self.last - self.first + 1:
-            rows = f"{self.count} of the {rows}"
-        return (
-            f"{rows} of partition {partition}, topic {self.topic!r}, the longest of them row {self.largest} with "
-            f"{counted(self.size, 'byte')}"
-        )
+        first, last, count, size = self.rows[0], self.rows[-1], len(self.rows), max(self.sizes)
+        where = f"of partition {partition}, topic {self.topic!r}"
+        if count == 1:
+            return f"row {first} {where}, {counted(size, 'byte')}"
+        rows = f"rows {first} to {last}" if count == last - first + 1 else f"{count} of the rows {first} to {last}"
+        longest = self.rows[self.sizes.index(size)]
+        return f"{rows} {where}, the longest of them row {longest} with {counted(size, 'byte')}"
 
 
 class _Publisher:
@@ -157,7 +148,7 @@ class _Publisher:
         if defer_ms:
             # Publish each deferred row alone: nsqd has no MPUB for deferred messages.
             result = self._connect().publish_async(topic, data, defer=defer_ms)
-            self._add_pending(_Pending(result, topic, row, row, 1, row, size))
+            self._add_pending(_Pending(result, topic, [row], [size]))
             return
         size += MPUB_LENGTH_SIZE
         if batch.bodies and batch.size + size > self._options.batch_bytes:
@@ -196,13 +187,9 @@ class _Publisher:
         return f"row {self.rows} of partition {self._origin.partition}"
 
     def _flush(self, batch: _Batch) -> None:
-        bodies, rows = batch.bodies, batch.rows
-        self._buffered -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(rows)
-        result = self._connect().multipublish(batch.topic, bodies, raise_error=False)
-        sizes = list(map(len, bodies))
-        size = max(sizes)
-        largest = rows[sizes.index(size)]
-        self._add_pending(_Pending(result, batch.topic, rows[0], rows[-1], len(rows), largest, size))
+        self._buffered -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(batch.rows)
+        result = self._connect().multipublish(batch.topic, batch.bodies, raise_error=False)
+        self._add_pending(_Pending(result, batch.topic, batch.rows, [len(body) for body in batch.bodies]))
         self._batches[batch.topic] = _Batch(batch.topic)
 
     def _add_pending(self, pending: _Pending) -> None:

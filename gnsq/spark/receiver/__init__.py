@@ -1,4 +1,4 @@
-"""Receivers: processes, threads or tasks that write the messages of a channel into a spool."""
+"""Receivers: processes or threads that write the messages of a channel into a spool."""
 
 from gnsq.spark.receiver.receiver import Receiver, tune_gc
 

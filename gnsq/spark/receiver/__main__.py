@@ -46,7 +46,7 @@ Field = dataclasses.Field[Any]  # Any: each option has its own type
 
 
 def _is_secret(field: Field) -> bool:
-    """Whether the option has a variable and no flag: every user of the host can read a command line."""
+    """Return True if the option has a variable and no flag: every user of the host can read a command line."""
     return not field.repr and field.type == "str"
 
 

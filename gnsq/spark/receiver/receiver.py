@@ -75,7 +75,7 @@ RETRY_INITIAL, RETRY_MAXIMUM = 0.5, 10.0
 MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
 # Between two listings a receiver adds at most one such part of max_spool_bytes.
 LISTINGS_PER_LIMIT = 4
-# Seconds between checks whether a segment is due because nsqd waits for answers.
+# Seconds between checks for nsqds that wait for answers, which makes a segment due.
 STARVED_CHECK_INTERVAL = 0.01
 # Seconds that close() waits for connections, and for a write.
 CLOSE_TIMEOUT = 10.0
@@ -106,10 +106,10 @@ class Receiver:
 
     Attributes:
         id: Name of its directory in the spool.
-        rows, segments: Counts of what is durable. May be read from any thread.
+        rows, segments: Numbers of durable ones. May be read from any thread.
         not_finished: Durable messages whose connection was lost before FIN: nsqd delivers them again.
-        failing: Whether the last write failed.
-        is_stuck: Whether close() has left a write that does not return. The end of the process may wait for that write.
+        failing: True if the last write failed.
+        is_stuck: True if close() has left a write that does not return. The end of the process may wait for that write.
         finished: Set after max_rows are durable, and after an internal error.
         error: The internal error that ended the receiving; None if there is none.
         subscriptions: The topics and their connections.
@@ -212,7 +212,7 @@ class Receiver:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no more messages are asked for, for a reason that may last longer than a write."""
+        """True if no more messages are asked for, for a reason that may last longer than a write."""
         return bool(self._paused - {"memory"})
 
     def pause(self, reason: str) -> None:
@@ -410,8 +410,8 @@ class Receiver:
 class SpoolSizeEstimator:
     """Size of a spool between two listings, and when the next listing is due. Pure: reads no clock.
 
-    It counts what its own receiver writes. Other receivers write, too, and the query deletes. So listings correct it:
-    the more often, the more was written, and regularly while the spool is full.
+    It counts the segments of its own receiver. Other receivers write, too, and the query deletes. So listings correct
+    the size: more often if much is written or the spool is full.
 
     Args:
         limit: Bytes of a full spool.
@@ -430,7 +430,7 @@ class SpoolSizeEstimator:
         self._added += size
 
     def is_due(self, now: float) -> bool:
-        """Whether the spool must be listed now."""
+        """Return True if the spool must be listed now."""
         if self.size >= self._limit and not self.is_full:
             # At once: messages that come meanwhile are over the limit.
             return True

@@ -116,7 +116,7 @@ class Subscription:
 
     @property
     def is_starved(self) -> bool:
-        """Whether some nsqd has delivered nearly all that it may, to each consumer: nsqd serves them in turns."""
+        """True if some nsqd has delivered nearly all that it may, to each consumer: nsqd serves them in turns."""
         active = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
         return bool(active) and all(consumer.is_starved for consumer in active)
 
@@ -273,7 +273,7 @@ class Subscriptions:
             self._start([consumer for consumer in added if consumer is not None])
 
     def is_starved(self) -> bool:
-        """Check whether some topic is starved: an nsqd has delivered nearly all that it may.
+        """Return True if some topic is starved: an nsqd has delivered nearly all that it may.
 
         A starved topic borrows from topics that are not.
         """
@@ -321,7 +321,7 @@ class Subscriptions:
         return consumer
 
     def _rebalance(self) -> None:
-        """Give each topic its share. A share grows only by what other topics have no more in flight."""
+        """Give each topic its share. A share grows only as far as the messages in flight of other topics get fewer."""
         topics, total = self._subscriptions, self._options.max_in_flight
         since = time.monotonic() - STARVED_SECONDS
         shares = split_max_in_flight(total, topics, {topic for topic, at in self._starved_at.items() if at > since})

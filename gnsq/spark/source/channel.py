@@ -50,7 +50,7 @@ class ChannelClient:
 
     @property
     def has_http(self) -> bool:
-        """Whether an HTTP address of nsqd or nsqlookupd is known, which can be asked for the depth."""
+        """True if an HTTP address of nsqd or nsqlookupd is known, so that the depth can be asked for."""
         return bool(self._configured or self._lookupds)
 
     def create(self, *others: str) -> None:
@@ -245,7 +245,7 @@ class ChannelMonitor:
 
     @property
     def has_http(self) -> bool:
-        """Whether an HTTP address of nsqd or nsqlookupd is known, which can be asked for the depth."""
+        """True if an HTTP address of nsqd or nsqlookupd is known, so that the depth can be asked for."""
         return self._client.has_http
 
     def start(self) -> None:

@@ -68,8 +68,8 @@ class DepthSample:
         rows: Rows that came into the spool since the start. The spool is listed after the request for the depth, so it
             has every message that was finished by then.
         depth: None if there was no request for the depth, or no nsqd has responded.
-        is_paused: Whether nothing can be received: the spool is full, or can't be written.
-        is_reached: Whether, as far as the planner knows, an nsqd was reached at any time.
+        is_paused: True if nothing can be received: the spool is full, or can't be written.
+        is_reached: True if an nsqd was reached at any time, as far as the planner knows.
     """
 
     rows: int
@@ -84,7 +84,7 @@ class Drain:
     Args:
         idle_timeout: Seconds without a new message after which the drain ends in any case.
         now: Seconds of any clock.
-        has_http: Whether any nsqd can be asked for the depth.
+        has_http: True if any nsqd can be asked for the depth.
     """
 
     def __init__(self, idle_timeout: float, now: float, *, has_http: bool = True) -> None:
@@ -189,13 +189,13 @@ class EmptyBatchTrigger:
         self._delay = self._due = 0.0
 
     def is_due(self, read: int, waiting: int | None, idle: float, now: float, *, is_paused: bool) -> bool:
-        """Whether an empty batch is due now. If so, the caller must make one.
+        """Return True if an empty batch is due now. Then the caller must make one.
 
         Args:
             read: Bytes in the spool that were read.
             waiting: Messages that wait at nsqd since the last message came; None if unknown.
             idle: Seconds since the last message came into the spool.
-            is_paused: Whether receivers are known to wait for space.
+            is_paused: True if receivers are known to wait for space.
         """
         if read < self._before or not read:
             # The last empty batch had an effect.
@@ -211,7 +211,7 @@ class EmptyBatchTrigger:
 
     @property
     def is_ineffective(self) -> bool:
-        """Whether at least two empty batches were due, and nothing was deleted."""
+        """True if at least two empty batches were due, and nothing was deleted."""
         return self._delay > self._retry_initial
 
 
@@ -223,7 +223,7 @@ class NoReceiverWarning:
         self._due = now + warn_after
 
     def is_due(self, depth: Depth | None, now: float) -> bool:
-        """Whether to warn now. The depth is None if it is unknown."""
+        """Return True if a warning is due now. The depth is None if it is unknown."""
         if depth is None or not depth.waiting or depth.subscribers:
             self._due = now + self._warn_after
             return False

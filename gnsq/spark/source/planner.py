@@ -79,7 +79,7 @@ class Planner:
     """One query's use of its spool. Nothing happens before start().
 
     Args:
-        is_batch: Read once what the planner's own receiver writes, at most options.max_rows; delete nothing.
+        is_batch: Read the segments of the planner's own receiver once, at most options.max_rows; delete nothing.
     """
 
     def __init__(self, options: ReadOptions, *, is_batch: bool = False, times: PlannerTimes = TIMES) -> None:
@@ -117,7 +117,7 @@ class Planner:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it reads to an end. Then latest() or all_available() ends the query by returning start."""
+        """True if it reads to an end. Then latest() or all_available() ends the query by returning start."""
         return self._drain is not None
 
     # --- life
@@ -331,7 +331,7 @@ class Planner:
         return segments, missing([*segments, *self._listing.quarantined], start, end)
 
     def _should_wait(self, waiting: list[Segment], taken: list[Segment], waited: float) -> bool:
-        """Decide whether to wait for more of this batch.
+        """Return True if the batch is worth a wait for more.
 
         While draining, small batches are gathered: each batch costs as much time as to receive some 10,000 messages.
         """
@@ -347,7 +347,7 @@ class Planner:
             time.sleep(DRAIN_LISTING_INTERVAL)
 
     def _is_trigger_due(self, start: Vector) -> bool:
-        """Decide whether the segments up to start must be deleted now, since receivers may wait for space.
+        """Return True if the segments up to start must be deleted now, since receivers may wait for space.
 
         A query that drains may delete them: its triggers let Spark commit a batch before it asks for the next one. Any
         other query needs an empty batch, after which Spark calls commit().
@@ -483,7 +483,8 @@ class Planner:
         return not receiver.failing and bool(self._hub.call(lambda: receiver.subscriptions.nsqds))
 
     def _has_ever_reached_nsqd(self) -> bool:
-        """Whether any nsqd was ever reached. Receivers elsewhere do not tell; without HTTP they count as connected."""
+        """Return True if any nsqd was ever reached. Receivers elsewhere do not tell; without HTTP they count as
+        connected."""
         if not self._has_reached_nsqd:
             monitor = self._channel_monitor
             is_connected = not monitor.has_http if self.receiver is None else self._is_receiving()

@@ -1,4 +1,5 @@
-"""Ownership of a spool. A query deletes what it has read, so two queries on one spool would lose messages."""
+"""Ownership of a spool. A query deletes the segments that it has read, so two queries on one spool would lose
+messages."""
 
 from __future__ import annotations
 

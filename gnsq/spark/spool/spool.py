@@ -42,7 +42,7 @@ _SEGMENT = re.compile(r"[^/]+/(?P<number>\d{12})(?:-(?P<rows>\d+))?\.arrow(?P<co
 
 @dataclass(slots=True)
 class SpoolListing:
-    """What a listing has found.
+    """The files that a listing has found.
 
     Attributes:
         segments: Segments that are not known to be damaged.
@@ -106,7 +106,7 @@ class Spool:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a local file system, where a listing costs no request."""
+        """True on a local file system, where a listing costs no request."""
         return isinstance(self._store, LocalStore)
 
     # --- owner and receivers
@@ -129,7 +129,7 @@ class Spool:
 
         Args:
             owner: Name of the query, such as the URI of its checkpoint; may be empty.
-            source: What it reads.
+            source: Topics and channel that it reads, as ReadOptions.source.
             timeout: Seconds to wait for another process that is about to end.
 
         Raises:
@@ -186,9 +186,8 @@ class Spool:
         return listing
 
     def size(self) -> int:
-        """Sum up the bytes of all segments that are not quarantined."""
-        matches = ((_SEGMENT.fullmatch(path), size) for path, size in self._list())
-        return sum(size for match, size in matches if match is not None and not match["corrupt"])
+        """List the spool; return the bytes of all segments that are not quarantined."""
+        return self.listing().size
 
     def read(self, segment: Segment) -> list[Any]:
         """Read the record batches of a segment, with SCHEMA. A damaged segment is quarantined, and has none.
@@ -230,7 +229,7 @@ class Spool:
         """Delete the segments up to end, and directories of receivers that have ended and have no segment left.
 
         Args:
-            listing: What there is to delete. What was deleted is taken out of it.
+            listing: The segments that exist. Deleted ones are removed from it, too.
         """
         read, left = listing.split(end)
         self._store.remove(*(segment.path for segment in read))

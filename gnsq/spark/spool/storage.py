@@ -102,7 +102,7 @@ class LocalStore:
         return pa.OSFile(str(self.root / path))
 
     def exists(self, path: str) -> bool:
-        """Whether the file exists."""
+        """Return True if the file exists."""
         return (self.root / path).exists()
 
     def make_directory(self, path: str) -> None:
