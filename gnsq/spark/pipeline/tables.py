@@ -51,7 +51,7 @@ from gnsq.spark.pipeline.datafiles import (
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
-__all__ = ["Table", "TableStatus", "check_store", "delta_location"]
+__all__ = ["MERGED", "NO_HOOKS", "Table", "TableStatus", "check_store", "delta_location"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ _STATS = "delta.dataSkippingStatsColumns"
 _BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
 _TRIES = 5
+# Of a merge: how many files it has added and removed.
+MERGED = "gnsq.merged"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # Commits at the same moment that tell whether a store has conditional PUT. delta-rs looks for the newest version just
 # before it writes the next one, so two commits one after the other would tell nothing.
@@ -73,7 +75,7 @@ _HISTORY = 200
 _CHECKED_ENTRIES = 20
 _ENTRY = re.compile(r"\d{20}\.json")
 # Maintenance does these: after a batch there must be nothing that is not synced.
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ class Table:
                 delta.schema(),
                 columns,
                 commit_properties=properties,
-                post_commithook_properties=_NO_HOOKS,
+                post_commithook_properties=NO_HOOKS,
             )
         except CommitFailedError:
             raise
@@ -272,7 +274,7 @@ class Table:
             files = pa.table(delta.get_add_actions())
             history = list(self._history(delta.version()))
         batch = next((commit for commit in history if _BATCH in commit), {})
-        kept = next((commit for commit in history if commit["operation"] in _MAINTENANCE), {})
+        kept = next((commit for commit in history if MERGED in commit or commit["operation"] in _MAINTENANCE), {})
         return TableStatus(
             sum(files.column("num_records").to_pylist()),
             files.num_rows,
@@ -459,7 +461,7 @@ class Table:
             stats = json.dumps({"numRecords": rows})
             undone.append(AddAction(file["path"], file["size"], file["partitionValues"], now, False, stats))
         delta.create_write_transaction(
-            undone, "append", delta.schema(), delta.metadata().partition_columns, post_commithook_properties=_NO_HOOKS
+            undone, "append", delta.schema(), delta.metadata().partition_columns, post_commithook_properties=NO_HOOKS
         )
         logger.warning("table %s: compaction %s is undone: its files were not whole", self._shown, compaction.name)
 
@@ -476,6 +478,8 @@ def _actions(path: Path) -> list[dict[str, Any]] | None:
     added = sum("add" in action for action in actions)
     removed = sum("remove" in action for action in actions)
     if _BATCH in information and (added != information[_FILES] or not any("txn" in action for action in actions)):
+        return None
+    if information.get(MERGED, [added, removed]) != [added, removed]:
         return None
     if information["operation"] == "OPTIMIZE":
         metrics = information.get("operationMetrics") or {}

@@ -1,0 +1,411 @@
+"""Maintenance of tables, in a process of its own: a batch waits for none of it.
+
+Steps, of which each may be the last before a kill:
+
+    merge        the small files of partitions that are over; readers of older versions go on with the old files
+    checkpoint   the log, and delete its entries that are older than the table's retention of the log (30 days)
+    vacuum       delete files that no version needs which is younger than the retention: those that were merged, and
+                 those of tasks that were killed
+
+What replaces something is on disk before that is deleted. Batches only append, so that they never lose against a merge.
+delta-rs can merge, too, but commits over another merge of the same files, after which every row is there twice; and it
+writes whole bodies into the log as statistics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from gnsq.localfiles import open_or_create, sync_directory
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, store_error, write_file
+from gnsq.spark.pipeline.progress import read_note
+from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location
+from gnsq.spark.spool.storage import LocalStore, Store, open_store
+from gnsq.spark.uris import join_uri
+from gnsq.texts import counted
+
+__all__ = [
+    "Kept",
+    "Maintenance",
+    "MergedElsewhere",
+    "Request",
+    "TableFile",
+    "groups",
+    "maintain_table",
+    "maintain_tables",
+    "merge_files",
+    "request_for",
+    "table_locations",
+    "vacuum",
+]
+
+logger = logging.getLogger(__name__)
+
+DAY = 86_400.0
+# A reader of a version that is older may fail.
+RETENTION = 7 * DAY
+# A partition is over if none of its files is younger. A replay may well add to it, and it is merged again then.
+QUIET = 600.0
+# Bytes of a merged file. It is in memory while it is made.
+TARGET = 64 * 2**20
+# Of a partition that is not over only files are merged that are smaller than this, when there are so many.
+BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
+# Rows that are in memory while files are merged, in bytes.
+_READ_BYTES = 16 * 2**20
+_TRIES = 20
+_LOCK, _VACUUMED = "maintenance.lock", "vacuumed"
+
+
+class MergedElsewhere(Exception):
+    """Another process has merged or deleted the same files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What maintenance has done: how many files it has merged, and into how many."""
+
+    merged: int = 0
+    into: int = 0
+
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(self.merged + other.merged, self.into + other.into)
+
+    def __str__(self) -> str:
+        return f"{counted(self.merged, 'file', spec=',')} merged into {self.into:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table's newest version; partition and path as the log has them."""
+
+    path: str
+    size: int
+    partition: str | None
+    written_at: float
+
+
+# --- one table
+
+
+def groups(files: Iterable[TableFile], now: float, quiet: float = QUIET) -> Iterator[list[TableFile]]:
+    """Choose the files that are merged: each group has at least two, of one partition. Pure."""
+    by_partition: dict[str | None, list[TableFile]] = {}
+    for file in sorted(files, key=lambda file: file.path):
+        by_partition.setdefault(file.partition, []).append(file)
+    for found in by_partition.values():
+        if max(file.written_at for file in found) > now - quiet:
+            found = [file for file in found if file.size < BUSY_BYTES]
+            if len(found) < BUSY_FILES:
+                continue
+        group: list[TableFile] = []
+        size = 0
+        for file in found:
+            if group and size + file.size > TARGET:
+                if len(group) > 1:
+                    yield group
+                group, size = [], 0
+            group.append(file)
+            size += file.size
+        if len(group) > 1:
+            yield group
+
+
+def maintain_table(location: str, *, retention: float | None, quiet: float = QUIET) -> Kept:
+    """Do all steps.
+
+    Args:
+        retention: Seconds; None: leave out the vacuum, which lists all files.
+
+    Raises:
+        JobFailed: If the store fails.
+        MergedElsewhere: If another process has merged or deleted the same files.
+    """
+    uri, options = delta_location(location)
+    try:
+        delta = DeltaTable(uri, storage_options=options)
+        kept = merge_files(delta, location, quiet)
+        delta.create_checkpoint()
+        _sync_log(location, f"{delta.version():020}.checkpoint.parquet", "_last_checkpoint")
+        delta.cleanup_metadata()
+        if retention is not None:
+            vacuum(delta, location, retention)
+        return kept
+    except (DeltaError, OSError) as error:
+        raise store_error(location, error) from error
+
+
+def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> Kept:
+    """Merge small files with bounded memory.
+
+    Raises:
+        MergedElsewhere: If another process has merged or deleted the same files; what this one has written is left to
+            the vacuum.
+    """
+    store = open_store(location, "output")
+    partitioned = delta.metadata().partition_columns
+    schema = pa.schema([field for field in pa.schema(delta.schema().to_arrow()) if field.name not in partitioned])
+    target = TableTarget("merged", location, schema, None, delta.version())
+    kept = Kept()
+    for group in groups(_files(delta, partitioned), time.time(), quiet):
+        new = write_file(store, target, _row_groups(store, group, schema), group[0].partition)
+        if isinstance(store, LocalStore):
+            sync_directory(store.root)
+        _replace(delta, location, group, new, partitioned)
+        kept += Kept(len(group), 1)
+    return kept
+
+
+def _files(delta: DeltaTable, partitioned: Sequence[str]) -> Iterator[TableFile]:
+    found = pa.table(delta.get_add_actions(flatten=True))
+    names = ["path", "size_bytes", "modification_time", *(f"partition.{name}" for name in partitioned)]
+    for path, size, at, *values in zip(*(found.column(name).to_pylist() for name in names), strict=True):
+        yield TableFile(path, size, _text(values[0]) if values else None, at / 1000)
+
+
+def _text(value: Any) -> str | None:  # Any: as the partition column's type is
+    if value is None or value == "":
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
+    """Read files one after the other; yield tables of bounded size with all columns."""
+    held: list[Any] = []
+    for file in files:
+        with store.open(unquote(file.path)) as opened, pq.ParquetFile(opened) as parquet:
+            metadata = parquet.metadata
+            size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+            rows = max(_READ_BYTES * metadata.num_rows // max(size, 1), 1)
+            for batch in parquet.iter_batches(rows, use_threads=False):
+                held.append(_conformed(batch, schema))
+                if sum(table.nbytes for table in held) >= _READ_BYTES:
+                    yield pa.concat_tables(held).combine_chunks()
+                    held = []
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+def _conformed(batch: Any, schema: Any) -> Any:  # Any: as above
+    columns = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(len(batch), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _replace(
+    delta: DeltaTable, location: str, old: Sequence[TableFile], new: DataFile, partitioned: Sequence[str]
+) -> None:
+    """Commit a merge, if all files that it replaces are still there in the version before it."""
+    now = int(time.time() * 1000)
+    values: dict[str, str | None] = dict.fromkeys(partitioned, new.partition)
+    actions: list[AddAction | RemoveAction] = [
+        *(RemoveAction(file.path, False, now, file.size, values) for file in old),
+        AddAction(new.path, new.size, values, now, False, new.stats),
+    ]
+    notes = {MERGED: [1, len(old)]}
+    for _ in range(_TRIES):
+        present = set(pa.table(delta.get_add_actions()).column("path").to_pylist())
+        if not present.issuperset(file.path for file in old):
+            break
+        try:
+            delta.create_write_transaction(
+                actions,
+                "append",
+                delta.schema(),
+                list(partitioned),
+                # delta-rs would try again on a version that nobody has looked at.
+                commit_properties=CommitProperties(custom_metadata=notes, max_commit_retries=0),
+                post_commithook_properties=NO_HOOKS,
+            )
+        except CommitFailedError:
+            delta.update_incremental()
+            continue
+        delta.update_incremental()
+        _sync_log(location, f"{delta.version():020}.json")
+        return
+    raise MergedElsewhere(f"{counted(len(old), 'file')} of {new.partition or 'the table'}")
+
+
+def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
+    """Delete files that no version needs which is younger than so many seconds."""
+    hours = math.ceil(retention / 3600)
+    # Without full it only knows what the log names, and not what killed tasks have left. Deleted here, since delta-rs
+    # writes entries into the log that are not synced, and later ones of batches are.
+    paths = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+    store = open_store(location, "output")
+    store.remove(*(unquote(path) for path in paths))
+
+
+def _sync_log(location: str, *names: str) -> None:
+    store = open_store(location, "output")
+    if isinstance(store, LocalStore):
+        for name in names:
+            with open(store.root / "_delta_log" / name, "rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(store.root / "_delta_log")
+
+
+# --- all tables of a job
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be done. Goes to the process as JSON.
+
+    Attributes:
+        tables: Locations by name.
+        work: Directory of the job, for the lock and the time of the last vacuum.
+        retention: Seconds.
+        is_forced: Vacuum also if that was done within a day: it lists all files.
+    """
+
+    tables: dict[str, str]
+    work: str
+    retention: float = RETENTION
+    is_forced: bool = False
+
+
+def table_locations(config: PipelineConfig) -> dict[str, str]:
+    """Say where a job's tables are that exist."""
+    places = {name: join_uri(config.output, name) for name in ("archive", "dead", "metrics")}
+    found = {name: (place, *delta_location(place)) for name, place in places.items()}
+    return {
+        name: place
+        for name, (place, uri, options) in found.items()
+        if DeltaTable.is_deltatable(uri, storage_options=options)
+    }
+
+
+def request_for(config: PipelineConfig, *, is_forced: bool) -> Request:
+    """Say what is to be done for a job's tables."""
+    retention = RETENTION
+    for query in QUERIES:
+        with contextlib.suppress(OSError, ValueError):
+            note = read_note(config, query)
+            if note.begun > note.committed and note.begun_at is not None:
+                # The files of a batch that runs belong to no version yet.
+                retention = max(retention, time.time() - note.begun_at.timestamp() + DAY)
+    return Request(table_locations(config), config.work, retention, is_forced)
+
+
+def maintain_tables(request: Request) -> tuple[Kept, list[str]]:
+    """Do it, one table after the other; returns what was done, and why something was not. Does nothing if another
+    process is at it."""
+    kept, troubles = Kept(), []
+    with open(open_or_create(Path(request.work, _LOCK)), "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return kept, ["another process maintains the tables"]
+        vacuumed = Path(request.work, _VACUUMED)
+        is_due = request.is_forced or not vacuumed.exists() or vacuumed.stat().st_mtime < time.time() - DAY
+        for name, location in request.tables.items():
+            try:
+                kept += maintain_table(location, retention=request.retention if is_due else None)
+            except MergedElsewhere as error:
+                troubles.append(f"table {name}: another process has merged {error}: the rest is for the next time")
+            except JobFailed as error:
+                troubles.append(str(error))
+        if is_due and not troubles:
+            vacuumed.touch()
+    return kept, troubles
+
+
+class Maintenance:
+    """Runs maintenance for a job, in a process of its own, each time that so many batches have been committed.
+
+    Args:
+        every: Batches; 0: never.
+    """
+
+    def __init__(self, config: PipelineConfig, every: int) -> None:
+        self._config = config
+        self._every = every
+        self._batches = 0
+        self._process: subprocess.Popen[str] | None = None
+        self.kept = Kept()
+
+    def committed(self) -> None:
+        """Tell of a batch."""
+        self._batches += 1
+        self._finish(is_waited_for=False)
+        if self._every and self._batches >= self._every and self._process is None:
+            self.start()
+
+    def start(self) -> None:
+        """Start now, without waiting."""
+        self._batches = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None  # as Popen was told
+        with contextlib.suppress(BrokenPipeError):
+            # Not an argument, which everybody on the machine could read: a location may have a password.
+            self._process.stdin.write(json.dumps(asdict(request_for(self._config, is_forced=False))))
+            self._process.stdin.close()
+
+    def run(self) -> None:
+        """Do it now, if it was due at some time."""
+        self._finish(is_waited_for=True)
+        if self._every and self._batches:
+            self.start()
+            self._finish(is_waited_for=True)
+
+    def stop(self) -> None:
+        """End it wherever it is: the next one goes on."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+
+    def _finish(self, *, is_waited_for: bool) -> None:
+        if self._process is None or (self._process.poll() is None and not is_waited_for):
+            return
+        assert self._process.stdout is not None  # as Popen was told
+        with self._process.stdout as stdout:
+            text = stdout.read()
+        code, self._process = self._process.wait(), None
+        try:
+            told = json.loads(text)
+        except ValueError:
+            logger.warning("maintenance of the tables has ended with status %s; it is tried again", code)
+            return
+        self.kept += Kept(**told["kept"])
+        for trouble in told["troubles"]:
+            logger.warning("maintenance: %s", trouble)
+
+
+def main() -> None:
+    """Read a Request from standard input, and write what came of it to standard output."""
+    # Batches need the processor more.
+    os.nice(10)
+    kept, troubles = maintain_tables(Request(**json.load(sys.stdin)))
+    json.dump({"kept": asdict(kept), "troubles": troubles}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

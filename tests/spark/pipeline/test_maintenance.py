@@ -1,0 +1,364 @@
+"""Tables stay whole while their files are merged and deleted, wherever maintenance is killed."""
+
+import datetime as dt
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.maintenance import (
+    BUSY_BYTES,
+    TARGET,
+    Kept,
+    MergedElsewhere,
+    Request,
+    TableFile,
+    groups,
+    maintain_table,
+    maintain_tables,
+    merge_files,
+    vacuum,
+)
+from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.spool.storage import open_store
+from tests.spark.helpers import wait_for
+
+SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("id", pa.int64()), ("body", pa.string())])
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+OLD, NEW = 1000.0, 9999.0
+
+
+class Archive:
+    """A table of events by day, with two days in each batch."""
+
+    def __init__(self, path):
+        self.location = str(path / "a table")
+        self.table = Table("archive", self.location, SCHEMA, Partition("day", "event_time"))
+        self.table.claim("q", take_over=False)
+        self._batch = 0
+
+    def append(self, batches=1, rows=10):
+        for _ in range(batches):
+            ids = range(self._batch * rows, (self._batch + 1) * rows)
+            times = [START + dt.timedelta(days=number % 2, microseconds=number) for number in ids]
+            batch = pa.record_batch([times, list(ids), [f"body {number}" for number in ids]], schema=SCHEMA)
+            self.table.commit("q", self._batch, self.written(batch, self._batch))
+            self._batch += 1
+
+    def written(self, batch, batch_id):
+        target = self.table.target(batch_id)
+        return list(write([batch], lambda rows: [(target, rows)]))
+
+    def leave_orphan(self):
+        """Write a file as a task does that is killed before its batch is committed."""
+        [file] = self.written(pa.record_batch([[START], [1], ["x"]], schema=SCHEMA), 99)
+        return file.path
+
+    def delta(self):
+        return DeltaTable(self.location)
+
+    def ids(self):
+        return sorted(self.delta().to_pyarrow_table(columns=["id"]).column("id").to_pylist())
+
+    def files_on_disk(self):
+        return {path.name for path in self.table._root.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+
+@pytest.fixture
+def archive(tmp_path):
+    return Archive(tmp_path)
+
+
+# --- which files
+
+
+def listed(*files):
+    return [TableFile(str(number), size, partition, at) for number, (partition, size, at) in enumerate(files)]
+
+
+@pytest.mark.parametrize(
+    ("files", "paths"),
+    [
+        pytest.param([("a", 1, OLD), ("a", 1, OLD)], ["01"], id="over"),
+        pytest.param([("a", 1, OLD), ("a", 1, NEW)], [], id="not over"),
+        pytest.param([("a", 1, OLD), ("b", 1, OLD)], [], id="one file each"),
+        pytest.param([("a", TARGET, OLD), ("a", 1, OLD), ("a", 1, OLD)], ["12"], id="one is large enough"),
+        pytest.param([("a", TARGET / 2, OLD)] * 5, ["01", "23"], id="as many as fit"),
+        pytest.param([(None, 1, OLD), ("a", 1, OLD), (None, 1, OLD)], ["02"], id="null"),
+        pytest.param([("a", 1, NEW)] * 10, [], id="not over with few files"),
+    ],
+)
+def test_small_files_of_a_partition_that_is_over_are_merged(files, paths):
+    assert ["".join(file.path for file in group) for group in groups(listed(*files), now=NEW + 1)] == paths
+
+
+def test_partition_that_is_not_over_is_merged_if_it_has_many_small_files():
+    files = listed(*[("a", 1, NEW)] * 100, *[("a", BUSY_BYTES, NEW)] * 100)
+
+    [group] = groups(files, now=NEW + 1)
+
+    assert group == sorted(files[:100], key=lambda file: file.path)
+
+
+# --- all steps
+
+
+def test_small_files_become_one_and_old_ones_go(archive):
+    archive.append(5)
+    before = archive.ids()
+
+    kept = maintain_table(archive.location, retention=0, quiet=0)
+
+    assert kept == Kept(10, 2)
+    assert archive.ids() == before
+    assert len(archive.files_on_disk()) == 2
+    assert maintain_table(archive.location, retention=0, quiet=0) == Kept()
+    status = archive.table.status()
+    assert (status.rows, status.files) == (50, 2)
+    assert status.maintained_at > status.committed_at
+    assert list((archive.table._root / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+def test_files_stay_for_readers_as_long_as_the_retention_says(archive):
+    archive.append(3)
+    old = archive.delta()
+
+    maintain_table(archive.location, retention=3600, quiet=0)
+
+    assert old.to_pyarrow_table().num_rows == 30
+    assert len(archive.files_on_disk()) == 8
+
+
+def test_batches_go_on_after_a_merge(archive):
+    archive.append(3)
+    maintain_table(archive.location, retention=0, quiet=0)
+    archive.append(2)
+
+    assert archive.ids() == list(range(50))
+    assert archive.table.committed("q") == 4
+
+
+def test_batch_that_is_committed_during_a_merge_wins_with_it(archive):
+    archive.append(3)
+    stale = archive.delta()
+    archive.append()
+
+    merge_files(stale, archive.location, quiet=0)
+
+    assert archive.ids() == list(range(40))
+    assert len(archive.delta().file_uris()) == 4
+
+
+def test_merge_that_loses_is_told_and_harms_nothing(archive, tmp_path):
+    archive.append(3)
+    stale = archive.delta()
+    maintain_table(archive.location, retention=None, quiet=0)
+
+    with pytest.raises(MergedElsewhere):
+        merge_files(stale, archive.location, quiet=0)
+
+    assert archive.ids() == list(range(30))
+
+
+@pytest.mark.parametrize("by", [Partition("id", "id"), Partition("body", "body"), None], ids=["number", "text", "none"])
+def test_every_kind_of_partition_is_merged(tmp_path, by):
+    table = Table("archive", str(tmp_path / "t"), SCHEMA, by)
+    table.claim("q", take_over=False)
+    for batch_id in range(3):
+        target = table.target(batch_id)
+        batch = pa.record_batch([[START] * 3, [1, None, 2], ["it's", None, "a b"]], schema=SCHEMA)
+        table.commit("q", batch_id, list(write([batch], lambda rows, target=target: [(target, rows)])))
+
+    kept = maintain_table(str(tmp_path / "t"), retention=None, quiet=0)
+
+    assert (kept.merged, kept.into) == ((9, 3) if by else (3, 1))
+    rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().sort_by("id").select(["id", "body"]).to_pylist()
+    expected = [{"id": 1, "body": "it's"}] * 3 + [{"id": 2, "body": "a b"}] * 3 + [{"id": None, "body": None}] * 3
+    assert rows == expected
+
+
+def test_reader_sees_a_row_of_the_last_microsecond_after_a_merge(archive):
+    archive.append(2)
+    maintain_table(archive.location, retention=None, quiet=0)
+
+    dataset = archive.delta().to_pyarrow_dataset()
+
+    found = dataset.to_table(filter=pa.compute.field("event_time") == START + dt.timedelta(microseconds=18))
+    assert found.column("id").to_pylist() == [18]
+
+
+def test_merge_that_a_power_failure_has_torn_is_set_aside(archive, caplog):
+    archive.append(3)
+    maintain_table(archive.location, retention=None, quiet=0)
+    newest = max((archive.table._root / "_delta_log").glob("*.json"))
+    newest.write_bytes(b"".join(newest.read_bytes().splitlines(keepends=True)[:-1]))
+    for path in (archive.table._root / "_delta_log").glob("*checkpoint*"):
+        path.unlink()
+
+    Table("archive", archive.location, SCHEMA, Partition("day", "event_time")).claim("q", take_over=False)
+
+    assert "is torn; set aside" in caplog.text
+    assert archive.ids() == list(range(30))
+
+
+def test_columns_that_older_files_lack_are_null_after_a_merge(archive):
+    archive.append()
+    wider = Table(
+        "archive", archive.location, SCHEMA.append(pa.field("new", pa.int32())), Partition("day", "event_time")
+    )
+    wider.claim("q", take_over=False)
+    archive.append()
+
+    maintain_table(archive.location, retention=None, quiet=0)
+
+    assert archive.delta().to_pyarrow_table().column("new").null_count == 20
+
+
+@pytest.mark.subprocess
+def test_table_on_an_object_store_is_maintained(s3, tmp_path):
+    location = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    table = Table("archive", location, SCHEMA, Partition("day", "event_time"))
+    table.claim("q", take_over=False)
+    for batch_id in range(3):
+        target = table.target(batch_id)
+        batch = pa.record_batch([[START], [batch_id], ["x"]], schema=SCHEMA)
+        table.commit("q", batch_id, list(write([batch], lambda rows, target=target: [(target, rows)])))
+
+    assert maintain_table(location, retention=0, quiet=0) == Kept(3, 1)
+
+    status = table.status()
+    assert (status.rows, status.files) == (3, 1)
+    assert len([path for path, _ in open_store(location).list() if path.endswith(".parquet")]) == 2
+
+
+# --- readers
+
+
+def test_reader_sees_each_event_once_all_the_time(archive):
+    archive.append(5)
+    counts, stop = [], threading.Event()
+
+    def read():
+        while not stop.is_set():
+            first = len(committed)
+            frame = archive.delta().to_pandas(columns=["id"])
+            counts.append((len(frame) == frame["id"].nunique(), first * 10 <= len(frame)))
+
+    committed = [None] * 5
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(8):
+            archive.append()
+            committed.append(None)
+            maintain_table(archive.location, retention=3600, quiet=0)
+        wait_for(lambda: len(counts) > 10)
+    finally:
+        stop.set()
+        reader.join()
+
+    assert counts == [(True, True)] * len(counts)
+
+
+# --- kills
+
+PROGRAM = """
+import os, signal, sys
+from deltalake import DeltaTable
+from gnsq.spark.pipeline import maintenance
+{}
+"""
+
+
+def run(text, location):
+    return subprocess.run([sys.executable, "-c", PROGRAM.format(text), location], timeout=60, check=False).returncode
+
+
+@pytest.mark.subprocess
+def test_kill_between_merge_and_vacuum_leaves_every_event_once(archive):
+    archive.append(5)
+    killed = "maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0); os.kill(os.getpid(), signal.SIGKILL)"
+
+    assert run(killed, archive.location) == -signal.SIGKILL
+
+    assert archive.ids() == list(range(50))
+    archive.append()
+    maintain_table(archive.location, retention=0, quiet=0)
+    assert archive.ids() == list(range(60))
+    assert len(archive.files_on_disk()) == 2
+
+
+@pytest.mark.subprocess
+def test_kill_in_the_middle_of_a_merge_leaves_every_event_once(archive):
+    archive.append(30, rows=1000)
+    before = archive.files_on_disk()
+    program = PROGRAM.format("maintenance.merge_files(DeltaTable(sys.argv[1]), sys.argv[1], 0)")
+    with subprocess.Popen([sys.executable, "-c", program, archive.location]) as process:
+        wait_for(lambda: archive.files_on_disk() != before)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+    assert archive.ids() == list(range(30_000))
+    maintain_table(archive.location, retention=0, quiet=0)
+    assert archive.ids() == list(range(30_000))
+    assert len(archive.files_on_disk()) == 2
+
+
+def test_files_of_killed_tasks_are_gone_after_a_vacuum(archive):
+    archive.append()
+    orphan = archive.leave_orphan()
+
+    vacuum(archive.delta(), archive.location, 3600)
+    assert orphan in archive.files_on_disk()
+    vacuum(archive.delta(), archive.location, 0)
+
+    assert orphan not in archive.files_on_disk()
+    assert archive.ids() == list(range(10))
+
+
+# --- all tables
+
+
+def test_table_that_fails_stops_no_other(archive, tmp_path):
+    archive.append(2)
+    request = Request({"broken": str(tmp_path / "none"), "archive": archive.location}, str(tmp_path))
+
+    kept, [trouble] = maintain_tables(request)
+
+    assert kept == Kept()
+    assert "none" in trouble
+    assert not (tmp_path / "vacuumed").exists()
+
+
+def test_vacuum_comes_once_a_day_unless_it_is_asked_for(archive, tmp_path):
+    archive.append()
+    usual = Request({"archive": archive.location}, str(tmp_path), retention=0)
+    assert maintain_tables(usual) == (Kept(), [])
+    orphan = archive.leave_orphan()
+
+    maintain_tables(usual)
+    assert orphan in archive.files_on_disk()
+    maintain_tables(replace(usual, is_forced=True))
+    assert orphan not in archive.files_on_disk()
+    orphan = archive.leave_orphan()
+    os.utime(tmp_path / "vacuumed", (time.time() - 90_000,) * 2)
+    maintain_tables(usual)
+    assert orphan not in archive.files_on_disk()
+
+
+def test_only_one_process_maintains_at_a_time(archive, tmp_path):
+    with open(tmp_path / "maintenance.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert maintain_tables(Request({"archive": archive.location}, str(tmp_path))) == (
+            Kept(),
+            ["another process maintains the tables"],
+        )
