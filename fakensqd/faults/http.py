@@ -162,20 +162,15 @@ _Handler = Callable[[Request], object]
 
 
 class ControlledServer(Protocol):
-    """Daemon of a FaultsEndpoint. A daemon also has some of STATE_METHODS."""
+    """The part of Daemon that a FaultsEndpoint uses, besides the STATE_METHODS that the daemon has."""
 
     faults: FaultControl
     link: Link
 
     @property
-    def faults_http_address(self) -> str:
-        """Address of the port that serves only ``/faults``, in every state; "" if there is none."""
-
-    def now(self) -> float:
-        """Return the time, seconds."""
-
-    def states(self) -> dict[str, bool | float]:
-        """Return the value of each state."""
+    def faults_http_address(self) -> str: ...
+    def now(self) -> float: ...
+    def states(self) -> dict[str, bool | float]: ...
 
 
 class FaultsEndpoint:

@@ -57,16 +57,13 @@ class BrokerEvents:
 
 
 class _Broker(Protocol):
-    """The part of a broker that a channel uses."""
+    """The part of Broker that topics and channels use."""
 
     options: NsqdOptions
     events: BrokerEvents
 
-    def wall_ns(self, now: float) -> int:
-        """Return the wall clock, in nanoseconds since 1970."""
-
-    def schedule_expiry(self, when: float) -> None:
-        """Note that a message times out, or its delay ends, at this time."""
+    def wall_ns(self, now: float) -> int: ...
+    def schedule_expiry(self, when: float) -> None: ...
 
 
 class MessageHolder:

@@ -42,7 +42,7 @@ _TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3":
 
 
 class NsqdFacts(Protocol):
-    """The facts about the server that the API uses."""
+    """The part of FakeNsqd that the API uses."""
 
     options: NsqdOptions
     broker: Broker
@@ -55,29 +55,16 @@ class NsqdFacts(Protocol):
     log_level: str
 
     @property
-    def tcp_port(self) -> int:
-        """Port of the TCP protocol."""
-
+    def tcp_port(self) -> int: ...
     @property
-    def http_port(self) -> int:
-        """Port of HTTP."""
-
+    def http_port(self) -> int: ...
     @property
-    def https_port(self) -> int:
-        """Port of HTTPS; 0 without HTTPS."""
-
+    def https_port(self) -> int: ...
     @property
-    def sessions(self) -> Iterable[Session]:
-        """Sessions of the open connections."""
-
-    def now(self) -> float:
-        """Return the monotonic time, seconds."""
-
-    def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
-        """Register with these nsqlookupds, and disconnect from all others."""
-
-    def set_log_level(self, level: str) -> None:
-        """Set the lowest level that is logged."""
+    def sessions(self) -> Iterable[Session]: ...
+    def now(self) -> float: ...
+    def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None: ...
+    def set_log_level(self, level: str) -> None: ...
 
 
 def nsqd_application(server: NsqdFacts) -> Router:
