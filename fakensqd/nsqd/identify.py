@@ -6,7 +6,7 @@ server has to do something. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class IdentifyField:
         type: Type in the body of IDENTIFY; None if the field is only in the response.
         since, until: First release that reads the field, and first release that no longer reads it.
         answered_since: First release with the field in the response; None: never in the response.
-        bounds: Smallest and largest value of the setting, in its unit in Settings.
+        bounds: Smallest and largest value of the setting, in its unit in Settings: numbers, or names of options.
         scale: A value in the body is this many times the value in Settings: 1000 for milliseconds and seconds.
         default: Value of the setting if the client sends no IDENTIFY; None: the value of the option of the same name.
         off: Value of the setting for -1 in the body; None: -1 is out of bounds.
@@ -49,7 +49,7 @@ class IdentifyField:
     since: _Version = (0, 2, 15)
     answered_since: _Version | None = None
     until: _Version = (9, 9, 9)
-    bounds: Callable[[NsqdOptions], tuple[float, float]] | None = None
+    bounds: tuple[float | str, float | str] | None = None
     scale: int = 1
     default: float | None = None
     off: float | None = None
@@ -64,37 +64,21 @@ FIELDS: dict[str, IdentifyField] = {
     "user_agent": IdentifyField(STRING, (0, 2, 25)),
     "feature_negotiation": IdentifyField(BOOL, (0, 2, 20)),
     "heartbeat_interval": IdentifyField(
-        INT,
-        (0, 2, 19),
-        bounds=lambda options: (1.0, options.max_heartbeat_interval),
-        scale=1000,
-        default=30.0,
-        off=0.0,
+        INT, (0, 2, 19), bounds=(1.0, "max_heartbeat_interval"), scale=1000, default=30.0, off=0.0
     ),
     "output_buffer_timeout": IdentifyField(
         INT,
         (0, 2, 21),
         (0, 3, 1),
-        bounds=lambda options: (options.min_output_buffer_timeout, options.max_output_buffer_timeout),
+        bounds=("min_output_buffer_timeout", "max_output_buffer_timeout"),
         scale=1000,
         off=0.0,
     ),
     "output_buffer_size": IdentifyField(
-        INT,
-        (0, 2, 21),
-        (0, 3, 1),
-        bounds=lambda options: (64, options.max_output_buffer_size),
-        default=16384,
-        off=1,
+        INT, (0, 2, 21), (0, 3, 1), bounds=(64, "max_output_buffer_size"), default=16384, off=1
     ),
-    "sample_rate": IdentifyField(INT32, (0, 2, 25), (0, 2, 25), bounds=lambda options: (0, 99), default=0),
-    "msg_timeout": IdentifyField(
-        INT,
-        (0, 2, 28),
-        (0, 2, 21),
-        bounds=lambda options: (1.0, options.max_msg_timeout),
-        scale=1000,
-    ),
+    "sample_rate": IdentifyField(INT32, (0, 2, 25), (0, 2, 25), bounds=(0, 99), default=0),
+    "msg_timeout": IdentifyField(INT, (0, 2, 28), (0, 2, 21), bounds=(1.0, "max_msg_timeout"), scale=1000),
     "tls_v1": IdentifyField(BOOL, (0, 2, 22), (0, 2, 22)),
     "deflate": IdentifyField(BOOL, (0, 2, 23), (0, 2, 23)),
     "deflate_level": IdentifyField(INT, (0, 2, 23), (0, 2, 23)),
@@ -155,7 +139,8 @@ class Settings:
         for name, field in FIELDS.items():
             if field.bounds is None:
                 continue
-            value, (minimum, maximum) = asked[name], field.bounds(options)
+            value = asked[name]
+            minimum, maximum = (getattr(options, each) if isinstance(each, str) else each for each in field.bounds)
             if value == -1 and field.off is not None:
                 settings[name] = field.off
             elif value == 0 and minimum > 0:
