@@ -147,15 +147,15 @@ def parameters_of(owner: type) -> set[str]:
 
 
 class TlsOptionsDict(TypedDict, total=False):
-    """Keys of the option tls_options."""
+    """Keys of the option tls_options: those of gnsq 1.0, check_hostname and key_password."""
 
-    ca_certs: str | None
-    certfile: str | None
     keyfile: str | None
-    key_password: str | bytes | None
+    certfile: str | None
     cert_reqs: int
+    ca_certs: str | None
     ssl_version: int
     check_hostname: bool
+    key_password: str | bytes | None
 
 
 class MoreConnectionOptionsDict(TypedDict, total=False):

@@ -14,7 +14,7 @@ from typing import Any
 from gevent.lock import BoundedSemaphore
 
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, TlsOptionsDict
 from gnsq.texts import nearest
 from gnsq.transport import READ_SIZE, Transport
 
@@ -204,10 +204,6 @@ def _no_prompt() -> str:
     raise ValueError("the key is encrypted: give its key_password")
 
 
-# Those of gnsq 1.0, check_hostname and key_password.
-_TLS_OPTIONS = ("keyfile", "certfile", "cert_reqs", "ca_certs", "ssl_version", "check_hostname", "key_password")
-
-
 def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     """Return the context of a connection: tls_context, or a new one from tls_options, gnsq 1.0's dictionary.
 
@@ -218,9 +214,10 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     if options.tls_context is not None:
         return options.tls_context
     given: Mapping[str, Any] = options.tls_options or {}  # Any: each has its own type, which ssl checks
-    unknown = sorted(set(given) - set(_TLS_OPTIONS))
+    known = TlsOptionsDict.__annotations__
+    unknown = sorted(set(given) - set(known))
     if unknown:
-        raise TypeError(f"tls_options has no {', '.join(unknown)}{nearest(unknown, _TLS_OPTIONS, 'it takes')}")
+        raise TypeError(f"tls_options has no {', '.join(unknown)}{nearest(unknown, known, 'it takes')}")
     check_hostname = given.get("check_hostname", True)
     if not isinstance(check_hostname, bool):
         raise TypeError(f"check_hostname of tls_options must be bool, not {check_hostname!r}")

@@ -20,12 +20,10 @@ from gnsq.options import (
     ConnectionOptions,
     ConnectionOptionsDict,
     MoreConnectionOptionsDict,
-    TlsOptionsDict,
     parameters_of,
 )
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.stats import NsqdStats
-from gnsq.tls import _TLS_OPTIONS
 
 OPTIONS = [
     pytest.param(ConnectionOptionsDict, [ConnectionOptions], None, id="connection"),
@@ -61,10 +59,6 @@ def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructo
     own = parameters_of(HTTPClient) - {"host", "port", "connection_class"}
 
     assert set(HttpClientOptionsDict.__annotations__) == {*HttpOptionsDict.__annotations__, *own}
-
-
-def test_typed_tls_options_are_those_that_are_taken():
-    assert set(TlsOptionsDict.__annotations__) == set(_TLS_OPTIONS)
 
 
 # --- what nsqd answers ------------------------------------------------------------------------------------------------

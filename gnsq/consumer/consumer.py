@@ -355,11 +355,11 @@ class Consumer:
 
     def pause(self) -> None:
         """Request no more messages (RDY 0). Delivered messages are still handled. May be called from any thread."""
-        self._in_owner_thread(setattr, self._rdy, "paused", True)
+        self._in_owner_thread(self._rdy.pause, True)
 
     def resume(self) -> None:
         """Request messages again after pause()."""
-        self._in_owner_thread(setattr, self._rdy, "paused", False)
+        self._in_owner_thread(self._rdy.pause, False)
 
     def apply_options(self) -> None:
         """Put options into effect that were set as attributes."""
@@ -423,7 +423,7 @@ class Consumer:
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
         ConsumerOptions(max_in_flight=value)  # checks the bounds
-        self._in_owner_thread(setattr, self._rdy, "max_in_flight", value)
+        self._in_owner_thread(self._rdy.set_max_in_flight, value)
 
     @property
     def total_ready_count(self) -> int:

@@ -98,23 +98,18 @@ class RdyController:
     # --- settings
 
     @property
-    def paused(self) -> bool:
-        """True if all RDY counts are 0; may be set."""
-        return self._policy.paused
-
-    @paused.setter
-    def paused(self, value: bool) -> None:
-        self._policy.paused = value
-        self._update_rdy()
-
-    @property
     def max_in_flight(self) -> int:
-        """Limit for all connections together; may be set."""
+        """Limit for all connections together."""
         return self._policy.max_in_flight
 
-    @max_in_flight.setter
-    def max_in_flight(self, value: int) -> None:
+    def set_max_in_flight(self, value: int) -> None:
+        """Change the limit for all connections together."""
         self._policy.max_in_flight = value
+        self._update_rdy()
+
+    def pause(self, paused: bool) -> None:
+        """Set all RDY counts to 0, or end that."""
+        self._policy.paused = paused
         self._update_rdy()
 
     def configure(self, options: ConsumerOptions) -> None:

@@ -6,6 +6,7 @@ delivered, and messages that time out in the inbox are dropped.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -68,8 +69,7 @@ class WorkerPool:
         self._name = name
         self._concurrency = concurrency
         self._handle = handle
-        self._handle_batch = handle_batch
-        self._run = self._work if handle_batch is None else self._work_in_batches
+        self._run = self._work if handle_batch is None else functools.partial(self._work_in_batches, handle_batch)
         self._on_dropped = on_dropped
         self._clock = clock
         # The messages that each worker handles; [None] before the first one.
@@ -179,11 +179,10 @@ class WorkerPool:
             latency.add(time - arrived, fast)
         self._end_worker()
 
-    def _work_in_batches(self) -> None:
+    def _work_in_batches(self, handle_batch: Callable[[list[Message]], Sequence[Message]]) -> None:
         """Handle the whole inbox with one call, as _work() does with one message. No second worker is needed before
         the call: put() starts one while the handler waits."""
-        inbox, handle_batch, now = self.inbox, self._handle_batch, self._clock.monotonic
-        assert handle_batch is not None  # or this would not be called
+        inbox, now = self.inbox, self._clock.monotonic
         current = self._begin_worker()
         time = now()
         deadline = time + MAX_RUN_SECONDS

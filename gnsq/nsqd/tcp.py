@@ -209,10 +209,8 @@ class NsqdTCPClient:
         self.close_stream()
 
     def identify(self) -> dict[str, object] | None:
-        """Send IDENTIFY, start TLS and compression if wanted, and send AUTH if nsqd requires it.
-
-        Returns:
-            nsqd's response, None if it was a plain OK.
+        """Send IDENTIFY, start TLS and compression if wanted, and send AUTH if nsqd requires it. Return nsqd's
+        response, or None if it was a plain OK.
 
         Raises:
             NSQErrorCode: If nsqd refuses IDENTIFY or AUTH. Every exception closes the connection.
@@ -230,10 +228,8 @@ class NsqdTCPClient:
         return dict(identity.response) or None
 
     def auth(self) -> dict[str, object]:
-        """Send AUTH. identify() does it if nsqd requires it.
-
-        Returns:
-            nsqd's response: ``identity``, ``identity_url``, ``permission_count``.
+        """Send AUTH, as identify() does if nsqd requires it. Return nsqd's response: ``identity``, ``identity_url``,
+        ``permission_count``.
 
         Raises:
             ValueError: If there is no auth_secret.
@@ -266,11 +262,8 @@ class NsqdTCPClient:
     # --- reading
 
     def read_response(self) -> tuple[int, bytes | NSQErrorCode | Message]:
-        """Read and return one frame. Before it returns a heartbeat, it sends NOP; before it returns a fatal error, it
-        closes the connection.
-
-        Returns:
-            The type of the frame, and its data, NSQErrorCode or Message.
+        """Read one frame. Return its type, and its data, NSQErrorCode or Message. Before a heartbeat is returned, NOP
+        is sent; before a fatal error is returned, the connection is closed.
 
         Raises:
             NSQTimeout: If nothing came within options.timeout.
