@@ -36,6 +36,13 @@ def clock():
     return ManualClock()
 
 
+@pytest.fixture(scope="session")
+def mypy_cache(pytestconfig, tmp_path_factory):
+    """Make a cache directory of mypy; it stays for later runs if pytest has a cache."""
+    cache = getattr(pytestconfig, "cache", None)
+    return cache.mkdir if cache is not None else tmp_path_factory.mktemp
+
+
 @pytest.fixture
 def consume(fakensqd):
     """Start consumers that are closed at the end."""

@@ -292,7 +292,7 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def mypy(tmp_path_factory, pytestconfig):
+def mypy(tmp_path_factory, mypy_cache):
     """Run mypy --strict once over the uses and all Python blocks of the README; returns its lines by file."""
     pytest.importorskip("mypy")
     path = tmp_path_factory.mktemp("mypy")
@@ -310,7 +310,7 @@ def mypy(tmp_path_factory, pytestconfig):
 
     options = [
         f"--config-file={path / 'mypy.ini'}",
-        f"--cache-dir={pytestconfig.cache.mkdir('mypy-strict')}",
+        f"--cache-dir={mypy_cache('mypy-strict')}",
         "--no-error-summary",
     ]
     command = [sys.executable, "-m", "mypy", *options, *sorted(path.glob("*.py"))]

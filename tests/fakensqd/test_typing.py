@@ -77,7 +77,7 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def errors(request, tmp_path_factory):
+def errors(tmp_path_factory, mypy_cache):
     """Give the line and the code of each error that mypy finds in the right lines, followed by the wrong ones."""
     pytest.importorskip("mypy")
     path = tmp_path_factory.mktemp("downstream") / "test_orders.py"
@@ -90,7 +90,7 @@ def errors(request, tmp_path_factory):
         "--strict",
         "--config-file=",
         "--follow-imports=silent",
-        f"--cache-dir={request.config.cache.mkdir('mypy')}",
+        f"--cache-dir={mypy_cache('mypy')}",
     ]
     done = run(sys.executable, "-m", "mypy", *options, str(path))
     found = re.findall(r"test_orders\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
