@@ -11,10 +11,12 @@ pytestmark = pytest.mark.subprocess
 COUNT = 2000
 
 
-@pytest.fixture
-def fakensqd_options():
-    # Messages that a killed receiver had in flight come again soon.
-    return {"msg_timeout": 1.0}
+def kill_at(point, nsqd, spool):
+    """Run a receiver until it has killed itself; then nsqd delivers again what is not finished."""
+    run_until_killed(point, nsqd, spool)
+    nsqd.wait_until(lambda nsqd: len(nsqd.sessions), 0)
+    # In place of the end of msg_timeout.
+    nsqd.restart()
 
 
 def duplicates(spool):
@@ -25,7 +27,7 @@ def duplicates(spool):
 def test_killed_before_its_segment_is_written(fakensqd, spool, hub):
     publish(fakensqd, "clicks", numbered(COUNT))
 
-    run_until_killed("write", fakensqd, spool)
+    kill_at("write", fakensqd, spool)
     drain(fakensqd, spool, hub)
 
     assert sorted(bodies_of(spool)) == numbered(COUNT)
@@ -34,7 +36,7 @@ def test_killed_before_its_segment_is_written(fakensqd, spool, hub):
 def test_killed_between_segment_and_fin(fakensqd, spool, hub):
     publish(fakensqd, "clicks", numbered(COUNT))
 
-    run_until_killed("durable", fakensqd, spool)
+    kill_at("durable", fakensqd, spool)
     twice = len(bodies_of(spool))
     drain(fakensqd, spool, hub)
 
@@ -45,7 +47,7 @@ def test_killed_between_segment_and_fin(fakensqd, spool, hub):
 def test_killed_between_its_fins(fakensqd, spool, hub):
     publish(fakensqd, "clicks", numbered(COUNT))
 
-    run_until_killed("fins", fakensqd, spool)
+    kill_at("fins", fakensqd, spool)
     in_segment = len(bodies_of(spool))
     drain(fakensqd, spool, hub)
 
