@@ -7,36 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gnsq import errors, protocol, states, util
-    from gnsq.backofftimer import BackoffTimer
-    from gnsq.consumer import Consumer
-    from gnsq.deprecated import Lookupd, Nsqd, Reader
-    from gnsq.lookupd import LookupdClient
-    from gnsq.message import Message, finish_all
-    from gnsq.nsqd import NsqdHTTPClient, NsqdTCPClient
-    from gnsq.options import VERSION as __version__
-    from gnsq.producer import Producer, PublishResult
+if TYPE_CHECKING:  # "as" makes a name public for type checkers
+    from gnsq import errors as errors
+    from gnsq import protocol as protocol
+    from gnsq import states as states
+    from gnsq import util as util
+    from gnsq.backofftimer import BackoffTimer as BackoffTimer
+    from gnsq.consumer import Consumer as Consumer
+    from gnsq.deprecated import Lookupd as Lookupd
+    from gnsq.deprecated import Nsqd as Nsqd
+    from gnsq.deprecated import Reader as Reader
+    from gnsq.lookupd import LookupdClient as LookupdClient
+    from gnsq.message import Message as Message
+    from gnsq.message import finish_all as finish_all
+    from gnsq.nsqd import NsqdHTTPClient as NsqdHTTPClient
+    from gnsq.nsqd import NsqdTCPClient as NsqdTCPClient
+    from gnsq.producer import Producer as Producer
+    from gnsq.producer import PublishResult as PublishResult
 
-__all__ = [
-    "BackoffTimer",
-    "Consumer",
-    "Lookupd",
-    "LookupdClient",
-    "Message",
-    "Nsqd",
-    "NsqdHTTPClient",
-    "NsqdTCPClient",
-    "Producer",
-    "PublishResult",
-    "Reader",
-    "__version__",
-    "errors",
-    "finish_all",
-    "protocol",
-    "states",
-    "util",
-]
+    __version__: str
 
 _MODULES = {
     "BackoffTimer": "backofftimer",
@@ -52,6 +41,7 @@ _MODULES = {
     "Reader": "deprecated",
     "finish_all": "message",
 }
+__all__ = [*_MODULES, "__version__", "errors", "protocol", "states", "util"]
 # Submodules that were attributes of the package in gnsq 1.0. They work without an import of the submodule.
 _SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "reader", "states", "util"}
 
