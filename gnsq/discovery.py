@@ -91,7 +91,7 @@ class LookupReport:
 
         Args:
             failure: Why the answer can't be used; None if it can.
-            is_other_server: The answer shows that the server is not nsqlookupd.
+            is_other_server: True if the answer shows that the server is not nsqlookupd.
         """
         if failure is None:
             self._confirmed.add(address)
@@ -108,8 +108,8 @@ class LookupReport:
         """Record the end of a round: all nsqlookupds were queried.
 
         Args:
-            answered: An nsqlookupd has answered.
-            known: An nsqd is known.
+            answered: True if an nsqlookupd has answered.
+            known: True if an nsqd is known.
         """
         self.empty_rounds = 0 if known else self.empty_rounds + answered
 

@@ -23,9 +23,9 @@ _UNKNOWN_TOPIC = {"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"}
 class LookupdClient(HTTPClient):
     """Client of nsqlookupd over HTTP.
 
-    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. For servers before
-    1.0 the old names of endpoints are used, after the server has answered that it does not know a new name. The
-    envelope of their answers is removed.
+    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If a server before
+    1.0 does not know an endpoint, the request is repeated with the endpoint's old name. The envelope of its answers is
+    removed.
 
     Args:
         host, port: HTTP address of nsqlookupd.

@@ -178,7 +178,7 @@ class ProducerConnectionStats:
         address: ``host:port`` of the nsqd, or a URL.
         pending: Publishes that wait for their response.
         confirmed: Messages that nsqd has confirmed since the connection was opened.
-        stalled: A response is late, so publishes use other connections.
+        stalled: True if a response is late. Publishes use other connections then.
     """
 
     address: str

@@ -31,7 +31,7 @@ class TlsTransport:
     Args:
         inner: The transport of the encrypted bytes.
         context: Any ``ssl.SSLContext``.
-        server_side: This is the server.
+        server_side: True for the server's side.
         server_hostname: The name that the server's certificate must have, if the context checks it; sent as SNI.
         peer: Address for error texts.
 

@@ -205,7 +205,7 @@ class Consumer:
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
-        self._looked_up = False  # True: an nsqlookupd has responded in the last round of lookups
+        self._looked_up = False  # True if an nsqlookupd has responded in the last round of lookups
         # For each nsqd that is not connected again: when its connection was lost.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()

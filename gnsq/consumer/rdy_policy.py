@@ -33,20 +33,20 @@ class _ConnectionRdy:
 
     Attributes:
         limit: max_rdy_count of its nsqd.
-        counts_down: Its nsqd subtracts messages from RDY.
+        counts_down: True if its nsqd subtracts messages from RDY.
         last: When the last message came; before the first message: when the connection was added.
         idle_since: Since when no message is in flight; None if one is, or was at the last decide().
         rdy: RDY that was sent last.
         remaining: If its nsqd counts down: the part of rdy that is left at least.
-        is_new: No message has come yet.
+        is_new: True until the first message.
         starved_at: When it was starved last.
         arriving: Messages that nsqd may have sent before it reads a lower RDY.
         arriving_until: Until when these may arrive.
         raised_at: When RDY was raised from 0; None after the next message.
         turn: When its turn began; None while it waits for one, or if it needs none.
         turn_renewed: When its turn began or was last extended.
-        has_backlog: Its last turn brought messages and did not end in silence.
-        had_turn: It had a turn in this rotation.
+        has_backlog: True if its last turn brought messages and did not end in silence.
+        had_turn: True if it had a turn in this rotation.
     """
 
     limit: int
@@ -111,7 +111,7 @@ class RdyPolicy(Generic[Key]):
         backing_off: All RDY counts are 0, except that of the probe.
         expected: Number of connections that may be added soon; their RDY counts are reserved.
         probe: Connection that has RDY 1 while the others have 0; None for none.
-        has_unassigned: A connection waits for RDY that others must free: call decide() again after each answer.
+        has_unassigned: True if a connection waits for RDY that others must free: call decide() after each answer then.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class RdyPolicy(Generic[Key]):
 
         Args:
             max_rdy_count: Largest RDY that its nsqd allows.
-            counts_down: Its nsqd subtracts 1 from RDY with each message.
+            counts_down: True if its nsqd subtracts 1 from RDY with each message.
         """
         self._states[key] = _ConnectionRdy(max_rdy_count, counts_down, now, now)
         # After the connections that have a turn: they would lose it.

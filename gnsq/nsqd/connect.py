@@ -66,7 +66,7 @@ class TransportStack:
         decoder: Decodes the bytes that the transport receives.
         on_frame: Called with (type, data) for each frame that a handshake reads.
         expected: What the connection waits for now; part of the text of a timeout.
-        encrypted: TLS has started.
+        encrypted: True after TLS has started.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:

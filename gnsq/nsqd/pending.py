@@ -126,7 +126,7 @@ class PendingRequests:
         unsent: Requests that wait to be sent. Other modules read this and ``sent``, and change neither.
         sent: Requests that wait for their response, the oldest first.
         unsent_bytes: Sum of the sizes of unsent.
-        blocked: Nothing may be sent until all sent requests have their responses.
+        blocked: True if nothing may be sent until all sent requests have their responses.
     """
 
     def __init__(self, unblock: Callable[[], None]) -> None:
@@ -136,13 +136,13 @@ class PendingRequests:
         self.blocked = False
         self._unblock = unblock
         self._limits = ConfirmedLimits()
-        # nsqd may refuse some of the unsent requests, which must be sent alone.
+        # True if nsqd may refuse some of the unsent requests. These must be sent alone.
         self._risky = False
-        # Requests were added since they were sorted.
+        # True if requests were added since they were sorted.
         self._unsorted = False
-        # Sending has paused until all sent requests had a response. So the first unsent one can be sent alone.
+        # True if sending has paused until all sent requests had a response. So the first unsent one can go alone.
         self._drained = False
-        # The sent request was sent alone.
+        # True if the sent request was sent alone.
         self._alone = False
         self._resolved: Event | None = None
 

@@ -40,7 +40,7 @@ class Writer:
         self.pending = PendingRequests(self._wake_if_sendable)
         self._now = now
         self._refuse = refuse
-        # put() must do more than queue the command: the greenlet sleeps, or the writer is closed. One check for both.
+        # True if put() must do more than queue the command: the greenlet sleeps, or the writer is closed.
         self._needs_attention = False
         self._commands: list[bytes] = []
         # Ids of messages to finish after the commands. Building all FINs together takes a tenth of the time.
