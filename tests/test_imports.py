@@ -129,7 +129,7 @@ PURE = [
                 f"spark.{name}"
                 for name in ["errors", "offsets", "options", "receiver.buffer", "rowkey", "source.drain"]
             ],
-            *[f"spark.pipeline.{name}" for name in ["counts", "report", "schema"]],
+            *[f"spark.pipeline.{name}" for name in ["report", "schema", "windows"]],
         ]
     ],
     *[name for name in MODULES if name.startswith("gnsq.protocol")],

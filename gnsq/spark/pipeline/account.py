@@ -6,15 +6,13 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import gevent
-import pyarrow.dataset as ds
 from gevent.event import Event
 
 from gnsq import Consumer, Message
 
-__all__ = ["Account", "count_rows", "drain_topic", "sum_highest_versions"]
+__all__ = ["Account", "drain_topic", "sum_highest_versions"]
 
 QUIET = 1.0
 LIMIT = 60.0
@@ -27,8 +25,8 @@ class Account:
     published: int
     archived: int
     dead_lettered: int
-    aggregated: int
-    late: int
+    entered: int
+    counted: int
 
     def checks(self) -> list[tuple[str, bool]]:
         """List what has to agree, and whether it does."""
@@ -38,17 +36,10 @@ class Account:
                 self.published == self.archived + self.dead_lettered,
             ),
             (
-                f"archived {self.archived:,} = aggregated {self.aggregated:,} + late {self.late:,}",
-                self.archived == self.aggregated + self.late,
+                f"archived {self.archived:,} = entered the aggregation {self.entered:,} = counted {self.counted:,}",
+                self.archived == self.entered == self.counted,
             ),
         ]
-
-
-def count_rows(directory: Path) -> int:
-    """Count the rows of all Parquet files below a directory; 0 if it does not exist."""
-    if not any(directory.rglob("*.parquet")):
-        return 0
-    return int(ds.dataset(str(directory), format="parquet", partitioning="hive").count_rows())
 
 
 def drain_topic(topic: str, lookupd_http_addresses: list[str], expected: int) -> list[bytes]:
@@ -82,14 +73,16 @@ def drain_topic(topic: str, lookupd_http_addresses: list[str], expected: int) ->
 
 
 def sum_highest_versions(bodies: Iterable[bytes]) -> tuple[int, int]:
-    """Add up the counts in metric rows, of each window and key the one with the highest version.
+    """Add up the counts that a job without other aggregates has published: in each epoch, of each window and its keys
+    the one with the highest version.
 
     Returns:
         The sum, and how many windows and keys there are.
     """
-    latest: dict[tuple[str, str], tuple[int, int]] = {}
+    latest: dict[tuple[object, ...], tuple[int, int]] = {}
     for body in bodies:
         row = json.loads(body)
-        key = (row["window"], row["key"])
-        latest[key] = max(latest.get(key, (-1, 0)), (row["version"], row["count"]))
+        version, count = row.pop("version"), row.pop("count")
+        group = tuple(row.values())
+        latest[group] = max(latest.get(group, (-1, 0)), (version, count))
     return sum(count for _, count in latest.values()), len(latest)

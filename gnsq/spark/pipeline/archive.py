@@ -17,16 +17,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, read_bodies, write
+from gnsq.spark.pipeline.datafiles import TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.layout import archive_tables
-from gnsq.spark.sink import publish
 
 __all__ = ["ArchiveBatches", "dead_letter"]
 
@@ -68,14 +66,7 @@ class ArchiveBatches:
         self._is_spread = len({file.partition for file in files if file.table == archive.name}) > SPREAD
         for table in self._tables:
             table.commit(owner, batch_id, files)
-        self._publish([file for file in files if file.table == dead.name], dead, parsed)
-
-    def _publish(self, files: list[DataFile], dead: TableTarget, parsed: DataFrame) -> None:
-        """Publish the rows of dead that were just written."""
-        if not files:
-            return
-        paths = parsed.sparkSession.createDataFrame([(file.path,) for file in files], "path string")
-        paths.mapInArrow(functools.partial(_publish_files, dead, self._sink), "rows bigint").collect()
+        publish_files(parsed.sparkSession, files, dead, dead_letter, self._sink)
 
 
 def _partition_key(partition_by: str) -> Column:
@@ -93,12 +84,6 @@ def _route(archive: TableTarget, dead: TableTarget, batch: Any) -> Iterator[tupl
         yield dead, batch.filter(malformed)
         batch = batch.filter(pc.invert(malformed))
     yield archive, batch
-
-
-def _publish_files(dead: TableTarget, sink: WriteOptions, batches: Iterator[Any]) -> Iterator[Any]:
-    paths = [path for batch in batches for path in batch.column("path").to_pylist()]
-    letters = (letter for path in paths for letter in read_bodies(dead, path, dead_letter))
-    yield pa.RecordBatch.from_pydict({"rows": pa.array([publish(letters, sink).rows], pa.int64())})
 
 
 def dead_letter(row: Mapping[str, Any]) -> bytes:

@@ -15,16 +15,23 @@ from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.pipeline.schema import DIVIDING, EventSchema, plain_type
+from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
 
-__all__ = ["PipelineConfig", "QUERIES"]
+__all__ = ["GONE", "PipelineConfig", "QUERIES"]
 
 QUERIES = ("archive", "metrics")
 # Seconds.
 YEAR = 31_536_000
-# An event that is ahead closes windows: by no more than the delay, so that it makes no other one late.
-LEAST_AHEAD = 60.0
+DAY, HOUR = 86_400.0, 3_600.0
+# Settings of earlier releases, and what to give instead.
+GONE = {
+    "window_length": "give window in [[metrics]], or --metrics window=SECONDS",
+    "key_field": "give keys in [[metrics]], or --metrics keys=FIELD",
+    "watermark_delay": "give keep_windows: what is late raises its count as long as the window is kept",
+    "max_open_counts": "leave it out: counts are kept on disk",
+}
 # Options of the source and the sink that the job sets, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "setting topic",
@@ -56,10 +63,10 @@ class PipelineConfig:
 
     topic: str = option("", "topic with the events; required")
     output: str = option(
-        "", "directory for archive/, metrics/, late/ and dead/, a path or the URI of an object store; required"
+        "", "directory for archive/, metrics/ and dead/, a path or the URI of an object store; required"
     )
     work: str = option(
-        "", "directory for spools, checkpoints and state, local or mounted; always the same for one job; required"
+        "", "directory for spools and checkpoints, local or mounted; always the same for one job; required"
     )
     spool: str = option("", "base of the spools, a path or any URI of pyarrow.fs; default: in work")
     checkpoint: str = option("", "base of the checkpoints, a path or any URI that Spark knows; default: in work")
@@ -77,21 +84,27 @@ class PipelineConfig:
     dead_letter_topic: str = option("", "topic for malformed bodies; default: TOPIC-dead")
     fields: Mapping[str, str] = option(None, "columns of the archive and their Spark SQL types; default: user, page")
     time_field: str = option("time", "field with the event's time, ISO 8601")
-    key_field: str = option("page", "field that the counts are by")
     required_fields: tuple[str, ...] | None = option(None, "fields that every event must have; default: all")
     partition_by: str = option("day", "how the archive is divided: day or hour of the events' time, a field, or none")
-    window_length: int = option(60, "length of the windows that are counted", unit="s", minimum=1, maximum=86_400)
-    watermark_delay: float = option(
-        600.0, "events that are later than this go to late/", unit="s", minimum=0, maximum=YEAR
+    metrics: tuple[Metric, ...] = option(
+        (Metric(),), "what is counted: name, window and slide in seconds, keys and aggregates with commas"
     )
-    max_ahead: float | None = option(
+    keep_windows: float | None = option(
         None,
-        "events whose time is further ahead of their publishing are malformed; default: watermark_delay, at least 60",
+        "windows are kept so long after their end, and events that are later are left out; default: 86400, with "
+        "deduplicate 3600",
         unit="s",
         minimum=0,
+        maximum=YEAR,
     )
-    max_open_counts: int = option(
-        1_000_000, "windows times keys that are held open; more end the job", unit="counts", minimum=1
+    max_ahead: float = option(
+        600.0, "events whose time is further ahead of their publishing are malformed", unit="s", minimum=0
+    )
+    state_partitions: int | None = option(
+        None,
+        "parts of the state of a query; default: the cores of a local master, else spark.sql.shuffle.partitions",
+        unit="partitions",
+        minimum=1,
     )
     deduplicate: float = option(
         0.0,
@@ -118,6 +131,8 @@ class PipelineConfig:
             raise ValueError("no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         self._check_addresses()
         self._check_names()
+        if len(self.metrics) != 1:
+            raise ValueError(f"setting metrics has {len(self.metrics)} definitions: one is possible")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
@@ -125,6 +140,15 @@ class PipelineConfig:
         # Its own checks are part of these.
         object.__setattr__(self, "fields", dict(self.schema.fields))
         self._check_partition()
+        try:
+            self.metric.check(self.fields)
+        except ValueError as error:
+            raise ValueError(f"setting metrics: {error}") from error
+        if self.deduplicate > self.windows_kept:
+            raise ValueError(
+                f"setting deduplicate {self.deduplicate} s is more than keep_windows {self.windows_kept} s, for which "
+                "the query metrics keeps message ids: raise keep_windows, or lower deduplicate"
+            )
         if self.spark.get(_TIME_ZONE, "UTC") != "UTC":
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
@@ -172,8 +196,7 @@ class PipelineConfig:
 
     def _check_places(self) -> None:
         """See that no directory is in another one, whose files would be taken for its own."""
-        places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "late", "dead")}
-        places["work/metrics/state"] = f"{self.work}/metrics/state"
+        places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "dead")}
         for query in QUERIES:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
         found = {name: _resolved(place) for name, place in places.items()}
@@ -223,14 +246,21 @@ class PipelineConfig:
         return EventSchema(
             self.fields or {"user": "string", "page": "string"},
             self.time_field,
-            self.key_field,
+            self.metric.keys,
             self.required_fields,
         )
 
     @property
-    def ahead_limit(self) -> float:
-        """Seconds that an event's time may be ahead of its publishing."""
-        return max(self.watermark_delay, LEAST_AHEAD) if self.max_ahead is None else self.max_ahead
+    def metric(self) -> Metric:
+        """What the query metrics counts."""
+        return self.metrics[0]
+
+    @property
+    def windows_kept(self) -> float:
+        """Seconds for which windows are kept after their end."""
+        if self.keep_windows is not None:
+            return self.keep_windows
+        return max(HOUR, self.deduplicate) if self.deduplicate else DAY
 
     @property
     def is_remote(self) -> bool:

@@ -32,7 +32,9 @@ from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from gnsq.spark.options import WriteOptions
 
 __all__ = [
     "MAX_FIELD_VALUES",
@@ -42,6 +44,7 @@ __all__ = [
     "TableTarget",
     "check_field_values",
     "collect_files",
+    "publish_files",
     "read_bodies",
     "stats_columns",
     "store_error",
@@ -353,6 +356,35 @@ def read_bodies(target: TableTarget, path: str, body: Callable[[dict[str, Any]],
                 yield pa.RecordBatch.from_arrays([bodies], names=["body"])
     except OSError as error:
         raise store_error(target.location, error) from error
+
+
+def publish_files(
+    spark: SparkSession,
+    files: list[DataFile],
+    target: TableTarget,
+    body: Callable[[dict[str, Any]], bytes],
+    sink: WriteOptions,
+) -> None:
+    """Publish the rows of files that were just written, and return after nsqd has confirmed each.
+
+    Args:
+        files: Those of other tables are left out.
+        body: Makes the body of a message of a row; goes to the tasks by pickle.
+    """
+    paths = [(file.path,) for file in files if file.table == target.name]
+    if paths:
+        task = functools.partial(_publish, target, body, sink)
+        spark.createDataFrame(paths, "path string").mapInArrow(task, "rows bigint").collect()
+
+
+def _publish(
+    target: TableTarget, body: Callable[[dict[str, Any]], bytes], sink: WriteOptions, batches: Iterator[Any]
+) -> Iterator[Any]:
+    from gnsq.spark.sink import publish  # loads pyspark, which programs without Spark do not need
+
+    paths = (path for batch in batches for path in batch.column("path").to_pylist())
+    published = publish((bodies for path in paths for bodies in read_bodies(target, path, body)), sink)
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([published.rows], pa.int64())})
 
 
 def store_error(location: str, error: Exception) -> JobFailed:

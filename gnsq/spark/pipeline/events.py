@@ -16,12 +16,12 @@ __all__ = ["deduplicated", "malformed", "parse", "well_formed"]
 _PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_malformed"}
 # Spark also takes "2026" and "10:00", which is today's.
 _ISO = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}"
-# A count is published with its key, and has to fit into what nsqd takes.
+# A count is published with its keys, and has to fit into what nsqd takes.
 KEY_BYTES = 4096
 
 
 def deduplicated(messages: DataFrame, within: float) -> DataFrame:
-    """Leave out messages that an nsqd delivered before, within so many seconds.
+    """Leave out messages that an nsqd delivered before, within so many seconds; for a query without aggregation.
 
     What counts is the time of the batch, which Spark keeps in its offset log: no row can be behind a watermark on it,
     as long as the driver's clock is not set back by more than that, and a batch that runs again gives the same.
@@ -37,7 +37,8 @@ def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFra
     Args:
         messages: Rows of the nsq source.
         schema: What an event has to be.
-        max_ahead: Seconds; a time that is further ahead of the message's publishing would make all others late.
+        max_ahead: Seconds; a time that is further ahead of the message's publishing would close the windows of all
+            others.
 
     Returns:
         message_id, nsqd, published_at, body (as it came), the schema's fields, event_time, and reason: why it is
@@ -88,8 +89,9 @@ def _reason(schema: EventSchema, max_ahead: float) -> Column:
     for name in schema.required:
         missing = F.coalesce(F.length(F.col(f"event.{name}").cast("string")), F.lit(0)) == 0
         reason = reason.when(missing, f"{name} is missing")
-    key = F.octet_length(F.col(f"event.{schema.key_field}").cast("string"))
-    reason = reason.when(key > KEY_BYTES, f"{schema.key_field} is longer than {KEY_BYTES} bytes")
+    for name in schema.keys:
+        size = F.octet_length(F.col(f"event.{name}").cast("string"))
+        reason = reason.when(size > KEY_BYTES, f"{name} is longer than {KEY_BYTES} bytes")
     ahead = F.col("event_time").cast("double") - F.col("published_at").cast("double")
     return (
         reason.when(F.col(time).isNull(), f"{schema.time_field} is missing")

@@ -7,7 +7,7 @@ import json
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,7 +30,8 @@ from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.events import deduplicated, parse
-from gnsq.spark.pipeline.metrics import MetricsBatches
+from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
+from gnsq.spark.pipeline.preflight import note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state
@@ -42,6 +43,7 @@ __all__ = ["Job"]
 logger = logging.getLogger(__name__)
 
 LOOK = 0.2
+_PARTITIONS = "spark.sql.shuffle.partitions"
 # Seconds for what Spark still has to tell of queries that have ended.
 LAST_EVENTS = 10.0
 
@@ -98,7 +100,6 @@ class Job:
         self._silence = {query: Silence(is_asked=asked) for query in QUERIES}
         # By query, as the last batch told it.
         self._troubles: dict[str, str] = {}
-        self._metrics: MetricsBatches | None = None
         # What was there at the start, and so has to come before a query may end: messages; segments of its spool, of
         # which the first progress tells those that were read before.
         self._due: dict[str, int] = {}
@@ -118,12 +119,27 @@ class Job:
         if once:
             for query in QUERIES:
                 self._look_for_messages(query)
-        archive, self._metrics = ArchiveBatches(config, take_over=self._take_over), MetricsBatches(config)
+        archive = ArchiveBatches(config, take_over=self._take_over)
+        metrics = MetricsBatches(config, take_over=self._take_over)
         self._notebooks = {query: Notebook(config, query) for query in QUERIES}
         self._spark.streams.addListener(self._listener)
         self._is_listening = True
-        self._start("archive", archive, once)
-        self._start("metrics", self._metrics, once)
+        with self._state_partitions():
+            self._start("archive", archive, once)
+            self._start("metrics", metrics, once)
+
+    @contextlib.contextmanager
+    def _state_partitions(self) -> Iterator[None]:
+        """Let the queries that are started meanwhile have as many partitions of their state as they shall."""
+        before = self._spark.conf.get(_PARTITIONS)
+        partitions = self._config.state_partitions or int(before)
+        for query in QUERIES:
+            note_partitions(self._config, query, partitions)
+        self._spark.conf.set(_PARTITIONS, str(partitions))
+        try:
+            yield
+        finally:
+            self._spark.conf.set(_PARTITIONS, before)
 
     def wait(self, is_stopping: Callable[[], bool]) -> bool:
         """Wait until all queries have ended, or until it is time to stop.
@@ -185,8 +201,6 @@ class Job:
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
-        if self._metrics is not None:
-            self._summary.late = self._metrics.late
         for query in QUERIES:
             try:
                 state = spool_state(self._config, query, None)
@@ -235,9 +249,9 @@ class Job:
         # Spark tells the query's id when it has started, and may call write() before.
         owner: Future[str] = Future()
         messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
-        if config.deduplicate:
+        if config.deduplicate and name == "archive":
             messages = deduplicated(messages, config.deduplicate)
-        events = parse(messages, config.schema, config.ahead_limit).observe(
+        events = parse(messages, config.schema, config.max_ahead).observe(
             OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )
 
@@ -245,7 +259,11 @@ class Job:
             self._notebooks[name].begin(batch_id)
             batches(rows, batch_id, owner.result())
 
-        writer = events.writeStream.queryName(name).foreachBatch(write)
+        if name == "metrics":
+            writer = aggregated(events, config).writeStream.outputMode("update")
+        else:
+            writer = events.writeStream
+        writer = writer.queryName(name).foreachBatch(write)
         writer = writer.option("checkpointLocation", config.checkpoint_of(name))
         if once:
             writer = writer.trigger(availableNow=True)
@@ -268,7 +286,7 @@ class Job:
         self._notebooks[name].finish(progress, batch)
         if not batch.rows:
             return
-        if batch.dropped:
+        if batch.dropped and name == "archive":
             logger.error(
                 "query %s, batch %d: Spark has dropped %s as late, since the driver's clock was set back "
                 "by more than the setting deduplicate; the results lack what was dropped",

@@ -13,7 +13,7 @@ from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.uris import join_uri
 
-__all__ = ["archive_tables"]
+__all__ = ["archive_tables", "metrics_table"]
 
 _TIME = pa.timestamp("us", tz="UTC")
 _ORIGIN = [("message_id", pa.string()), ("nsqd", pa.string()), ("published_at", _TIME)]
@@ -43,6 +43,13 @@ def archive_tables(config: PipelineConfig) -> tuple[Table, Table]:
         Table("archive", join_uri(config.output, "archive"), schema, partition),
         Table("dead", join_uri(config.output, "dead"), _DEAD, Partition("day", "published_at")),
     )
+
+
+def metrics_table(config: PipelineConfig) -> Table:
+    """Describe the table of the metric."""
+    metric = config.metric
+    location = join_uri(config.output, f"metrics/{metric.name}")
+    return Table("metrics", location, metric.schema(config.fields), Partition("day", "window_start"))
 
 
 def _arrow_type(kind: str) -> Any:  # Any: pyarrow has no types

@@ -10,18 +10,22 @@ from typing import Any
 
 import click
 
-from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.config import GONE, PipelineConfig
+from gnsq.spark.pipeline.windows import Metric
 from gnsq.texts import nearest
 
 __all__ = ["load_config", "setting_options"]
 
-_PAIRS = {"nsq": "NAME=VALUE", "spark": "NAME=VALUE", "fields": "NAME=TYPE"}
+_PAIRS = {"nsq": "NAME=VALUE", "spark": "NAME=VALUE", "fields": "NAME=TYPE", "metrics": "NAME=VALUE"}
 
 
 def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: click's own
     """Give a command one option for each setting, with the setting's name as the parameter's."""
     for field in reversed(dataclasses.fields(PipelineConfig)):
         command = _click_option(field)(command)
+    for name in GONE:
+        # Refused by load_config(), in the environment, too.
+        command = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(command)
     return command
 
 
@@ -61,7 +65,9 @@ def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineCo
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"configuration {path}: {error}") from error
     fields = {field.name: field for field in dataclasses.fields(PipelineConfig)}
-    for name in values:
+    for name in (*values, *(name for name, value in overrides.items() if value is not None)):
+        if name in GONE:
+            raise ValueError(f"setting {name} is gone: {GONE[name]}")
         if name not in fields:
             raise ValueError(f"configuration {path}: setting {name} is unknown{nearest([name], fields)}")
     for name, value in overrides.items():
@@ -69,6 +75,8 @@ def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineCo
             continue
         before = values.get(name)
         given = _pairs(name, value) if name in _PAIRS and isinstance(value, tuple) else value
+        if name == "metrics" and isinstance(before, list) and len(before) == 1:
+            [before] = before
         values[name] = {**before, **given} if isinstance(before, dict) and isinstance(given, dict) else given
     # Checked one by one just below, so that what is made of them has the types it says.
     return PipelineConfig(**{name: _typed(name, str(fields[name].type), value) for name, value in values.items()})  # type: ignore[arg-type]
@@ -86,6 +94,8 @@ def _pairs(name: str, items: tuple[str, ...]) -> dict[str, str]:
 
 
 def _typed(name: str, kind: str, value: object) -> object:
+    if name == "metrics":
+        return _metrics(value)
     if kind.startswith("tuple"):
         items = [value] if isinstance(value, str) else value
         if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
@@ -106,6 +116,16 @@ def _typed(name: str, kind: str, value: object) -> object:
     else:
         return value
     raise ValueError(f"setting {name} {value!r} is not {what}")
+
+
+def _metrics(value: object) -> tuple[Metric, ...]:
+    tables = [value] if isinstance(value, Mapping) else value
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise ValueError(f"setting metrics {value!r} is not a list of tables: write [[metrics]]")
+    try:
+        return tuple(map(Metric.parse, tables))
+    except ValueError as error:
+        raise ValueError(f"setting metrics: {error}") from error
 
 
 def _text(name: str, key: str, value: object) -> str:

@@ -1,167 +1,161 @@
-"""Query metrics: counts by window and key over event time, in update mode.
+"""Query metrics: aggregates by window and keys over event time, in Spark's state, in update mode.
 
-The counts are carried in a state of our own instead of Spark's: Spark's windowed aggregation drops what is later than
-the watermark without showing it, and a streaming query has one output. Here late events are split off first and
-written to late/, so that none is dropped unseen. The state of batch N is made of that of batch N-1 and the batch, so
-that a batch that runs again gives the same; open windows times keys have to fit into the driver's memory, and are
-bounded by a setting. Times are whole numbers here: Spark's driver hands over naive ones of its own zone.
+A window is kept until ``keep_windows`` after its end: what comes later than that is left out. The state has one group
+more, whose window and keys are null and which is never let go: it counts each event that has entered the aggregation.
+Its count is exact however often a batch or a task runs again, since it is part of the state. So the number of events
+that came too late is entered minus counted.
 
-A row has window, key, count and version: the same window comes again with a higher version when its count has
-grown, and readers keep the highest.
+Each batch appends the rows that it has changed to a table, and publishes them. A batch that runs again gives the same
+rows; they are not appended again, but published again, since nobody knows how far the run before came.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import functools
 import json
-import re
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from gnsq.spark.errors import JobFailed
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.counts import EMPTY, Count, State, advance, decode_state, encode_state, updates, watermark
+from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.events import well_formed
-from gnsq.spark.pipeline.objects import open_files
-from gnsq.spark.sink import publish
-from gnsq.spark.spool.storage import open_store
-from gnsq.spark.uris import join_uri
+from gnsq.spark.pipeline.layout import metrics_table
+from gnsq.spark.pipeline.windows import Metric, value_type, version_of
 
-__all__ = ["MetricsBatches", "metric_body"]
+__all__ = ["ENTERED", "MetricsBatches", "aggregated", "metric_body"]
 
-_STATE = re.compile(r"state-(\d{12})\.json")
-# The state before the last is needed when the last batch runs again.
-_KEPT = 2
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
+# The fact in the table's commits that has the number of all events that have entered the aggregation.
+ENTERED = "entered"
+# Spark takes a column with this key in its metadata for the time that its watermark is about.
+# Source: EventTimeWatermark.delayKey. explode() loses it.
+_DELAY_KEY = "spark.watermarkDelayMs"
+_MICROSECONDS = 1_000_000
+_AGGREGATES = {
+    # Of too large numbers try_sum() makes null; sum() would end the query, again at each start.
+    "sum": F.try_sum,
+    "mean": F.try_avg,
+    "count": F.count,
+    "min": F.min,
+    "max": F.max,
+    "approx_distinct": F.approx_count_distinct,
+}
 
 
 class MetricsBatches:
-    """What foreachBatch calls."""
+    """What foreachBatch calls with the rows of aggregated().
 
-    def __init__(self, config: PipelineConfig) -> None:
-        self.late = 0
-        self._delay = dt.timedelta(seconds=config.watermark_delay)
-        self._window = dt.timedelta(seconds=config.window_length)
-        self._key = config.key_field
-        self._bound = config.max_open_counts
+    Args:
+        take_over: The table may belong to another checkpoint.
+    """
+
+    def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
+        self._metric = config.metric
+        self._table = metrics_table(config)
+        self._take_over = take_over
         self._sink = WriteOptions.parse(config.sink_options(config.metrics_to))
-        self._late = open_files(join_uri(config.output, "late"))
-        self._location = f"{config.work}/metrics"
-        self._store = open_store(f"{self._location}/state")
-        self._metrics = open_store(join_uri(config.output, "metrics"), "output")
-        for store in (self._store, self._metrics):
-            store.make_directory("")
+        self._epoch: int | None = None
 
-    def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> None:
-        """Count one batch of what events.parse() returns."""
-        before = self._state_before(batch_id)
-        closed = watermark(before, self._delay)
-        start = _start(self._window).alias("start")
-        is_late = _is_late(start, self._window, closed)
-        events = well_formed(parsed).persist()
-        try:
-            grouped = events.groupBy(start, F.col(self._key).cast("string").alias("key"), is_late.alias("late"))
-            latest = F.max(F.unix_micros("event_time")).alias("latest")
-            rows = grouped.agg(F.count("*").alias("events"), latest).collect()
-            late = sum(row["events"] for row in rows if row["late"])
-            if late:
-                self._late.write(events.where(is_late).drop("body"), batch_id)
-        finally:
-            events.unpersist()
-        on_time = [(_time(row["start"]), row["key"], row["events"]) for row in rows if not row["late"]]
-        newest = max((_time(row["latest"]) for row in rows), default=None)
-        state = advance(before, batch_id, on_time, late, newest, closed, self._window)
-        self._check_bound(state)
-        self._store.put(f"state-{batch_id:012d}.json", encode_state(state))
-        self._emit(state)
-        self._prune(batch_id)
-        self.late += late
+    def __call__(self, changed: DataFrame, batch_id: int, owner: str) -> None:
+        """Append the rows that a batch has changed, then publish them.
 
-    def _check_bound(self, state: State) -> None:
-        if len(state.counts) > self._bound:
-            raise JobFailed(
-                f"{len(state.counts)} windows and keys are open, max_open_counts is {self._bound}: choose a key_field "
-                f"with fewer values than {self._key}, a shorter watermark_delay, or a higher max_open_counts"
-            )
-
-    def _emit(self, state: State) -> None:
-        """Write what has changed, then publish it: a batch that runs again gives the same rows."""
-        changed = updates(state)
-        if not changed:
-            return
-        sink = pa.BufferOutputStream()
-        pq.write_table(_table(changed, self._window), sink)
-        self._metrics.put(f"batch-{state.batch_id:012d}.parquet", sink.getvalue())
-        bodies = pa.array([metric_body(count) for count in changed], pa.binary())
-        publish(iter([pa.RecordBatch.from_arrays([bodies], names=["body"])]), self._sink)
-
-    def _states(self) -> dict[int, str]:
-        matches = (_STATE.fullmatch(path) for path, _ in self._store.list())
-        return {int(match[1]): match[0] for match in matches if match is not None}
-
-    def _state_before(self, batch_id: int) -> State:
-        earlier = {number: path for number, path in self._states().items() if number < batch_id}
-        if not earlier and batch_id == 0:
-            return EMPTY
-        if not earlier:
-            raise JobFailed(
-                f"no state before batch {batch_id} in {self._location}/state: bring it back, or start anew with an "
-                f"empty {self._location}"
-            )
-        with self._store.open(earlier[max(earlier)]) as file:
-            return decode_state(file.read())
-
-    def _prune(self, batch_id: int) -> None:
-        for number, path in self._states().items():
-            if number <= batch_id - _KEPT:
-                self._store.remove(path)
+        Args:
+            owner: Spark's id of the query.
+        """
+        if self._epoch is None:
+            self._epoch = self._table.claim(owner, take_over=self._take_over)
+        metric, target = self._metric, self._table.target(batch_id)
+        found = collect_files(
+            changed, functools.partial(_write_changed, target=target, metric=metric, epoch=self._epoch)
+        )
+        entered = sum(file.rows for file in found if file.table == ENTERED)
+        self._table.commit(owner, batch_id, found, {ENTERED: str(entered)} if entered else None)
+        publish_files(changed.sparkSession, found, target, functools.partial(metric_body, metric), self._sink)
 
 
-def metric_body(count: Count) -> bytes:
-    """Write a count as it is published."""
-    return json.dumps(
-        {
-            "window": count.start.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "key": count.key,
-            "count": count.count,
-            "version": count.version,
-        },
-        # Escaped, a key of many letters of one script could exceed what nsqd takes.
-        ensure_ascii=False,
-    ).encode()
+def aggregated(parsed: DataFrame, config: PipelineConfig) -> DataFrame:
+    """Aggregate what events.parse() returns.
 
-
-def _start(window: dt.timedelta) -> Column:
-    """Compute the start of an event's window, in microseconds."""
-    micros = window // _MICROSECOND
-    time = F.unix_micros("event_time")
-    return time - F.pmod(time, F.lit(micros))
-
-
-def _is_late(start: Column, window: dt.timedelta, closed: dt.datetime | None) -> Column:
-    """Whether an event's window ended at or before the watermark."""
-    if closed is None:
-        return F.lit(False)
-    return start + F.lit(window // _MICROSECOND) <= F.lit((closed - _EPOCH) // _MICROSECOND)
-
-
-def _time(micros: int) -> dt.datetime:
-    return _EPOCH + micros * _MICROSECOND
-
-
-def _table(counts: list[Count], window: dt.timedelta) -> pa.Table:
-    stamp = pa.timestamp("us", tz="UTC")
-    return pa.table(
-        {
-            "window_start": pa.array([count.start for count in counts], stamp),
-            "window_end": pa.array([count.start + window for count in counts], stamp),
-            "key": pa.array([count.key for count in counts], pa.string()),
-            "count": pa.array([count.count for count in counts], pa.int64()),
-            "version": pa.array([count.version for count in counts], pa.int64()),
-        }
+    Returns:
+        window_start, the keys as strings, count, and a column for each aggregate. One row has null in window_start and
+        in the keys.
+    """
+    metric = config.metric
+    # Spark lets go of a group, and leaves out a row, whose start is at or before the watermark.
+    delay = round((config.windows_kept + metric.window) * 1000)
+    events = well_formed(parsed).withWatermark("event_time", f"{delay} milliseconds")
+    if config.deduplicate:
+        # Spark allows one watermark in a query. So the event time decides here, and ids are kept as long as windows.
+        events = events.dropDuplicatesWithinWatermark(["nsqd", "message_id"])
+    values = {aggregate.field: f"_{number}" for number, aggregate in enumerate(metric.aggregates)}
+    kinds = {field: value_type(config.fields[field]) for field in values}
+    groups = events.select(
+        F.explode(F.array(*_groups(metric))).alias("group"),
+        *(F.col(field).cast(kinds[field]).alias(name) for field, name in values.items()),
     )
+    keyed = groups.select(
+        F.col("group.window_start").alias("window_start", metadata={_DELAY_KEY: delay}),
+        *(F.col(f"group.{name}").alias(name) for name in metric.keys),
+        *values.values(),
+    )
+    return keyed.groupBy("window_start", *metric.keys).agg(
+        F.count(F.lit(1)).alias("count"),
+        *(_AGGREGATES[each.function](values[each.field]).alias(each.column) for each in metric.aggregates),
+    )
+
+
+def _groups(metric: Metric) -> Iterator[Column]:
+    """Build the groups that an event is in: that of all events, and one for each of its windows."""
+    nothing = [F.lit(None).cast("string").alias(name) for name in metric.keys]
+    yield F.struct(F.lit(None).cast("timestamp").alias("window_start"), *nothing)
+    keys = [F.col(name).cast("string").alias(name) for name in metric.keys]
+    time, slide = F.unix_micros("event_time"), metric.slide * _MICROSECONDS
+    latest = time - F.pmod(time, F.lit(slide))
+    for number in range(metric.windows):
+        yield F.struct(F.timestamp_micros(latest - F.lit(number * slide)).alias("window_start"), *keys)
+
+
+# --- in tasks
+
+
+def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, epoch: int) -> Iterator[DataFile]:
+    """Write the rows of windows; describe the row of all events as a file of no table, with their number."""
+    entered = 0
+
+    def route(batch: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
+        nonlocal entered
+        is_all = pc.is_null(batch.column("window_start"))
+        entered += pc.sum(batch.filter(is_all).column("count")).as_py() or 0
+        rows = pa.Table.from_batches([batch.filter(pc.invert(is_all))])
+        start = rows.column("window_start")
+        length = pa.scalar(metric.window * _MICROSECONDS, pa.duration("us"))
+        rows = rows.append_column("window_end", pc.add(start, length))
+        for name, value in (("epoch", epoch), ("version", version_of(epoch, target.batch_id))):
+            rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        yield target, rows
+
+    yield from write(batches, route)
+    if entered:
+        yield DataFile(ENTERED, "", 0, entered, None, "")
+
+
+def metric_body(metric: Metric, row: dict[str, Any]) -> bytes:
+    """Write a row of the table as it is published: with the start of its window, and without the end."""
+    names = (*metric.keys, "count", *(each.column for each in metric.aggregates), "epoch", "version")
+    values = {"window": row["window_start"].strftime("%Y-%m-%dT%H:%M:%SZ")}
+    # Escaped, a key of many letters of one script could exceed what nsqd takes.
+    return json.dumps({**values, **{name: _json_value(row[name]) for name in names}}, ensure_ascii=False).encode()
+
+
+def _json_value(value: Any) -> Any:  # Any: JSON
+    if isinstance(value, Decimal):
+        return float(value)
+    # JSON has no other word for these.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,7 +6,7 @@ import difflib
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,16 +19,24 @@ from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.checkpoint import checkpoint_id
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
-from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import check_store
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import LocalStore, open_store
-from gnsq.spark.uris import join_uri, redact_uri
+from gnsq.spark.uris import redact_uri
 
-__all__ = ["Survey", "check_nsq", "check_places", "check_work", "create_channels", "survey"]
+__all__ = [
+    "Survey",
+    "check_nsq",
+    "check_places",
+    "check_work",
+    "create_channels",
+    "note_partitions",
+    "survey",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +91,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
             raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
         else:
             _check_checkpoint(config, query, is_new=identity is None)
-            for table in archive_tables(config) if query == "archive" else ():
+            for table in archive_tables(config) if query == "archive" else (metrics_table(config),):
                 table.claim(identity, take_over=take_over)
 
 
@@ -122,9 +130,7 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
 
 def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> None:
     shown = redact_uri(config.checkpoint_of(query))
-    if is_new:
-        _check_output_is_new(config, query, shown)
-    else:
+    if not is_new:
         try:
             offset = read_note(config, query).offset
             if offset is not None:
@@ -133,46 +139,52 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
             raise JobFailed(f"checkpoint {shown}: {error}") from error
     facts: dict[str, object] = {"deduplicate": config.deduplicate > 0}
     if query == "metrics":
-        facts |= {"window_length": config.window_length, "key_field": config.key_field}
-    store = open_store(f"{config.work}/{query}")
-    store.make_directory("")
-    if not is_new and store.exists(_MADE_WITH):
-        with store.open(_MADE_WITH) as file:
-            before = json.loads(file.read())
+        facts |= config.metric.describe()
+    if not is_new:
+        before = _made_with(config, query)
+        if "window_length" in before:
+            raise JobFailed(
+                f"checkpoint {shown} is of an earlier release, which kept counts in another way: let that release work "
+                f"off everything with --once, then {_move_away(config, query)}"
+            )
+        if config.state_partitions is not None:
+            facts["state_partitions"] = config.state_partitions
         for name, value in facts.items():
-            if before.get(name, value) != value:
+            if before.get(name) not in (None, value):
                 raise JobFailed(
                     f"checkpoint {shown} was made with {name} {before[name]!r}, and the setting is {value!r} now: "
-                    "leave it as it was, or let the job work off everything and start with new work and output "
-                    "directories"
+                    "leave it as it was, or let the job work off everything with --once, "
+                    f"{_move_away(config, query)}, and start with --take-over"
+                    + (" and another name in [[metrics]]" if name in config.metric.describe() else "")
                 )
+        # Kept, even if it is not known: that of a checkpoint stays.
+        facts["state_partitions"] = before.get("state_partitions")
+    _put_made_with(config, query, facts)
+
+
+def _move_away(config: PipelineConfig, query: str) -> str:
+    # What is left in the spool is in the tables already, which only the old checkpoint knows.
+    return f"move {redact_uri(config.checkpoint_of(query))} and {redact_uri(config.spool_of(query))} away"
+
+
+def note_partitions(config: PipelineConfig, query: str, partitions: int) -> None:
+    """Note the number of partitions of a query's state, if its checkpoint is new."""
+    _put_made_with(config, query, {"state_partitions": partitions, **_made_with(config, query)})
+
+
+def _made_with(config: PipelineConfig, query: str) -> dict[str, object]:
+    store = open_store(f"{config.work}/{query}")
+    if not store.exists(_MADE_WITH):
+        return {}
+    with store.open(_MADE_WITH) as file:
+        found: dict[str, object] = json.loads(file.read())
+    return found
+
+
+def _put_made_with(config: PipelineConfig, query: str, facts: Mapping[str, object]) -> None:
+    store = open_store(f"{config.work}/{query}")
+    store.make_directory("")
     store.put(_MADE_WITH, json.dumps(facts).encode())
-
-
-def _check_output_is_new(config: PipelineConfig, query: str, checkpoint: str) -> None:
-    """A new checkpoint counts batches from 0, and files are named by batch."""
-    for name in () if query == "archive" else ("metrics", "late"):
-        place = join_uri(config.output, name)
-        found = _first_batch(place, config)
-        if found:
-            raise JobFailed(
-                f"checkpoint {checkpoint} is new, but {redact_uri(join_uri(place, found))} is there, which its batches "
-                "would overwrite: bring the checkpoint back, or give another output directory"
-            )
-
-
-def _first_batch(place: str, config: PipelineConfig) -> str:
-    """Find a file that a batch has written."""
-    if not config.is_remote:
-        found = next((path for pattern in ("batch-*", "hour=*/batch-*") for path in Path(place).glob(pattern)), None)
-        return str(found.relative_to(place)) if found is not None else ""
-    try:
-        paths = (path for path, _ in open_store(place, "output").list() if not path.startswith("_"))
-        return next((path for path in paths if path.rpartition("/")[2].startswith("batch-")), "")
-    except (OSError, ValueError) as error:
-        raise JobFailed(
-            f"setting output {redact_uri(place)} can't be read: {error}: give a place that can be"
-        ) from error
 
 
 # --- nsqd and nsqlookupd

@@ -22,7 +22,8 @@ class Batch:
         waiting: Messages that nsqd still has for the query; None if that is not known.
         spooled: Messages that wait in the spool; likewise.
         lag: Seconds from the latest publishing in the batch to the batch's end; None if there was none.
-        dropped: Rows that Spark has dropped as late, which must never happen.
+        dropped: Rows that Spark has left out as too late. In the query metrics, those of a window and its keys are one;
+            in the query archive there are none unless the driver's clock was set back.
         trouble: What keeps messages from being received, in the words of the source.
         state_rows, state_bytes: What the query's state has after the batch; bytes on disk and in memory.
     """
@@ -97,6 +98,8 @@ class Summary:
         self.state[batch.query] = (batch.state_rows, batch.state_bytes)
         if batch.query == "archive":
             self.dead_letters += batch.malformed
+        else:
+            self.late += batch.dropped
 
 
 def batch_line(batch: Batch) -> str:
@@ -142,7 +145,7 @@ def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
         lines.append(line)
     others = [
         (summary.dead_letters, f"{counted(summary.dead_letters, 'dead letter', spec=',')}"),
-        (summary.late, f"{summary.late:,} late"),
+        (summary.late, f"{counted(summary.late, 'count', spec=',')} later than keep_windows left out"),
     ]
     told = [text for number, text in others if number] + [f"{summary.seconds:,.0f} s"]
     return [*lines, f"{'both':8} {', '.join(told)}"]

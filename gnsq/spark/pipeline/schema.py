@@ -39,8 +39,8 @@ class EventSchema:
     Args:
         fields: Name -> Spark SQL type; each becomes a column of the archive.
         time_field: Has the event's time; becomes the column event_time.
-        key_field: One of fields; what is counted by.
-        required_fields: Of fields; without them a body is malformed. The key is one of them always. None: all.
+        keys: Of fields; what is counted by.
+        required_fields: Of fields; without them a body is malformed. Keys are among them always. None: all.
 
     Raises:
         ValueError: If a name or a type can't be used; the text names the setting.
@@ -48,7 +48,7 @@ class EventSchema:
 
     fields: Mapping[str, str]
     time_field: str
-    key_field: str
+    keys: tuple[str, ...]
     required_fields: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -74,16 +74,16 @@ class EventSchema:
             raise ValueError(
                 f"setting time_field {self.time_field!r} is one of fields, too: it is the column event_time already"
             )
-        for setting, names in (("key_field", (self.key_field,)), ("required_fields", self.required_fields or ())):
+        for setting, names in (("metrics: key", self.keys), ("required_fields", self.required_fields or ())):
             for name in names:
                 if name not in self.fields:
                     raise ValueError(f"setting {setting} {name!r} is none of fields: {', '.join(self.fields)}")
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Fields that every event must have, the key first."""
+        """Fields that every event must have, the keys first."""
         named = self.fields if self.required_fields is None else self.required_fields
-        return (self.key_field, *(name for name in named if name != self.key_field))
+        return (*self.keys, *(name for name in named if name not in self.keys))
 
     def ddl(self, *, as_strings: bool = False) -> str:
         """Write it as Spark's schema, with a column for what can't be read."""

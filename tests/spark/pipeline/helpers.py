@@ -42,12 +42,6 @@ def batch_name(batch_id, index=0):
     return f"batch-{batch_id:012d}-{index}.parquet"
 
 
-def ids_below(directory):
-    """All message ids that a reader of the archive sees, in no order."""
-    tables = [pq.ParquetFile(path).read() for path in directory.glob("hour=*/*.parquet")]
-    return sorted(int(value) for table in tables for value in table.column("message_id").to_pylist())
-
-
 def put_checkpoint(location):
     """Write what tells that a checkpoint is there, as Spark 4 does."""
     location.mkdir(parents=True, exist_ok=True)
@@ -96,17 +90,11 @@ def messages(spark, config, bodies):
     published_at = dt.datetime(2026, 6, 1, tzinfo=UTC)
     rows = [(bytearray(body), f"{number:016}", published_at, "127.0.0.1:4150") for number, body in enumerate(bodies)]
     frame = spark.createDataFrame(rows, "body binary, message_id string, published_at timestamp, nsqd string")
-    return parse(frame, config.schema, config.ahead_limit)
+    return parse(frame, config.schema, config.max_ahead)
 
 
 def event(time, page="/", user="u"):
     return json.dumps({"time": time.isoformat(), "user": user, "page": page}).encode()
-
-
-def rows_below(path):
-    """All rows of the Parquet files that readers see."""
-    files = [file for file in sorted(path.rglob("*.parquet")) if "/_" not in str(file.relative_to(path.parent))]
-    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
 
 
 def delta_table(location):

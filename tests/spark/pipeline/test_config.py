@@ -1,6 +1,7 @@
 import pytest
 
 from gnsq.spark.pipeline.config import _OWN_OPTIONS, PipelineConfig
+from gnsq.spark.pipeline.windows import Metric
 
 GIVEN = {"topic": "clicks", "output": "/out", "work": "/data", "nsqd_tcp_addresses": ("a:4150",)}
 
@@ -25,13 +26,13 @@ def test_events_are_clicks_unless_described():
 
     assert schema.fields == {"user": "string", "page": "string"}
     assert (schema.time_field, schema.required) == ("time", ("page", "user"))
-    assert config(fields={"host": "string"}, key_field="host").fields == {"host": "string"}
+    assert config(fields={"host": "string"}, metrics=(Metric(keys=("host",)),)).fields == {"host": "string"}
 
 
-def test_event_that_is_ahead_makes_no_other_late_unless_it_is_told_to():
-    assert config().ahead_limit == 600
-    assert config(watermark_delay=0).ahead_limit == 60
-    assert config(max_ahead=0).ahead_limit == 0
+def test_windows_are_kept_for_a_day_and_with_message_ids_for_an_hour():
+    assert config().windows_kept == 86_400
+    assert (config(deduplicate=60).windows_kept, config(deduplicate=7200).windows_kept) == (3600, 7200)
+    assert config(deduplicate=60, keep_windows=90).windows_kept == 90
 
 
 def test_each_query_has_its_own_spool():
@@ -100,7 +101,7 @@ def test_secrets_are_not_shown():
             {"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is not an object store \(s3, ", id="no store"
         ),
         pytest.param(
-            {"output": "s3://b/x?region=a", "spool": "s3://b/x/late"}, "is in output/late", id="output and spool"
+            {"output": "s3://b/x?region=a", "spool": "s3://b/x/dead"}, "is in output/dead", id="output and spool"
         ),
         pytest.param({"work": "file:/x"}, "file:/x' is a URI", id="file URI"),
         pytest.param({"output": " "}, "setting output is required", id="blank"),
@@ -114,16 +115,16 @@ def test_secrets_are_not_shown():
         pytest.param({"dead_letter_topic": "clicks"}, "'clicks', the topic that is read", id="circle"),
         pytest.param({"dead_letter_topic": "clicks-metrics"}, "both 'clicks-metrics': give each", id="one topic"),
         pytest.param({"nsqd_tcp_addresses": ("a:1,b:1",)}, "several addresses in one: give a list", id="addresses"),
-        pytest.param({"watermark_delay": 1e300}, "must be within 0 to 31536000 s", id="delay"),
+        pytest.param({"keep_windows": 1e300}, "must be within 0 to 31536000 s", id="kept"),
         pytest.param({"deduplicate": 1e-9}, "must be within 0.001 to 31536000 or 0 s", id="deduplicate"),
-        pytest.param({"work": "/out"}, r"\(/out/metrics/state\) is in output/metrics", id="work is output"),
+        pytest.param({"work": "/out"}, r"\(/out/archive/spool\) is in output/archive", id="work is output"),
         pytest.param({"spool": "/s", "checkpoint": "/x/../s"}, "directories overlap: spool of archive", id="spool"),
         pytest.param(
             {"spool": "s3://u:hush@b/s", "checkpoint": "s3://u:hush@b/s"}, r"archive \(s3://\*\*\*@b/s", id="URIs"
         ),
         pytest.param({"archive_channel": "a b"}, "setting archive_channel: ", id="bad channel"),
         pytest.param({"archive_channel": "metrics"}, "each would get half", id="same channel"),
-        pytest.param({"watermark_delay": -1.0}, "watermark_delay -1.0 must be within 0 to 31536000 s", id="bound"),
+        pytest.param({"keep_windows": -1.0}, "keep_windows -1.0 must be within 0 to 31536000 s", id="bound"),
         pytest.param({"max_rows_per_batch": 0}, "max_rows_per_batch 0 must be at least 1 row", id="zero"),
         pytest.param({"partition_by": "week"}, "partition_by 'week' is neither day, hour nor none, nor", id="week"),
         pytest.param(
@@ -136,8 +137,20 @@ def test_secrets_are_not_shown():
             "partition_by 'day' makes a column of that name, and so does the setting fields: give another",
             id="two columns day",
         ),
-        pytest.param({"window_length": 0}, "window_length 0 must be within 1 to 86400 s", id="window"),
-        pytest.param({"key_field": "host"}, "setting key_field 'host' is none of fields: user, page", id="key"),
+        pytest.param({"state_partitions": 0}, "state_partitions 0 must be at least 1 partition", id="state"),
+        pytest.param({"metrics": ()}, "metrics has 0 definitions: one is possible", id="no metrics"),
+        pytest.param({"metrics": (Metric(), Metric("b"))}, "metrics has 2 definitions", id="two metrics"),
+        pytest.param(
+            {"metrics": (Metric(keys=("host",)),)}, "metrics: key 'host' is none of fields: user, page", id="key"
+        ),
+        pytest.param(
+            {"metrics": (Metric.parse({"aggregates": "sum(user)"}),)},
+            r"setting metrics: sum\(user\) needs a number, the field is a string",
+            id="no number",
+        ),
+        pytest.param(
+            {"deduplicate": 90, "keep_windows": 60}, "deduplicate 90 s is more than keep_windows 60 s", id="ids"
+        ),
         pytest.param({"receivers": "moon"}, "receivers 'moon' is neither driver", id="receivers"),
         pytest.param({"nsq": {"tlsCaFiel": "x"}}, "option tlsCaFiel is unknown; did you mean tlsCaFile", id="option"),
         pytest.param({"nsq": {"spool": "x"}}, "nsq: spool is the job's own: use setting spool", id="own option"),

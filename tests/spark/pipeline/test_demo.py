@@ -35,7 +35,7 @@ def test_lines_of_a_file_are_accounted_for(shared_session, tmp_path, monkeypatch
 
     assert done.exit_code == 0, done.output
     assert "published 54 = archived 51 + dead-lettered 3" in done.output
-    assert "archived 51 = aggregated 51 + late 0" in done.output
+    assert "archived 51 = entered the aggregation 51 = counted 51" in done.output
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("gnsq-demo")] == []
 
 

@@ -66,7 +66,7 @@ BAD = [
 
 @pytest.mark.spark
 def test_each_malformed_body_has_the_reason_that_names_the_field(spark, tmp_path):
-    config = config_for(tmp_path, fields=FIELDS, required_fields=())
+    config = config_for(tmp_path, fields=FIELDS, required_fields=(), partition_by="none")
 
     parsed = messages(spark, config, [*GOOD, *(body for body, _ in BAD)])
     good = well_formed(parsed).orderBy("message_id").collect()

@@ -11,8 +11,9 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.account import sum_highest_versions
 from gnsq.spark.pipeline.job import Job
-from gnsq.spark.pipeline.layout import archive_tables
-from gnsq.spark.pipeline.preflight import create_channels
+from gnsq.spark.pipeline.layout import archive_tables, metrics_table
+from gnsq.spark.pipeline.metrics import ENTERED
+from gnsq.spark.pipeline.preflight import check_places, create_channels
 from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
 from gnsq.spark.spool.spool import Spool
@@ -28,9 +29,9 @@ BAD = [b"not json", b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}']
 def run(spark, fakensqd, config):
     """Runs a job to its end; gives what it reported, and its summary."""
 
-    def run(job_config=config, **changes):
+    def run(job_config=config, *, take_over=False, **changes):
         reports = []
-        job = Job(spark, replace(job_config, **changes), reports.append)
+        job = Job(spark, replace(job_config, **changes), reports.append, take_over=take_over)
         create_channels(job_config, once=True, wait=lambda seconds: False)
         try:
             job.start(once=True)
@@ -64,7 +65,8 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     aggregated, _ = sum_highest_versions(json.dumps(count).encode() for count in counts)
     assert len(archived) == len({(row["nsqd"], row["message_id"]) for row in archived}) == 35
     assert summary.duplicates == {"archive": 5, "metrics": 5}
-    assert len(archived) == aggregated + summary.late
+    assert aggregated == len(archived) == int(metrics_table(config).status().facts[ENTERED])
+    assert summary.late == 0
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
     assert summary.rows == {"archive": 42, "metrics": 42}
     assert summary.set_aside["archive"] == (0, 0)
@@ -78,6 +80,30 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
 
 
 @pytest.mark.spark
+def test_drained_job_goes_on_with_a_new_checkpoint_and_more_partitions(run, fakensqd, config, tmp_path):
+    publish(fakensqd, "clicks", GOOD)
+    check_places(config)
+    run()
+    more = replace(config, state_partitions=3)
+    with pytest.raises(JobFailed, match=r"state_partitions 2, and the setting is 3 now: .* and start with --take"):
+        check_places(more)
+    for query in ("archive", "metrics"):
+        for place in ("checkpoint", "spool"):
+            (tmp_path / "work" / query / place).rename(tmp_path / f"{query}-{place}")
+    with pytest.raises(JobFailed, match=r"belongs to the checkpoint .*; this job's checkpoint is new"):
+        check_places(more)
+    publish(fakensqd, "clicks", GOOD[:10])
+    check_places(more, take_over=True)
+    run(more, take_over=True)
+
+    assert len(table_rows(tmp_path / "output" / "archive")) == 40
+    rows = table_rows(tmp_path / "output" / "metrics" / "counts")
+    assert sorted((row["epoch"], row["count"]) for row in rows) == [(1, 1)] * 30 + [(2, 1)] * 10
+    assert len(list((tmp_path / "work/metrics/checkpoint/state/0").glob("[0-9]*"))) == 3
+    check_places(more)
+
+
+@pytest.mark.spark
 def test_account_holds_on_an_object_store(run, fakensqd, config, s3, tmp_path):
     publish(fakensqd, "clicks", GOOD + BAD)
     output = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
@@ -86,6 +112,7 @@ def test_account_holds_on_an_object_store(run, fakensqd, config, s3, tmp_path):
 
     archived = table_rows(join_uri(output, "archive"))
     assert sorted(row["body"].encode() for row in archived) == GOOD
+    assert sum(row["count"] for row in table_rows(join_uri(output, "metrics/counts"))) == len(GOOD)
     assert (summary.rows, summary.dead_letters) == ({"archive": 32, "metrics": 32}, 2)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
 

@@ -2,23 +2,27 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gnsq.spark.pipeline.config import GONE
 from gnsq.spark.pipeline.loading import load_config, setting_options
+from gnsq.spark.pipeline.windows import Aggregate, Metric
 
 GIVEN = {"topic": "clicks", "output": "/out", "work": "/data", "nsqd_tcp_addresses": ("a:4150",)}
 FILE = """
 topic = "views"
 output = "/out"
 work = "/data"
-watermark_delay = 5
+keep_windows = 5
 nsqd_tcp_addresses = "a:4150"
 required_fields = []
-key_field = "host"
 [fields]
 host = "string"
 bytes = "bigint"
 [nsq]
 tls = true
 msgTimeout = 30
+[[metrics]]
+keys = "host"
+aggregates = ["count", "sum(bytes)"]
 [spark]
 'spark.cores.max' = 2
 'spark.x' = true
@@ -49,10 +53,11 @@ def path(tmp_path):
 def test_file_has_all_settings(path):
     config = load_config(path, {})
 
-    assert (config.topic, config.watermark_delay, config.nsqd_tcp_addresses) == ("views", 5, ("a:4150",))
+    assert (config.topic, config.keep_windows, config.nsqd_tcp_addresses) == ("views", 5, ("a:4150",))
     assert config.spark == {"spark.cores.max": "2", "spark.x": "true"}
     assert config.nsq == {"tls": "true", "msgTimeout": "30"}
     assert (config.fields, config.required_fields) == ({"host": "string", "bytes": "bigint"}, ())
+    assert config.metrics == (Metric(keys=("host",), aggregates=(Aggregate("sum", "bytes"),)),)
 
 
 def test_command_line_wins_over_the_file_and_tables_are_merged(path):
@@ -81,16 +86,43 @@ def test_environment_has_all_settings(path):
     assert (config.nsq["maxInFlight"], config.max_rows_per_batch) == ("7", 9)
 
 
+def test_one_metric_may_come_from_the_command_line(path):
+    given = ["--metrics", "window=300", "--metrics", "aggregates=mean(bytes),count"]
+
+    assert load(given, path=path).metrics == (
+        Metric("counts", 300, 300, ("host",), (Aggregate("count", "bytes"), Aggregate("mean", "bytes"))),
+    )
+    environ = {"GNSQ_PIPELINE_METRICS": "window=300 keys=page,user"}
+    given = [f"--{name.replace('_', '-')}={GIVEN[name]}" for name in ("topic", "output", "work")]
+    [metric] = load([*given, "--nsqd-tcp-address", "a:4150"], environ).metrics
+    assert (metric.window, metric.keys) == (300, ("page", "user"))
+
+
+@pytest.mark.parametrize("name", sorted(GONE))
+def test_setting_that_is_gone_names_its_successor_wherever_it_is_given(name):
+    @click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE"})
+    @setting_options
+    def command(**settings):
+        load_config(None, settings)
+
+    for given in ({"args": [f"--{name.replace('_', '-')}", "5"]}, {"env": {f"GNSQ_PIPELINE_{name.upper()}": "5"}}):
+        done = CliRunner().invoke(command, **given)
+        assert str(done.exception) == f"setting {name} is gone: {GONE[name]}"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        pytest.param({"watermark_delay": "1"}, "setting watermark_delay '1' is not a number", id="number"),
+        pytest.param({"keep_windows": "1"}, "setting keep_windows '1' is not a number", id="number"),
         pytest.param({"max_rows_per_batch": True}, "max_rows_per_batch True is not a number", id="truth"),
         pytest.param({"max_rows_per_batch": 1.5}, "max_rows_per_batch 1.5 is not a whole number", id="whole number"),
         pytest.param({"topic": 5}, "setting topic 5 is not a string", id="string"),
         pytest.param({"nsqd_tcp_addresses": [1]}, r"\[1\] is not a string or a list of strings", id="list"),
         pytest.param({"spark": "x"}, "setting spark 'x' is not a table", id="table"),
         pytest.param({"nsq": {"tls": {}}}, "setting nsq: tls is a dict; a string or a number was due", id="nested"),
+        pytest.param({"metrics": 5}, r"setting metrics 5 is not a list of tables: write \[\[metrics\]\]", id="metrics"),
+        pytest.param({"metrics": ("window=x",)}, "setting metrics: window 'x' is not a whole number", id="window"),
+        pytest.param({"window_length": "60"}, r"window_length is gone: give window in \[\[metrics\]\]", id="gone"),
         pytest.param({"nsq": ("hush",)}, "nsq has an item without a name or '=': NAME=VALUE", id="pair"),
     ],
 )
@@ -105,6 +137,7 @@ def test_bad_setting_is_named(changes, words):
         pytest.param(None, r"configuration .*job\.toml: .*No such file", id="missing"),
         pytest.param("topic = ", r"configuration .*job\.toml: ", id="not TOML"),
         pytest.param("tpoic = 'x'", r"job\.toml: setting tpoic is unknown; did you mean topic\?", id="unknown"),
+        pytest.param("max_open_counts = 5", "setting max_open_counts is gone: leave it out", id="gone"),
         pytest.param("zzzzzz = 'x'", r"setting zzzzzz is unknown; known are topic, ", id="unlike any"),
     ],
 )

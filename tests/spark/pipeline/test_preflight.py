@@ -8,15 +8,17 @@ import pytest
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.config import QUERIES
-from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.preflight import (
     Survey,
     check_nsq,
     check_places,
     check_work,
     create_channels,
+    note_partitions,
     survey,
 )
+from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, publish, wait_for
 from tests.spark.pipeline.helpers import batch_name, config_for, put_checkpoint, put_file, put_note
@@ -114,8 +116,13 @@ def test_checkpoint_that_only_spark_can_read_is_left_to_it(tmp_path):
     ("changes", "words"),
     [
         ({"deduplicate": 60.0}, "archive/checkpoint was made with deduplicate False, and the setting is True now"),
-        ({"window_length": 300}, "metrics/checkpoint was made with window_length 60, and the setting is 300 now"),
-        ({"key_field": "user"}, "made with key_field 'page', and the setting is 'user' now: leave it"),
+        ({"metrics": (Metric(window=300),)}, "metrics/checkpoint was made with window 60, and the setting is 300 now"),
+        (
+            {"metrics": (Metric(keys=("user",)),)},
+            r"made with keys \['page'\], and the setting is \['user'\] now: leave it as it was, or let the job work "
+            r"off everything with --once, move .*/work/metrics/checkpoint and .*/work/metrics/spool away, and start "
+            r"with --take-over and another name in \[\[metrics\]\]",
+        ),
     ],
 )
 def test_settings_that_a_checkpoint_depends_on_stay(config, tmp_path, changes, words):
@@ -130,18 +137,51 @@ def test_settings_that_a_checkpoint_depends_on_stay(config, tmp_path, changes, w
         check_places(config_for(tmp_path, **changes))
 
 
+def test_number_of_partitions_of_a_state_stays(config, tmp_path):
+    check_places(config)
+    for query in QUERIES:
+        note_partitions(config, query, 3)
+    begin(tmp_path)
+    # As at each start: what was noted first stays.
+    check_places(config)
+    for query in QUERIES:
+        note_partitions(config, query, 8)
+
+    check_places(config_for(tmp_path, state_partitions=3))
+    with pytest.raises(JobFailed, match="was made with state_partitions 3, and the setting is 8 now: leave it as it"):
+        check_places(config_for(tmp_path, state_partitions=8))
+
+
+def test_number_of_partitions_that_is_not_known_is_not_guessed(config, tmp_path):
+    begin(tmp_path)
+    check_places(config)
+    for query in QUERIES:
+        note_partitions(config, query, 3)
+
+    check_places(config_for(tmp_path, state_partitions=8))
+
+
+def test_counts_of_an_earlier_release_are_refused(config, tmp_path):
+    begin(tmp_path)
+    (tmp_path / "work/metrics").mkdir(exist_ok=True)
+    (tmp_path / "work/metrics/made-with.json").write_text('{"window_length": 60, "key_field": "page"}')
+
+    with pytest.raises(JobFailed, match=r"is of an earlier release, .* with --once, then move .* away$"):
+        check_places(config)
+
+
 def begin(path):
     for query in ("archive", "metrics"):
         put_checkpoint(path / "work" / query / "checkpoint")
 
 
 def test_table_of_another_checkpoint_is_refused(config, tmp_path):
-    for table in archive_tables(config):
+    for table in (*archive_tables(config), metrics_table(config)):
         table.claim("theirs", take_over=False)
 
     with pytest.raises(JobFailed, match=r"archive belongs to the checkpoint theirs; this job's checkpoint is new"):
         check_places(config)
-    put_checkpoint(tmp_path / "work/archive/checkpoint")
+    begin(tmp_path)
     with pytest.raises(JobFailed, match="belongs to the checkpoint theirs; this job's checkpoint is a, so"):
         check_places(config)
 
@@ -245,7 +285,7 @@ def test_all_is_well(config, caplog):
 def test_notes_beside_a_checkpoint_are_json(config, tmp_path):
     check_places(config)
 
-    assert json.loads((tmp_path / "work/metrics/made-with.json").read_text())["key_field"] == "page"
+    assert json.loads((tmp_path / "work/metrics/made-with.json").read_text())["keys"] == ["page"]
 
 
 # --- channels

@@ -20,19 +20,19 @@ def test_what_is_not_known_is_left_out():
 
 
 def test_summary_adds_up():
-    summary = Summary(late=3, seconds=61.4)
+    summary = Summary(seconds=61.4)
     summary.set_aside = {"archive": (1, 500)}
     for batch in (
         Batch("archive", 0, 1000, 1.0, malformed=4, duplicates=10),
         Batch("archive", 1, 500, 1.0, malformed=1),
-        Batch("metrics", 0, 1500, 1.0, malformed=5),
+        Batch("metrics", 0, 1500, 1.0, dropped=3, malformed=5),
     ):
         summary.add(batch)
 
     assert summary_lines(summary, ("archive", "metrics")) == [
         "archive  1,500 rows in 2 batches, 10 duplicates left out, 1 segment with 500 rows set aside as unreadable",
         "metrics  1,500 rows in 1 batch",
-        "both     5 dead letters, 3 late, 61 s",
+        "both     5 dead letters, 3 counts later than keep_windows left out, 61 s",
     ]
 
 

@@ -1,0 +1,269 @@
+"""Metric: one ``[[metrics]]`` of the settings, the columns that it makes, and the true counts of these. Knows no Spark.
+
+The table of a metric has one row for each batch that has changed the aggregates of a window and its keys. Of these rows
+the one with the highest version is valid. A new checkpoint begins a new epoch, whose aggregates begin anew: the valid
+rows of all epochs together are the true ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gnsq.spark.pipeline.schema import plain_type
+from gnsq.texts import nearest
+
+__all__ = ["Aggregate", "Metric", "counts_view", "true_counts", "value_type", "version_of"]
+
+DAY = 86_400
+# Windows that an event is in: it is copied for each.
+MAX_WINDOWS = 100
+# Batches of an epoch are numbered below this bit, which leaves 23 bits for epochs.
+EPOCH_BITS = 40
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CALL = re.compile(r"([a-z_]+)\(\s*([A-Za-z_][A-Za-z0-9_]*)\s*\)")
+_FUNCTIONS = ("count", "sum", "min", "max", "mean", "approx_distinct")
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_OWN_COLUMNS = ("window", "window_start", "window_end", "epoch", "version", "day", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A function of a field's values; null values are left out."""
+
+    function: str
+    field: str
+
+    @property
+    def column(self) -> str:
+        """The column that has it."""
+        return f"{self.function}_{self.field}"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What is counted by window and keys.
+
+    Args:
+        window, slide: Seconds; windows begin at whole multiples of slide since 1970.
+        keys: Fields; may be none.
+        aggregates: Besides the count of events, which is always there. A mean brings the number of values, by which
+            readers weight it.
+
+    Raises:
+        ValueError: If a value can't be used; the text names it.
+    """
+
+    name: str = "counts"
+    window: int = 60
+    slide: int = 60
+    keys: tuple[str, ...] = ("page",)
+    aggregates: tuple[Aggregate, ...] = ()
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ValueError(f"name {self.name!r} is not made of 1 to 64 letters, digits, hyphens and underscores")
+        for name, value, maximum in (("window", self.window, DAY), ("slide", self.slide, self.window)):
+            if not 1 <= value <= maximum:
+                raise ValueError(f"{name} {value} must be within 1 to {maximum} s")
+        if self.window % self.slide or self.windows > MAX_WINDOWS:
+            raise ValueError(
+                f"window {self.window} s must be a whole multiple of slide {self.slide} s, at most {MAX_WINDOWS} of it"
+            )
+        columns = [name.lower() for name in (*_OWN_COLUMNS, *self.keys, *(each.column for each in self.aggregates))]
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} would be there twice among the columns of its table")
+
+    @classmethod
+    def parse(cls, values: Mapping[str, object]) -> Metric:
+        """Make it of what a file or the command line gives; there, lists are texts with commas.
+
+        Raises:
+            ValueError: As the constructor, and for an unknown name or a value of a wrong type.
+        """
+        known = ("name", "window", "slide", "keys", "aggregates")
+        for name in values:
+            if name not in known:
+                raise ValueError(f"{name} is unknown{nearest([name], known)}")
+        given: dict[str, Any] = dict(values)  # Any: each is checked by what makes it
+        for name in ("window", "slide"):
+            if name in given:
+                given[name] = _whole_number(name, given[name])
+        for name in ("keys", "aggregates"):
+            if name in given:
+                given[name] = _texts(name, given[name])
+        if not isinstance(given.get("name", ""), str):
+            raise ValueError(f"name {given['name']!r} is not a string")
+        if "window" in given:
+            given.setdefault("slide", given["window"])
+        calls = [call for call in given.pop("aggregates", ()) if call != "count"]
+        return cls(**given, aggregates=_aggregates(calls))
+
+    def check(self, fields: Mapping[str, str]) -> None:
+        """See that it fits the fields of events (name -> type).
+
+        Raises:
+            ValueError: If a field is missing, or is no number where one is needed.
+        """
+        for name in (*self.keys, *(aggregate.field for aggregate in self.aggregates)):
+            if name not in fields:
+                raise ValueError(f"{name!r} is none of fields: {', '.join(fields)}")
+        for aggregate in self.aggregates:
+            kind = plain_type(fields[aggregate.field])
+            if aggregate.function != "approx_distinct" and not kind.startswith(_NUMBERS):
+                raise ValueError(f"{aggregate.function}({aggregate.field}) needs a number, the field is a {kind}")
+
+    def schema(self, fields: Mapping[str, str]) -> Any:  # Any: pyarrow has no types
+        """Build the schema of the table, for these types of fields."""
+        import pyarrow as pa  # slow to load: --help does without
+
+        time = pa.timestamp("us", tz="UTC")
+        return pa.schema(
+            [
+                ("window_start", time),
+                ("window_end", time),
+                *((key, pa.string()) for key in self.keys),
+                ("count", pa.int64()),
+                *((each.column, _result_type(each.function, fields[each.field])) for each in self.aggregates),
+                ("epoch", pa.int64()),
+                ("version", pa.int64()),
+            ]
+        )
+
+    @property
+    def windows(self) -> int:
+        """Windows that each event is in."""
+        return self.window // self.slide
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """Columns of the table that tell groups apart."""
+        return ("window_start", "window_end", *self.keys)
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the state in a checkpoint depends on."""
+        calls = [f"{each.function}({each.field})" for each in self.aggregates]
+        described = {"name": self.name, "window": self.window, "slide": self.slide}
+        return {**described, "keys": list(self.keys), "aggregates": calls}
+
+
+def _whole_number(name: str, value: object) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{name} {value!r} is not a whole number")
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+    if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
+        return tuple(items)
+    raise ValueError(f"{name} {value!r} is not a list of strings")
+
+
+def _aggregates(calls: list[str]) -> tuple[Aggregate, ...]:
+    made: dict[Aggregate, None] = {}
+    for call in calls:
+        match = _CALL.fullmatch(call.strip())
+        if match is None or match[1] not in _FUNCTIONS or match[1] == "count":
+            forms = ", ".join(f"{name}(FIELD)" for name in _FUNCTIONS[1:])
+            raise ValueError(f"aggregate {call!r} is none of count, {forms}")
+        if match[1] == "mean":
+            made[Aggregate("count", match[2])] = None
+        made[Aggregate(match[1], match[2])] = None
+    return tuple(made)
+
+
+def value_type(kind: str) -> str:
+    """Return the widest type for numbers of a Spark SQL type; other types stay."""
+    kind = plain_type(kind)
+    if kind in ("float", "double"):
+        return "double"
+    return "bigint" if kind in _NUMBERS else kind
+
+
+def _result_type(function: str, kind: str) -> Any:  # Any: pyarrow has no types
+    import pyarrow as pa  # as above
+
+    decimal = _DECIMAL.fullmatch(plain_type(kind))
+    if function in ("sum", "min", "max") and decimal is not None:
+        precision, scale = int(decimal[1]), int(decimal[2])
+        # As Spark's sum().
+        return pa.decimal128(min(precision + 10, 38) if function == "sum" else precision, scale)
+    is_whole = function in ("count", "approx_distinct") or (function != "mean" and value_type(kind) == "bigint")
+    return pa.int64() if is_whole else pa.float64()
+
+
+def version_of(epoch: int, batch_id: int) -> int:
+    """Compute the version of the rows of a batch: it grows with each batch and with each epoch."""
+    return (epoch << EPOCH_BITS) + batch_id
+
+
+def true_counts(rows: Any, metric: Metric) -> Any:  # Any: pyarrow has no types
+    """Compute the valid aggregates of each window and its keys from rows of the metric's table.
+
+    Sums, counts and means are added over epochs, minima and maxima are those of all epochs. approx_distinct is the
+    largest one of an epoch: a value that two epochs have seen can't be told from two values.
+
+    Args:
+        rows: A pyarrow.Table.
+
+    Returns:
+        A pyarrow.Table without epoch and version, in no order.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    groups = list(metric.group_columns)
+    values = ["count", *(aggregate.column for aggregate in metric.aggregates)]
+    ordered = rows.sort_by("version")
+    ordered = ordered.append_column("row", pa.array(range(ordered.num_rows), pa.int64()))
+    newest = ordered.group_by([*groups, "epoch"]).aggregate([("row", "max")]).column("row_max")
+    valid = ordered.take(newest).select([*groups, *values])
+    for aggregate in metric.aggregates:
+        if aggregate.function == "mean":
+            index = valid.column_names.index(aggregate.column)
+            weighted = pc.multiply(valid.column(index).cast(pa.float64()), valid.column(f"count_{aggregate.field}"))
+            valid = valid.set_column(index, aggregate.column, weighted)
+    ways = {"min": "min", "max": "max", "approx_distinct": "max"}
+    merged = valid.group_by(groups).aggregate(
+        [("count", "sum"), *((each.column, ways.get(each.function, "sum")) for each in metric.aggregates)]
+    )
+    merged = merged.rename_columns([*groups, *values])
+    for aggregate in metric.aggregates:
+        if aggregate.function == "mean":
+            index = merged.column_names.index(aggregate.column)
+            mean = pc.divide(merged.column(index), merged.column(f"count_{aggregate.field}"))
+            merged = merged.set_column(index, aggregate.column, mean)
+    return merged
+
+
+def counts_view(metric: Metric, table: str, quote: str = '"') -> str:
+    """Write the query of true_counts() in SQL, for a view.
+
+    Args:
+        table: As the engine names it, or a function that reads it, such as ``delta_scan('...')``.
+        quote: What the engine puts around names: Spark takes a backtick.
+    """
+
+    def named(name: str) -> str:
+        return f"{quote}{name}{quote}"
+
+    def merged(aggregate: Aggregate) -> str:
+        column = named(aggregate.column)
+        weight = named(f"count_{aggregate.field}")
+        if aggregate.function == "mean":
+            return f"SUM({column} * {weight}) / NULLIF(SUM({weight}), 0) AS {column}"
+        way = {"min": "MIN", "max": "MAX", "approx_distinct": "MAX"}.get(aggregate.function, "SUM")
+        return f"{way}({column}) AS {column}"
+
+    groups = ", ".join(map(named, metric.group_columns))
+    columns = ", ".join([groups, f"SUM({named('count')}) AS {named('count')}", *map(merged, metric.aggregates)])
+    order = f"PARTITION BY {groups}, {named('epoch')} ORDER BY {named('version')} DESC"
+    rows = f"SELECT *, ROW_NUMBER() OVER ({order}) AS place FROM {table}"
+    return f"SELECT {columns} FROM ({rows}) AS versions WHERE place = 1 GROUP BY {groups}"
