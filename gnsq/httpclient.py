@@ -103,7 +103,7 @@ class HTTPClient:
         self._local = local()
         # Connections of all threads.
         self._all: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
-        # By path: whether this server has the old path for it.
+        # By path: True if this server has the old path for it.
         self._old_paths: dict[str, bool] = {}
 
     @classmethod

@@ -168,8 +168,8 @@ class HubThread:
     def _future(self) -> Iterator[CrossThreadFuture[Any]]:  # Any: as above
         """Make a future that gets an exception when the thread ends.
 
-        The future is registered before the check whether the thread has ended: the last step of the thread is to check
-        the registered futures.
+        Register the future before checking if the thread has ended: in its last step the thread fails the registered
+        futures.
         """
         future: CrossThreadFuture[Any] = CrossThreadFuture()
         self._awaited[future] = None

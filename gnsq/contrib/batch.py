@@ -26,7 +26,7 @@ __all__ = ["BatchHandler"]
 
 logger = logging.getLogger(__name__)
 
-# How often, in seconds, to check whether an incomplete batch is due.
+# Seconds between two checks if an incomplete batch is due.
 CHECK_INTERVAL = 0.1
 
 Spawn = Callable[..., object]
@@ -149,7 +149,9 @@ class BatchHandler:
         if consumer is None or not consumer.is_running:
             return True
         if self._clock.monotonic() >= self._deadline:
-            _warn("batch is not full when its time is over: batch_size is too large for what comes, or timeout short")
+            _warn(
+                "batch is not full when its time is over: batch_size is too large, or timeout too short"
+            )
             return True
         return self._is_starved(consumer)
 

@@ -9,7 +9,7 @@
         message.finish()
 
 A message that failed is answered with ``message.requeue()``: nsqd delivers it again after the consumer's delay for its
-attempts, or at once after ``requeue(0)``.
+attempts, or immediately after ``requeue(0)``.
 
 A queue can also be an argument of ``imap_unordered()`` of a gevent Pool. When the consumer closes, it waits for the
 answers to delivered messages up to its close_timeout, so the program should continue to answer.

@@ -134,7 +134,7 @@ class Dispatcher:
         self.pending = 0
         self.pending_bytes = 0
         self.signal_greenlets: set[gevent.Greenlet] = set()
-        # For is_reentrant(): the greenlet that entered publish() last and has not left it, and whether submit() runs.
+        # For is_reentrant(): the greenlet that entered publish() last and has not left it; True while submit() runs.
         self._publishing: gevent.Greenlet | None = None
         self._is_submitting = False
         self._options = options
@@ -203,8 +203,7 @@ class Dispatcher:
             NSQNotSent: If the producer is closed. If block is False, also if there is no capacity or no connection.
         """
         publish.owner = self
-        # Set before the check whether the producer is closed: a signal handler may close the producer at any time after
-        # this.
+        # Set this before checking if the producer is closed: a signal handler may close it at any time after this.
         self._is_submitting = True
         try:
             if self._closing:

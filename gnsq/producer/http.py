@@ -140,7 +140,7 @@ def is_nsqd_response(error: NSQHttpError) -> bool:
 # Seconds. Limit of the wait for a connection if http_options does not set it. It is short since another nsqd may take
 # the publish.
 CONNECT_TIMEOUT = 5.0
-# A request ends so many seconds before the deadline of its publish. Then the request's error shows whether it was sent.
+# A request ends so many seconds before the deadline of its publish. Then the request's error shows if it was sent.
 DEADLINE_MARGIN = 0.01
 # Seconds. Limit of the wait for nsqd's version.
 INFO_TIMEOUT = 5.0

@@ -18,7 +18,6 @@ from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import (
     CROSS_THREAD_GRACE,
-    NO_TIMEOUT,
     CrossThreadFuture,
     Once,
     ThreadEvent,
@@ -200,10 +199,10 @@ class ProducerLifecycle:
         except NSQException as error:
             logger.warning("%s: not closed: %s", self._label, error)
 
-    def join(self, timeout: float | None) -> None:
+    def join(self, timeout: float) -> None:
         """Wait until the producer has closed, or the timeout (seconds) ends. Does not wait if it was never started."""
         if self.state is not State.INIT and not self._is_reentrant():
-            self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
+            self._closed.wait(timeout)
 
     def close_at_exit(self) -> None:
         """At the end of the program, close a threaded producer. For any other producer, log how many publishes are
@@ -230,7 +229,7 @@ class ProducerLifecycle:
                 return self._close_runtime(runtime, timeout)
 
     def _cancel_start(self, start: _Start) -> bool:
-        """Close the producer if no start was begun. Return whether this has closed it."""
+        """Close the producer if no start was begun. Return True if this has closed it."""
         if not start.token.acquire():
             return False
         self._finish()

@@ -376,7 +376,7 @@ class Producer:
 
         Args:
             defer: Milliseconds until nsqd delivers the message (up to nsqd's max-req-timeout).
-            block: Whether to wait if there is no connection or no capacity (max_pending_bytes). If False, call start()
+            block: Wait if there is no connection or no capacity (max_pending_bytes). If this is False, call start()
                 before the first publish; otherwise there is no connection yet.
             timeout: Seconds for capacity, connection, sending and response together; default: publish_timeout.
             raise_error: If False, do as publish_async(), and return its PublishResult.
