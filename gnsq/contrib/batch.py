@@ -149,9 +149,7 @@ class BatchHandler:
         if consumer is None or not consumer.is_running:
             return True
         if self._clock.monotonic() >= self._deadline:
-            _warn(
-                "batch is not full when its time is over: batch_size is too large, or timeout too short"
-            )
+            _warn("batch is not full when its time is over: batch_size is too large, or timeout too short")
             return True
         return self._is_starved(consumer)
 

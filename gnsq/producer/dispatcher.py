@@ -325,7 +325,6 @@ class Dispatcher:
     def remove(self, link: Link) -> None:
         """Submit no further publishes to a link. Its pending publishes continue. Does nothing if the link was
         removed."""
-        self._stall_detector.forget(link)
         for links in (self.links, self.stalled_links):
             if link in links:
                 links.remove(link)
@@ -583,26 +582,17 @@ class StallDetector:
         # By link: its oldest request without a response, and the time when this request became the oldest.
         self._oldest: dict[Link, tuple[PendingPublish, float]] = {}
 
-    def forget(self, link: Link) -> None:
-        """Forget a link that was removed."""
-        self._oldest.pop(link, None)
-
     def partition(self, links: Sequence[Link], now: float) -> tuple[list[Link], list[Link]]:
-        """Divide links into those to use and those that have stalled. If all have stalled, use all."""
-        stalled = [link for link in links if self._is_stalled(link, now)]
+        """Divide all links into those to use and those that have stalled. If all have stalled, use all."""
+        before, self._oldest = self._oldest, {}
+        for link in links:
+            oldest = next(iter(link.sent), None)
+            if oldest is not None:
+                known, since = before.get(link, (None, now))
+                self._oldest[link] = (oldest, since if oldest is known else now)
+        stalled = [link for link, (_, since) in self._oldest.items() if now - since >= self._limit]
         usable = [link for link in links if link not in stalled]
         return (usable, stalled) if usable else (list(links), [])
-
-    def _is_stalled(self, link: Link, now: float) -> bool:
-        oldest = next(iter(link.sent), None)
-        if oldest is None:
-            self._oldest.pop(link, None)
-            return False
-        known, since = self._oldest.get(link, (None, now))
-        if oldest is not known:
-            since = now
-            self._oldest[link] = oldest, now
-        return now - since >= self._limit
 
 
 # Seconds to poll for one response, and longest pause in seconds between two publishes for which polling is worth it.

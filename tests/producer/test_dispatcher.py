@@ -188,34 +188,16 @@ def test_stalled_link_returns_all_unsent_publishes(dispatcher, link, clock, capl
     running.kill()
 
 
-def test_stall_detector_starts_anew_for_a_link_that_was_forgotten():
+def test_stall_detector_starts_anew_for_a_link_that_was_left_out():
     detector = StallDetector(5.0)
     link, other = ListLink("nsqd:4150"), ListLink("other:4150")
     link.sent.append(publish_until(60.0))
     detector.partition([link, other], 0.0)
 
-    detector.forget(link)
+    detector.partition([other], 1.0)
 
     assert detector.partition([link, other], 6.0) == ([link, other], [])
     assert detector.partition([link, other], 11.0) == ([other], [link])
-
-
-def test_link_that_is_removed_is_forgotten(dispatcher, link, clock):
-    running = gevent.spawn(dispatcher.deadlines.run)
-    other = ListLink("other:4150")
-    dispatcher.add(other)
-    dispatcher.submit(publish_until(60.0), True)
-    link.send()
-    other.send()
-    clock.advance(4.0)
-
-    for each in (link, other):
-        dispatcher.remove(each)
-        dispatcher.add(each)
-    clock.advance(4.0)
-
-    assert dispatcher.stalled_links == []
-    running.kill()
 
 
 # --- busy poll
