@@ -118,7 +118,7 @@ def _note(log: Path) -> None:
 def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new_topic: bool, take_over: bool) -> bool:
     """Run the job to its end. Click's context object may name another function than open_session()."""
     # Slow to load: --help and errors in the settings do without.
-    from gnsq.spark.pipeline.joblock import JobLock
+    from gnsq.spark.pipeline.joblock import lock_job
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.stopping import StopRequest
 
@@ -126,7 +126,7 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
         # First: a typing error in the topic is to leave nothing behind.
         check_nsq(config, survey(config), once=once, new_topic=new_topic)
         check_work(config)
-        with JobLock(Path(config.work)):
+        with lock_job(Path(config.work)):
             check_places(config, take_over=take_over)
             create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
             if stop.is_set:

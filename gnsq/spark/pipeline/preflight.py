@@ -55,7 +55,7 @@ def check_work(config: PipelineConfig) -> None:
 
 
 def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
-    """Make the directories, and see that they can be written and are this job's. Call with the JobLock held.
+    """Make the directories, and see that they can be written and are this job's. Call with the job locked.
 
     Args:
         take_over: The tables may belong to other checkpoints.

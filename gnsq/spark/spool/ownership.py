@@ -14,7 +14,7 @@ from typing import IO
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.spool.storage import LocalStore, Store
 
-__all__ = ["SpoolLock", "read_owner"]
+__all__ = ["SpoolLock", "read_owner", "try_lock", "wait_for_lock", "write_text"]
 
 _OWNER = "owner.json"
 
@@ -39,11 +39,7 @@ class SpoolLock:
         if isinstance(store, LocalStore):
             self._file = self._acquire(store.open_or_create(_OWNER), timeout)
             self._check_claim(claim)
-            self._file.seek(0)
-            self._file.truncate()
-            self._file.write(text)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            write_text(self._file, text)
         else:
             self._check_claim(claim)
             store.put(_OWNER, text.encode())
@@ -70,21 +66,14 @@ class SpoolLock:
 
     def _acquire(self, descriptor: int, timeout: float) -> IO[str]:
         file = open(descriptor, "a+", encoding="utf-8")  # noqa: SIM115  # the lock lives as long as the file is open
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return file
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    file.seek(0)
-                    holder = file.read()
-                    file.close()
-                    raise SpoolInUse(
-                        f"spool {self._location} is in use by another query ({holder}): each query needs a spool of "
-                        "its own; give this one another directory, or stop the other one"
-                    ) from None
-                time.sleep(0.02)
+        if wait_for_lock(file, timeout):
+            return file
+        with file:
+            file.seek(0)
+            raise SpoolInUse(
+                f"spool {self._location} is in use by another query ({file.read()}): each query needs a spool of its "
+                "own; give this one another directory, or stop the other one"
+            )
 
     def _check_claim(self, claim: dict[str, str]) -> None:
         owner = read_owner(self._store)
@@ -96,6 +85,33 @@ class SpoolLock:
                     f"spool {self._location} belongs to {name} {before!r}, not to {value!r}: give this query a spool "
                     "of its own, or delete the spool if nothing in it is needed"
                 )
+
+
+def try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file, or return False if another process has it. The lock lives as long as the file is open."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def wait_for_lock(file: IO[str], timeout: float) -> bool:
+    """Do the same, and wait so many seconds for another process that is about to end."""
+    deadline = time.monotonic() + timeout
+    while not try_lock(file):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def write_text(file: IO[str], text: str) -> None:
+    """Replace the text of a locked file, durably. The file is open to append."""
+    file.truncate(0)
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def read_owner(store: Store) -> dict[str, object]:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
-from gnsq.spark.pipeline.joblock import JobLock
+from gnsq.spark.pipeline.joblock import lock_job
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.metrics import ENTERED
 from gnsq.spark.pipeline.windows import Metric, true_counts
@@ -128,7 +128,7 @@ def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, t
     with running(command) as process:
         wait_for(lambda: "channels of clicks not created" in process.stdout.readline())
         with pytest.raises(JobFailed, match=f"in use by another job, process {process.pid}: "):
-            JobLock(tmp_path / "work", patience=0)
+            lock_job(tmp_path / "work", timeout=0)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
 

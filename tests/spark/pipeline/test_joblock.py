@@ -3,16 +3,16 @@ import os
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.joblock import JobLock, running_job
+from gnsq.spark.pipeline.joblock import lock_job, running_job
 
 
 def test_one_job_at_a_time(tmp_path):
-    with JobLock(tmp_path):
+    with lock_job(tmp_path):
         assert running_job(tmp_path) == os.getpid()
         with pytest.raises(JobFailed, match=f"in use by another job, process {os.getpid()}: stop that one"):
-            JobLock(tmp_path, patience=0)
+            lock_job(tmp_path, timeout=0)
     assert running_job(tmp_path) is None
-    with JobLock(tmp_path, patience=0):
+    with lock_job(tmp_path, timeout=0):
         pass
 
 
@@ -21,7 +21,7 @@ def test_no_job_ever_ran(tmp_path):
 
 
 def test_job_that_has_not_said_who_it_is(tmp_path):
-    with JobLock(tmp_path):
+    with lock_job(tmp_path):
         (tmp_path / "job.json").write_text("")
         assert running_job(tmp_path) == 0
 
@@ -30,6 +30,6 @@ def test_lock_follows_no_symlink(tmp_path):
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "job.json").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic link"):
-        JobLock(tmp_path)
+        lock_job(tmp_path)
 
     assert (tmp_path / "victim").read_text() == "mine"

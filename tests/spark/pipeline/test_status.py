@@ -3,7 +3,7 @@ import os
 import re
 
 from gnsq.spark.offsets import encode_offset
-from gnsq.spark.pipeline.joblock import JobLock
+from gnsq.spark.pipeline.joblock import lock_job
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
 from gnsq.spark.spool.spool import Spool
@@ -40,7 +40,7 @@ def test_where_a_query_stands(fakensqd, config, tmp_path):
     Notebook(config, "archive").begin(5)
     size = sum(segment.size for segment in Spool(config.spool_of("archive")).listing().segments)
 
-    with JobLock(tmp_path / "work"):
+    with lock_job(tmp_path / "work"):
         lines = list(status_lines(config, NOW))
 
     assert lines[0] == f"job      running, process {os.getpid()}"
