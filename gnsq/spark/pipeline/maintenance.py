@@ -291,7 +291,8 @@ class Request:
 
 def table_locations(config: PipelineConfig) -> dict[str, str]:
     """Say where a job's tables are that exist."""
-    places = {name: join_uri(config.output, name) for name in ("archive", "dead", "metrics")}
+    paths = {"archive": "archive", "dead": "dead", "metrics": f"metrics/{config.metric.name}"}
+    places = {name: join_uri(config.output, path) for name, path in paths.items()}
     found = {name: (place, *delta_location(place)) for name, place in places.items()}
     return {
         name: place

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
     TARGET,
@@ -26,11 +27,13 @@ from gnsq.spark.pipeline.maintenance import (
     maintain_table,
     maintain_tables,
     merge_files,
+    table_locations,
     vacuum,
 )
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import wait_for
+from tests.spark.pipeline.helpers import config_for
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("id", pa.int64()), ("body", pa.string())])
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -362,3 +365,13 @@ def test_only_one_process_maintains_at_a_time(archive, tmp_path):
             Kept(),
             ["another process maintains the tables"],
         )
+
+
+def test_tables_of_both_queries_are_maintained(tmp_path):
+    config = config_for(tmp_path)
+    assert table_locations(config) == {}
+    for table in (*archive_tables(config), metrics_table(config)):
+        table.claim("q", take_over=False)
+
+    places = {"archive": "archive", "dead": "dead", "metrics": "metrics/counts"}
+    assert table_locations(config) == {name: f"{tmp_path}/output/{place}" for name, place in places.items()}
