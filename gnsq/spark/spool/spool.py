@@ -76,7 +76,7 @@ class SpoolListing:
 
 
 class Spool:
-    """A spool: its segments, its lock, and its writers. Pickles as its arguments.
+    """A spool: its segments, its lock, and its writers.
 
     All methods raise OSError if the file system fails.
 
@@ -93,13 +93,8 @@ class Spool:
 
     def __init__(self, location: str, mode: int = PRIVATE) -> None:
         self.location = redact_uri(location)
-        self._uri = location
-        self._mode = mode
         self._store = open_store(location, mode=mode)
         self._is_access_checked = False
-
-    def __reduce__(self) -> tuple[type[Spool], tuple[str, int]]:
-        return (Spool, (self._uri, self._mode))
 
     def __repr__(self) -> str:
         return f"Spool({self.location!r})"

@@ -1,7 +1,6 @@
 import contextlib
 import logging
 import os
-import pickle
 import re
 import stat
 import time
@@ -43,12 +42,6 @@ def test_listing_of_an_empty_spool(spool):
     assert contents.size == 0
 
 
-def test_spool_pickles_as_its_location(spool):
-    spool.writer("r1").write(1, columns(1))
-
-    assert bodies_of(pickle.loads(pickle.dumps(spool))) == [b"body 1"]
-
-
 # --- permissions
 
 
@@ -63,7 +56,7 @@ def modes_below(path):
 def test_spool_is_private_unless_its_mode_says_otherwise(tmp_path, umask, mode, of_directory, of_file):
     before = os.umask(umask)
     try:
-        spool = pickle.loads(pickle.dumps(Spool(str(tmp_path / "spool"), *mode)))
+        spool = Spool(str(tmp_path / "spool"), *mode)
         lock = spool.lock("checkpoint", "clicks/archive")
         writer = spool.writer("r1")
         writer.write(1, columns(1))
@@ -427,4 +420,3 @@ def test_credentials_are_not_in_texts_of_a_spool():
     assert spool.location == "s3://***@bucket/dir"
     assert repr(spool) == "Spool('s3://***@bucket/dir')"
     # The other side can still open it.
-    assert pickle.dumps(spool).count(b"SECRET") == 1
