@@ -32,6 +32,9 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # What every reader of Parquet takes for a time with a zone; the default, INT96, is read without one.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Rows go to Python in parts of so many bytes, not only of 10,000 rows: bodies may have 5 MiB. Spark before 4.1 has
+    # no such setting.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     # They only let go of old state; that comes with the next batch that has rows.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # State on disk instead of in the heap. Of a checkpoint that exists Spark takes the provider that it was made with.

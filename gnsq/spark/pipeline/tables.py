@@ -428,6 +428,10 @@ class Table:
                     "from a copy"
                 )
             removed.update(remove["path"] for remove in _each(actions, "remove"))
+            # Its writer may have been killed before it did that, and what the log has is not written again.
+            _sync(path)
+        if entries:
+            sync_directory(log)
         return broken
 
     def _set_aside(self, entry: Path, *, is_newest: bool) -> None:
@@ -573,7 +577,10 @@ def delta_location(location: str) -> tuple[str, dict[str, str]]:
     """
     store = open_store(location, "output")
     if isinstance(store, LocalStore):
-        # Not the path: delta-rs would decode what looks like %20 in it.
+        if "%" in str(store.root):
+            raise JobFailed(
+                f"output {str(store.root)!r} has a %, which delta-rs takes for a code: give another directory"
+            )
         return store.root.as_uri(), {}
     bare = redact_uri(location).replace("***@", "")
     filesystem, _ = fs.FileSystem.from_uri(location)

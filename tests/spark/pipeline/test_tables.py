@@ -140,6 +140,11 @@ def test_table_that_no_job_has_made_is_refused(location):
         claimed(location)
 
 
+def test_directory_with_a_percent_sign_is_refused(tmp_path):
+    with pytest.raises(JobFailed, match=r"^output '.*/a%20b' has a %, .*: give another directory$"):
+        table(str(tmp_path / "a%20b"))
+
+
 def test_files_that_belong_to_no_table_are_refused(location, tmp_path):
     hour = tmp_path / "output of a job [1] é" / "archive" / "hour=2026-01-01T00"
     hour.mkdir(parents=True)
