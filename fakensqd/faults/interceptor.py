@@ -38,6 +38,7 @@ from gnsq.protocol.frames import ERROR, HEARTBEAT
 
 __all__ = ["InterceptableSession", "InterceptedSession", "OutputScheduler", "multipublish_bodies"]
 
+_EXECUTE: Sequence[FaultStep] = (Execute(),)
 # The bytes of the frame type of an error.
 _ERROR_TYPE = ERROR.to_bytes(4, "big")
 
@@ -102,10 +103,13 @@ class InterceptedSession:
 
     def push(self, frame: bytes, message: QueuedMessage | None = None) -> None:
         """Push a message that has just become in flight, or a heartbeat."""
-        event = Event(Point.FRAME, "heartbeat", self._session.now, self._number, *self._session.names)
-        if message is not None:
-            event.kind, event.bodies = "message", (message.body,)
-            event.message_id, event.attempts = message.id, message.attempts
+        facts = self._session.now, self._number, *self._session.names
+        if message is None:
+            event = Event(Point.FRAME, "heartbeat", *facts)
+        else:
+            event = Event(
+                Point.FRAME, "message", *facts, (message.body,), message_id=message.id, attempts=message.attempts
+            )
         steps = self._faults.apply_rules(event, (Send(frame),))
         for data in self._frames(steps):
             if data[4:8] == _ERROR_TYPE:
@@ -156,7 +160,7 @@ class InterceptedSession:
         read = self._session.body_reader(words) if legal else None
         raw = None if read is None else (yield from _peek_body(read, source))
         steps = self._command_steps(Command(words[0], tuple(words[1:]), None if raw is None else raw[SIZE.size :]))
-        unchanged = len(steps) == 1 and steps[0] == Execute()
+        unchanged = steps is _EXECUTE or steps == list(_EXECUTE)
         if raw is not None and not unchanged:
             source.decoder.take(len(raw))
         for step in steps:
@@ -176,13 +180,15 @@ class InterceptedSession:
     def _command_steps(self, command: Command) -> Sequence[FaultStep]:
         """Record a received command; return the steps to take: Execute, unless a rule changes it."""
         client_id, topic, channel = self._session.names
-        parameters = self._protocol.commands.get(_text(command.name), ())
-        given = dict(zip(parameters, command.args, strict=False))
-        if "topic" in given:
-            topic, channel = _text(given["topic"]), _text(given.get("channel", b""))
+        name, args, message_id = _text(command.name), command.args, b""
+        parameters = self._protocol.commands.get(name, ())
+        if parameters == ("message_id",) and args:
+            message_id = args[0]
+        elif parameters and args:
+            topic, channel = _text(args[0]), _text(args[1]) if len(parameters) > 1 and len(args) > 1 else ""
         event = self._event = Event(
             Point.COMMAND,
-            _text(command.name),
+            name,
             self._session.now,
             self._number,
             client_id,
@@ -190,14 +196,15 @@ class InterceptedSession:
             channel,
             _bodies(command),
             raw=command.body or b"",
-            words=command.args,
-            message_id=given.get("message_id", b""),
+            words=args,
+            message_id=message_id,
             header_size=self._protocol.header_size,
         )
-        detail = " ".join(map(_text, command.args[len(parameters) :]))
-        self._entry = self._record(event, "command", event.kind, detail=detail)
-        steps = self._faults.apply_rules(event, (Execute(),))
-        self._record_replies(steps)
+        detail = " ".join(map(_text, args[len(parameters) :]))
+        self._entry = self._record(event, "command", name, detail=detail)
+        steps = self._faults.apply_rules(event, _EXECUTE)
+        if steps is not _EXECUTE:
+            self._record_replies(steps)
         return steps
 
     def _execute(self, begin: Callable[[], Read[None] | None]) -> Read[bool]:
