@@ -28,7 +28,7 @@ TABLES = re.findall(r"<!-- options ([\w.]+) -->\n(.*?)(?=\n\n[^|]|\n\n\Z)", TEXT
 
 def example(heading):
     """Return the first Python block of a section."""
-    section = TEXT.split(f"\n## {heading}\n")[1]
+    section = re.split(rf"\n###? {re.escape(heading)}\n", TEXT)[1]
     return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
 
 

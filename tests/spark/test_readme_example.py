@@ -1,8 +1,14 @@
-"""The README's Spark example runs."""
+"""The README's examples for Spark and for the job's tables run."""
 
+import datetime as dt
+
+import pyarrow as pa
 import pytest
 
 from gnsq import Producer
+from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.tables import Table
 from tests.test_readme import example
 
 
@@ -18,3 +24,23 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
 
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
+
+
+def test_readers_example_reads_a_table_after_a_merge(tmp_path):
+    pytest.importorskip("duckdb")
+    pytest.importorskip("polars")
+    schema = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("page", pa.string())])
+    table = Table("archive", str(tmp_path), schema, Partition("day", "event_time"))
+    table.claim("q", take_over=False)
+    for batch_id in range(3):
+        target = table.target(batch_id)
+        batch = pa.record_batch([[dt.datetime(2026, 1, 1, tzinfo=dt.UTC)] * 2, ["/", "/a"]], schema=schema)
+        table.commit("q", batch_id, write([batch], lambda rows, target=target: [(target, rows)]))
+    maintain_table(str(tmp_path), retention=None, quiet=0)
+    names = {}
+
+    exec(example("The job").replace("/data/clicks/archive", str(tmp_path)), names)
+
+    assert len(names["frame"]) == 6
+    assert sorted(names["pages"].rows()) == [("/", 3), ("/a", 3)]
+    assert sorted(names["rows"]) == [("/", 3), ("/a", 3)]

@@ -47,6 +47,7 @@ INTERRUPTED = (
     help="Go on with tables that belong to another checkpoint, such as one that is lost. That job must not run.",
 )
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
+@click.argument("action", required=False, type=click.Choice(["maintain", "adopt"]))
 @click.pass_obj
 def main(
     session: OpenSession | None,
@@ -56,9 +57,15 @@ def main(
     new_topic: bool,
     take_over: bool,
     status: bool,
+    action: str | None,
     **settings: object,
 ) -> None:
     """Archive events from NSQ in a Delta table, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
+
+    maintain: only merge small files of the tables and delete files that are not needed any more, now; for cron, also
+    while the job runs.
+
+    adopt: only make tables of the files that an earlier release has written, without a copy. The job must not run.
 
     Each setting may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in a TOML file, by its name with
     underscores; what is given here wins.
@@ -80,6 +87,12 @@ def main(
             click.echo(line)
         return
     try:
+        if action == "maintain":
+            _maintain(config)
+            return
+        if action == "adopt":
+            _adopt(config)
+            return
         finished = _run(config, session, once=once, new_topic=new_topic, take_over=take_over)
     except KeyboardInterrupt:
         click.echo(INTERRUPTED, err=True)
@@ -90,6 +103,28 @@ def main(
         _note(config.log)
         raise _failure(config, f"unexpected {type(error).__name__}: {error}") from error
     click.echo("drained" if finished else "stopped in order; the next start goes on where this one ended")
+
+
+def _maintain(config: PipelineConfig) -> None:
+    from gnsq.spark.pipeline.maintenance import maintain_tables, request_for  # loads pyarrow
+    from gnsq.spark.pipeline.preflight import check_work
+
+    check_work(config)
+    kept, troubles = maintain_tables(request_for(config, is_forced=True))
+    if troubles:
+        raise JobFailed(f"maintenance: {'; '.join(troubles)}")
+    click.echo(f"maintained: {kept}")
+
+
+def _adopt(config: PipelineConfig) -> None:
+    from gnsq.spark.pipeline.adopt import adopt  # loads pyarrow
+    from gnsq.spark.pipeline.joblock import lock_job
+    from gnsq.spark.pipeline.preflight import check_work
+
+    check_work(config)
+    with lock_job(Path(config.work)):
+        for line in adopt(config):
+            click.echo(line)
 
 
 def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
@@ -152,7 +187,9 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
                     if not stop.is_set:
                         job.start(once=once)
                         finished = job.wait(lambda: stop.is_set)
-                    if not finished and stop.is_set:
+                    if finished:
+                        job.maintain()
+                    elif stop.is_set:
                         click.echo("stopping in order; a second Ctrl-C ends it at once")
             if finished:
                 job.check_drained()

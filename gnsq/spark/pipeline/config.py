@@ -115,6 +115,13 @@ class PipelineConfig:
         maximum=YEAR,
         special=(0,),
     )
+    maintain_every: int = option(
+        100,
+        "merge small files of the tables and delete old ones after so many batches; 0: never",
+        unit="batches",
+        minimum=1,
+        special=(0,),
+    )
     max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
     trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0, maximum=YEAR)
     master: str = option("", "Spark master; default: spark-submit's, else local[*]")

@@ -44,6 +44,7 @@ __all__ = [
     "TableTarget",
     "check_field_values",
     "collect_files",
+    "file_stats",
     "publish_files",
     "read_bodies",
     "stats_columns",
@@ -285,8 +286,16 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
     else:
         store.put(path, data)
     stats = functools.reduce(_joined_stats, all_stats)
-    text = json.dumps(stats, separators=(",", ":"))
-    return DataFile(target.name, path, data.size, stats["numRecords"], partition, text)
+    return DataFile(target.name, path, data.size, stats["numRecords"], partition, _encoded(stats))
+
+
+def file_stats(tables: Iterable[Any]) -> str:  # Any: pyarrow has no types
+    """Make the statistics of a file that has rows, in tables."""
+    return _encoded(functools.reduce(_joined_stats, map(_stats, tables)))
+
+
+def _encoded(stats: dict[str, Any]) -> str:  # Any: JSON
+    return json.dumps(stats, separators=(",", ":"))
 
 
 def stats_columns(schema: Any) -> list[str]:  # Any: pyarrow has no types

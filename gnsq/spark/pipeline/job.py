@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import queue
@@ -30,10 +31,12 @@ from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.events import deduplicated, parse
+from gnsq.spark.pipeline.layout import query_tables
+from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
 from gnsq.spark.pipeline.preflight import note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, source_of, start_of
-from gnsq.spark.pipeline.report import Batch, Silence, Summary
+from gnsq.spark.pipeline.report import Batch, Silence, Summary, table_text
 from gnsq.spark.pipeline.status import depth_of, spool_state
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
@@ -100,6 +103,7 @@ class Job:
         self._silence = {query: Silence(is_asked=asked) for query in QUERIES}
         # By query, as the last batch told it.
         self._troubles: dict[str, str] = {}
+        self._maintenance = Maintenance(config)
         # What was there at the start, and so has to come before a query may end: messages; segments of its spool, of
         # which the first progress tells those that were read before.
         self._due: dict[str, int] = {}
@@ -196,11 +200,22 @@ class Job:
                 if progress is not None:
                     self._notice_silence(name, 0, source_of(progress))
 
+    def maintain(self) -> None:
+        """Maintain the tables if that is due; for queries that have ended in order."""
+        self._maintenance.run_daily()
+
     def close(self) -> Summary:
-        """Stop listening, and sum up."""
+        """End what is the job's own, and sum up."""
+        self._maintenance.stop()
+        self._summary.merged = self._maintenance.kept.merged
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
+        for table in itertools.chain.from_iterable(query_tables(self._config).values()):
+            with contextlib.suppress(JobFailed):
+                if table.exists():
+                    status = table.status()
+                    self._summary.tables[table.name] = table_text(status.rows, status.files, status.size)
         for query in QUERIES:
             try:
                 state = spool_state(self._config, query, None)
@@ -286,6 +301,8 @@ class Job:
         self._notebooks[name].finish(progress, batch)
         if not batch.rows:
             return
+        if name == "archive":
+            self._maintenance.committed()
         if batch.dropped and name == "archive":
             logger.error(
                 "query %s, batch %d: Spark has dropped %s as late, since the driver's clock was set back "

@@ -13,7 +13,7 @@ from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.uris import join_uri
 
-__all__ = ["archive_tables", "metrics_table"]
+__all__ = ["archive_tables", "metrics_table", "query_tables"]
 
 _TIME = pa.timestamp("us", tz="UTC")
 _ORIGIN = [("message_id", pa.string()), ("nsqd", pa.string()), ("published_at", _TIME)]
@@ -50,6 +50,11 @@ def metrics_table(config: PipelineConfig) -> Table:
     metric = config.metric
     location = join_uri(config.output, f"metrics/{metric.name}")
     return Table("metrics", location, metric.schema(config.fields), Partition("day", "window_start"))
+
+
+def query_tables(config: PipelineConfig) -> dict[str, tuple[Table, ...]]:
+    """Describe the tables that each query writes."""
+    return {"archive": archive_tables(config), "metrics": (metrics_table(config),)}
 
 
 def _arrow_type(kind: str) -> Any:  # Any: pyarrow has no types

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import math
@@ -39,10 +40,10 @@ from gnsq.localfiles import open_or_create, sync_directory
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, store_error, write_file
+from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
-from gnsq.spark.uris import join_uri
 from gnsq.texts import counted
 
 __all__ = [
@@ -56,7 +57,6 @@ __all__ = [
     "maintain_tables",
     "merge_files",
     "request_for",
-    "table_locations",
     "vacuum",
 ]
 
@@ -132,7 +132,7 @@ def groups(files: Iterable[TableFile], now: float, quiet: float = QUIET) -> Iter
 
 
 def maintain_table(location: str, *, retention: float | None, quiet: float = QUIET) -> Kept:
-    """Do all steps.
+    """Do all steps; nothing if there is no table yet.
 
     Args:
         retention: Seconds; None: leave out the vacuum, which lists all files.
@@ -143,6 +143,8 @@ def maintain_table(location: str, *, retention: float | None, quiet: float = QUI
     """
     uri, options = delta_location(location)
     try:
+        if not DeltaTable.is_deltatable(uri, storage_options=options):
+            return Kept()
         delta = DeltaTable(uri, storage_options=options)
         kept = merge_files(delta, location, quiet)
         delta.create_checkpoint()
@@ -289,18 +291,6 @@ class Request:
     is_forced: bool = False
 
 
-def table_locations(config: PipelineConfig) -> dict[str, str]:
-    """Say where a job's tables are that exist."""
-    paths = {"archive": "archive", "dead": "dead", "metrics": f"metrics/{config.metric.name}"}
-    places = {name: join_uri(config.output, path) for name, path in paths.items()}
-    found = {name: (place, *delta_location(place)) for name, place in places.items()}
-    return {
-        name: place
-        for name, (place, uri, options) in found.items()
-        if DeltaTable.is_deltatable(uri, storage_options=options)
-    }
-
-
 def request_for(config: PipelineConfig, *, is_forced: bool) -> Request:
     """Say what is to be done for a job's tables."""
     retention = RETENTION
@@ -310,7 +300,8 @@ def request_for(config: PipelineConfig, *, is_forced: bool) -> Request:
             if note.begun > note.committed and note.begun_at is not None:
                 # The files of a batch that runs belong to no version yet.
                 retention = max(retention, time.time() - note.begun_at.timestamp() + DAY)
-    return Request(table_locations(config), config.work, retention, is_forced)
+    tables = itertools.chain.from_iterable(query_tables(config).values())
+    return Request({table.name: table.location for table in tables}, config.work, retention, is_forced)
 
 
 def maintain_tables(request: Request) -> tuple[Kept, list[str]]:
@@ -323,7 +314,7 @@ def maintain_tables(request: Request) -> tuple[Kept, list[str]]:
         except BlockingIOError:
             return kept, ["another process maintains the tables"]
         vacuumed = Path(request.work, _VACUUMED)
-        is_due = request.is_forced or not vacuumed.exists() or vacuumed.stat().st_mtime < time.time() - DAY
+        is_due = request.is_forced or not vacuumed.exists() or _is_old(vacuumed)
         for name, location in request.tables.items():
             try:
                 kept += maintain_table(location, retention=request.retention if is_due else None)
@@ -336,16 +327,15 @@ def maintain_tables(request: Request) -> tuple[Kept, list[str]]:
     return kept, troubles
 
 
+def _is_old(stamp: Path) -> bool:
+    return stamp.stat().st_mtime < time.time() - DAY
+
+
 class Maintenance:
-    """Runs maintenance for a job, in a process of its own, each time that so many batches have been committed.
+    """Runs maintenance for a job, in a process of its own, each time after maintain_every batches."""
 
-    Args:
-        every: Batches; 0: never.
-    """
-
-    def __init__(self, config: PipelineConfig, every: int) -> None:
+    def __init__(self, config: PipelineConfig) -> None:
         self._config = config
-        self._every = every
         self._batches = 0
         self._process: subprocess.Popen[str] | None = None
         self.kept = Kept()
@@ -353,51 +343,51 @@ class Maintenance:
     def committed(self) -> None:
         """Tell of a batch."""
         self._batches += 1
-        self._finish(is_waited_for=False)
-        if self._every and self._batches >= self._every and self._process is None:
-            self.start()
+        if self._process is not None and self._process.poll() is not None:
+            self._finish(self._process)
+        if 0 < self._config.maintain_every <= self._batches and self._process is None:
+            self._start()
 
-    def start(self) -> None:
-        """Start now, without waiting."""
+    def run_daily(self) -> None:
+        """Do it and wait, if that was not done for a day: a job that always ends may never have enough batches."""
+        if self._process is not None:
+            self._finish(self._process)
+        stamp = Path(self._config.work, _VACUUMED)
+        if not stamp.exists():
+            stamp.touch()
+        elif self._config.maintain_every and _is_old(stamp):
+            self._finish(self._start())
+
+    def _start(self) -> subprocess.Popen[str]:
         self._batches = 0
-        self._process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert self._process.stdin is not None  # as Popen was told
-        with contextlib.suppress(BrokenPipeError):
+        assert process.stdin is not None  # as Popen was told
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             # Not an argument, which everybody on the machine could read: a location may have a password.
-            self._process.stdin.write(json.dumps(asdict(request_for(self._config, is_forced=False))))
-            self._process.stdin.close()
+            json.dump(asdict(request_for(self._config, is_forced=False)), stdin)
+        process.stdin = None  # communicate() expects an open one
+        return process
 
-    def run(self) -> None:
-        """Do it now, if it was due at some time."""
-        self._finish(is_waited_for=True)
-        if self._every and self._batches:
-            self.start()
-            self._finish(is_waited_for=True)
+    def _finish(self, process: subprocess.Popen[str]) -> None:
+        text, _ = process.communicate()
+        self._process = None
+        try:
+            told = json.loads(text)
+        except ValueError:
+            logger.warning("maintenance of the tables has ended with status %s: next time again", process.returncode)
+            return
+        self.kept += Kept(**told["kept"])
+        for trouble in told["troubles"]:
+            logger.warning("maintenance: %s", trouble)
 
     def stop(self) -> None:
         """End it wherever it is: the next one goes on."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            self._process.communicate()
             self._process = None
-
-    def _finish(self, *, is_waited_for: bool) -> None:
-        if self._process is None or (self._process.poll() is None and not is_waited_for):
-            return
-        assert self._process.stdout is not None  # as Popen was told
-        with self._process.stdout as stdout:
-            text = stdout.read()
-        code, self._process = self._process.wait(), None
-        try:
-            told = json.loads(text)
-        except ValueError:
-            logger.warning("maintenance of the tables has ended with status %s; it is tried again", code)
-            return
-        self.kept += Kept(**told["kept"])
-        for trouble in told["troubles"]:
-            logger.warning("maintenance: %s", trouble)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gnsq.texts import counted
 
-__all__ = ["Batch", "Silence", "Summary", "batch_line", "state_text", "summary_lines"]
+__all__ = ["Batch", "Silence", "Summary", "batch_line", "state_text", "summary_lines", "table_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,10 @@ class Summary:
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
     # Rows and bytes, as the last batch left it.
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # By table, what it has at the end.
+    tables: dict[str, str] = field(default_factory=dict)
+    # Files of the tables.
+    merged: int = 0
     seconds: float = 0.0
 
     def add(self, batch: Batch) -> None:
@@ -127,6 +131,11 @@ def state_text(rows: int, size: int) -> str:
     return f"state {counted(rows, 'row', spec=',')}, {size / 2**20:,.1f} MiB"
 
 
+def table_text(rows: int, files: int, size: int) -> str:
+    """Write the size of a table."""
+    return f"{counted(rows, 'row', spec=',')} in {counted(files, 'file', spec=',')}, {size / 2**20:,.1f} MiB"
+
+
 def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
     """Write the summary; what did not happen is left out, but for the rows."""
     lines = []
@@ -146,6 +155,8 @@ def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
     others = [
         (summary.dead_letters, f"{counted(summary.dead_letters, 'dead letter', spec=',')}"),
         (summary.late, f"{counted(summary.late, 'count', spec=',')} later than keep_windows left out"),
+        (summary.merged, f"{counted(summary.merged, 'file', spec=',')} merged"),
     ]
     told = [text for number, text in others if number] + [f"{summary.seconds:,.0f} s"]
+    lines += [f"table    {name}: {text}" for name, text in summary.tables.items()]
     return [*lines, f"{'both':8} {', '.join(told)}"]

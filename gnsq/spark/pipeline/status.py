@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from gnsq.errors import NSQException
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset, pending
 from gnsq.spark.pipeline.checkpoint import open_location
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.joblock import running_job
+from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import Note, read_note
-from gnsq.spark.pipeline.report import state_text
+from gnsq.spark.pipeline.report import state_text, table_text
+from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
@@ -103,6 +106,9 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
             yield f"         spool {_spool(spool_state(config, query, note.offset), now)}"
         except (NSQException, OSError, ValueError) as error:
             yield f"         spool {redact_uri(config.spool_of(query))}: {error}"
+        for table in query_tables(config)[query]:
+            if text := _table(table, now):
+                yield f"         table {table.name} {text}"
         if config.nsqd_http_addresses or config.lookupd_http_addresses:
             try:
                 yield f"         nsqd {counted(depth_of(config, query), 'message', spec=',')} waiting or in flight"
@@ -118,6 +124,21 @@ def _progress(note: Note, now: dt.datetime) -> str:
         text = f"batch {note.committed} committed{_at(note.committed_at, now)}"
     if note.begun > note.committed:
         text += f", batch {note.begun} begun{_at(note.begun_at, now)}"
+    return text
+
+
+def _table(table: Table, now: dt.datetime) -> str:
+    try:
+        if not table.exists():
+            return ""
+        status = table.status()
+    except (JobFailed, OSError, ValueError) as error:
+        return f"unknown: {error}"
+    text = table_text(status.rows, status.files, status.size)
+    if status.committed_at is not None:
+        text += f", committed{_at(status.committed_at, now)}"
+    if status.maintained_at is not None:
+        text += f", files merged{_at(status.maintained_at, now)}"
     return text
 
 

@@ -24,7 +24,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,8 @@ _STATS = "delta.dataSkippingStatsColumns"
 _BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
 _TRIES = 5
+# The application whose transaction says that files of an earlier release are in the table.
+_ADOPTED = "gnsq-adopted"
 # Of a merge: how many files it has added and removed.
 MERGED = "gnsq.merged"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
@@ -110,10 +112,10 @@ class Table:
 
     def __init__(self, name: str, location: str, schema: Any, partition: Partition | None) -> None:  # Any: pyarrow's
         self.name = name
-        self._location = location
+        self.location = location
         self._shown = redact_uri(location)
-        self._schema = schema
-        self._partition = partition
+        self.schema = schema
+        self.partition = partition
         self._uri, self._options = delta_location(location)
         store = open_store(location, "output")
         # Only local disks have to be synced.
@@ -124,7 +126,7 @@ class Table:
 
     def target(self, batch_id: int) -> TableTarget:
         """Say to tasks where to write, and how."""
-        return TableTarget(self.name, self._location, self._schema, self._partition, batch_id)
+        return TableTarget(self.name, self.location, self.schema, self.partition, batch_id)
 
     def exists(self) -> bool:
         """Return True if there is a table."""
@@ -153,7 +155,7 @@ class Table:
         """
         broken: list[Path] = []
         if self._root is not None:
-            with _errors(self._location):
+            with _errors(self.location):
                 make_directory(self._root)
                 broken = self._check_log()
         if not self.exists():
@@ -172,7 +174,7 @@ class Table:
         self._check_partition(delta)
         missing = self._missing_fields(delta)
         before = delta.version()
-        with _errors(self._location):
+        with _errors(self.location):
             for compaction in broken:
                 self._undo(delta, compaction)
                 delta.update_incremental()
@@ -226,7 +228,7 @@ class Table:
                 # The properties have changed since, or the store has answered an earlier try too late.
                 logger.debug("table %s: %s", self._shown, error)
                 if attempt + 1 == _TRIES:
-                    raise store_error(self._location, error) from error
+                    raise store_error(self.location, error) from error
                 continue
             self._synced(delta, delta.version())
             self._values.update(file.partition for file in own)
@@ -240,9 +242,10 @@ class Table:
         batch_id: int,
         files: list[DataFile],
         facts: Mapping[str, str] | None,
+        others: Iterable[Transaction] = (),
     ) -> None:
         now = int(time.time() * 1000)
-        columns = [self._partition.column] if self._partition is not None else []
+        columns = [self.partition.column] if self.partition is not None else []
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size, dict.fromkeys(columns, file.partition), now, True, file.stats)
             for file in files
@@ -251,7 +254,7 @@ class Table:
         if facts:
             notes[_FACTS] = dict(facts)
         properties = CommitProperties(
-            custom_metadata=notes, app_transactions=[Transaction(_application(owner), batch_id)]
+            custom_metadata=notes, app_transactions=[Transaction(_application(owner), batch_id), *others]
         )
         try:
             delta.create_write_transaction(
@@ -265,12 +268,37 @@ class Table:
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as error:
-            raise store_error(self._location, error) from error
+            raise store_error(self.location, error) from error
+
+    def adopt(self, owner: str, batch_id: int, files: Callable[[], list[DataFile]]) -> list[DataFile] | None:
+        """Make a table of files that lie in its directory already, in one commit.
+
+        Args:
+            batch_id: The last one of the checkpoint whose rows are in the files.
+            files: Gives them.
+
+        Returns:
+            The files; None if the table has adopted files before.
+
+        Raises:
+            JobFailed: If there is another table, or the store fails.
+        """
+        if not self.exists():
+            self._create(owner)
+        delta = self._open()
+        if delta.transaction_version(_ADOPTED) is not None:
+            return None
+        if delta.version() > 0 or delta.metadata().configuration.get(_OWNER) != owner:
+            raise JobFailed(f"table {self._shown} is there, and has other files: give another output")
+        found = files()
+        self._write_entry(delta, owner, batch_id, found, None, [Transaction(_ADOPTED, 1)])
+        self._synced(delta, 0)
+        return found
 
     def status(self) -> TableStatus:
         """Tell what the log tells. Changes nothing."""
         delta = self._open()
-        with _errors(self._location):
+        with _errors(self.location):
             files = pa.table(delta.get_add_actions())
             history = list(self._history(delta.version()))
         batch = next((commit for commit in history if _BATCH in commit), {})
@@ -288,7 +316,7 @@ class Table:
     def _history(self, newest: int) -> Iterator[dict[str, Any]]:
         """Yield what the log says about its commits, the newest first."""
         # DeltaTable.history() gives nothing if there is a blank in the path.
-        store = open_store(self._location, "output")
+        store = open_store(self.location, "output")
         for version in range(newest, max(newest - _HISTORY, -1), -1):
             try:
                 with store.open(f"_delta_log/{version:020}.json") as file:
@@ -300,7 +328,7 @@ class Table:
 
     def _open(self) -> DeltaTable:
         """Return the table's newest version."""
-        with _errors(self._location):
+        with _errors(self.location):
             if self._delta is None:
                 self._delta = DeltaTable(self._uri, storage_options=self._options)
             else:
@@ -308,8 +336,8 @@ class Table:
         return self._delta
 
     def _check_empty(self) -> None:
-        with _errors(self._location):
-            foreign = next((path for path, _ in open_store(self._location).list() if path.endswith(".parquet")), None)
+        with _errors(self.location):
+            foreign = next((path for path, _ in open_store(self.location).list() if path.endswith(".parquet")), None)
         if foreign is None and self._root is not None:
             foreign = next((str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet")), None)
         if foreign is not None:
@@ -319,13 +347,13 @@ class Table:
             )
 
     def _create(self, owner: str) -> None:
-        partition = self._partition
-        schema, columns = self._schema, []
+        partition = self.partition
+        schema, columns = self.schema, []
         if partition is not None:
             columns = [partition.column]
             if not partition.is_field:
                 schema = schema.append(pa.field(partition.column, partition.type(schema)))
-        with _errors(self._location):
+        with _errors(self.location):
             self._delta = DeltaTable.create(
                 self._uri,
                 schema,
@@ -333,7 +361,7 @@ class Table:
                 configuration={
                     _OWNER: owner,
                     f"{_EPOCH}{owner}": "1",
-                    _STATS: ",".join(name for name in stats_columns(self._schema) if name not in columns),
+                    _STATS: ",".join(name for name in stats_columns(self.schema) if name not in columns),
                 },
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
@@ -356,7 +384,7 @@ class Table:
         )
 
     def _check_partition(self, delta: DeltaTable) -> None:
-        wanted = [self._partition.column] if self._partition is not None else []
+        wanted = [self.partition.column] if self.partition is not None else []
         found = delta.metadata().partition_columns
         if found != wanted:
             raise JobFailed(
@@ -367,7 +395,7 @@ class Table:
     def _missing_fields(self, delta: DeltaTable) -> list[Field]:
         found = {each.name: each.type for each in delta.schema().fields}
         missing = []
-        for each in Schema.from_arrow(self._schema).fields:
+        for each in Schema.from_arrow(self.schema).fields:
             if each.name not in found:
                 missing.append(each)
             elif found[each.name] != each.type:
@@ -378,17 +406,17 @@ class Table:
         return missing
 
     def _check_values(self, delta: DeltaTable, files: list[DataFile]) -> None:
-        if self._partition is None or not self._partition.is_field:
+        if self.partition is None or not self.partition.is_field:
             return
         if not self._values:
-            self._values = {self._partition.text(each[self._partition.column]) for each in delta.partitions()}
-        check_field_values(self._partition, len(self._values | {file.partition for file in files}))
+            self._values = {self.partition.text(each[self.partition.column]) for each in delta.partitions()}
+        check_field_values(self.partition, len(self._values | {file.partition for file in files}))
 
     # --- durability on local disks
 
     def _synced(self, delta: DeltaTable, before: int) -> None:
         """Read what was written after a version, and sync it."""
-        with _errors(self._location):
+        with _errors(self.location):
             delta.update_incremental()
             if self._root is None:
                 return

@@ -12,14 +12,16 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 
+from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
     TARGET,
     Kept,
+    Maintenance,
     MergedElsewhere,
     Request,
     TableFile,
@@ -27,7 +29,7 @@ from gnsq.spark.pipeline.maintenance import (
     maintain_table,
     maintain_tables,
     merge_files,
-    table_locations,
+    request_for,
     vacuum,
 )
 from gnsq.spark.pipeline.tables import Table
@@ -43,8 +45,8 @@ OLD, NEW = 1000.0, 9999.0
 class Archive:
     """A table of events by day, with two days in each batch."""
 
-    def __init__(self, path):
-        self.location = str(path / "a table")
+    def __init__(self, path, name="a table"):
+        self.location = str(path / name)
         self.table = Table("archive", self.location, SCHEMA, Partition("day", "event_time"))
         self.table.claim("q", take_over=False)
         self._batch = 0
@@ -333,12 +335,16 @@ def test_files_of_killed_tasks_are_gone_after_a_vacuum(archive):
 
 def test_table_that_fails_stops_no_other(archive, tmp_path):
     archive.append(2)
-    request = Request({"broken": str(tmp_path / "none"), "archive": archive.location}, str(tmp_path))
+    (tmp_path / "torn" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "torn" / "_delta_log" / "00000000000000000000.json").write_text("{}")
+    orphan = archive.leave_orphan()
+    request = Request({"torn": str(tmp_path / "torn"), "archive": archive.location}, str(tmp_path), 0)
 
     kept, [trouble] = maintain_tables(request)
 
     assert kept == Kept()
-    assert "none" in trouble
+    assert "torn" in trouble
+    assert orphan not in archive.files_on_disk()
     assert not (tmp_path / "vacuumed").exists()
 
 
@@ -368,10 +374,79 @@ def test_only_one_process_maintains_at_a_time(archive, tmp_path):
 
 
 def test_tables_of_both_queries_are_maintained(tmp_path):
-    config = config_for(tmp_path)
-    assert table_locations(config) == {}
-    for table in (*archive_tables(config), metrics_table(config)):
-        table.claim("q", take_over=False)
+    tables = request_for(config_for(tmp_path), is_forced=True).tables
 
     places = {"archive": "archive", "dead": "dead", "metrics": "metrics/counts"}
-    assert table_locations(config) == {name: f"{tmp_path}/output/{place}" for name, place in places.items()}
+    assert tables == {name: f"{tmp_path}/output/{place}" for name, place in places.items()}
+
+
+# --- beside a job
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Maintenance of a job that has an archive with an orphan, and a file that says when it was last maintained."""
+    config = config_for(tmp_path, maintain_every=2)
+    archive = Archive(tmp_path / "output", "archive")
+    archive.append(2)
+    (tmp_path / "work").mkdir()
+    maintenance = Maintenance(config)
+    yield maintenance, archive
+    maintenance.stop()
+
+
+def age(*paths):
+    for path in paths:
+        os.utime(path, (time.time() - 8 * 86_400,) * 2)
+
+
+@pytest.mark.subprocess
+def test_maintenance_runs_after_so_many_batches_without_holding_them_up(job, tmp_path):
+    maintenance, archive = job
+    orphan = archive.leave_orphan()
+    age(archive.table._root / orphan)
+
+    maintenance.committed()
+    assert not (tmp_path / "work" / "vacuumed").exists()
+    maintenance.committed()
+    wait_for(lambda: orphan not in archive.files_on_disk())
+
+    assert archive.ids() == list(range(20))
+
+
+@pytest.mark.subprocess
+def test_job_that_always_ends_maintains_its_tables_once_a_day(job, tmp_path):
+    maintenance, archive = job
+    orphan = archive.leave_orphan()
+    age(archive.table._root / orphan)
+
+    maintenance.run_daily()
+    assert orphan in archive.files_on_disk()
+    age(tmp_path / "work" / "vacuumed")
+    maintenance.run_daily()
+
+    assert orphan not in archive.files_on_disk()
+
+
+@pytest.mark.subprocess
+def test_maintenance_that_fails_is_told(job, tmp_path, caplog):
+    maintenance, archive = job
+    (archive.table._root / "_delta_log" / "00000000000000000000.json").write_text("{}")
+    (tmp_path / "work" / "vacuumed").touch()
+    age(tmp_path / "work" / "vacuumed")
+
+    maintenance.run_daily()
+
+    assert "maintenance: table " in caplog.text
+
+
+def test_command_maintains_now(job, tmp_path):
+    _, archive = job
+    orphan = archive.leave_orphan()
+    age(archive.table._root / orphan)
+    given = ["--topic", "clicks", "--output", str(tmp_path / "output"), "--work", str(tmp_path / "work")]
+
+    done = CliRunner().invoke(main, [*given, "--nsqd-tcp-address", "127.0.0.1:1", "maintain"])
+
+    assert (done.exit_code, done.output) == (0, "maintained: 0 files merged into 0\n")
+    assert orphan not in archive.files_on_disk()

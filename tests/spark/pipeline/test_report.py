@@ -20,7 +20,7 @@ def test_what_is_not_known_is_left_out():
 
 
 def test_summary_adds_up():
-    summary = Summary(seconds=61.4)
+    summary = Summary(merged=40, tables={"archive": "5 rows in 1 file, 0.1 MiB"}, seconds=61.4)
     summary.set_aside = {"archive": (1, 500)}
     for batch in (
         Batch("archive", 0, 1000, 1.0, malformed=4, duplicates=10),
@@ -32,7 +32,8 @@ def test_summary_adds_up():
     assert summary_lines(summary, ("archive", "metrics")) == [
         "archive  1,500 rows in 2 batches, 10 duplicates left out, 1 segment with 500 rows set aside as unreadable",
         "metrics  1,500 rows in 1 batch",
-        "both     5 dead letters, 3 counts later than keep_windows left out, 61 s",
+        "table    archive: 5 rows in 1 file, 0.1 MiB",
+        "both     5 dead letters, 3 counts later than keep_windows left out, 40 files merged, 61 s",
     ]
 
 

@@ -2,8 +2,13 @@ import datetime as dt
 import os
 import re
 
+import pyarrow as pa
+
 from gnsq.spark.offsets import encode_offset
+from gnsq.spark.pipeline.datafiles import write
 from gnsq.spark.pipeline.joblock import lock_job
+from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
 from gnsq.spark.spool.spool import Spool
@@ -25,6 +30,25 @@ def fill(config, query="archive"):
     for segment in spool.listing().segments:
         os.utime(f"{config.spool_of(query)}/{segment.path}", (NOW.timestamp() - segment.number * 60,) * 2)
     return spool
+
+
+def test_tables_are_told(config):
+    archive, dead = archive_tables(config)
+    for table in (archive, dead):
+        table.claim("a", take_over=False)
+    target = dead.target(0)
+    row = {"reason": "bad", "body": b"x", "message_id": "1", "nsqd": "n", "published_at": NOW}
+    batch = pa.RecordBatch.from_pylist([row], schema=target.schema)
+    for batch_id in range(2):
+        dead.commit("a", batch_id, write([batch], lambda rows: [(target, rows)]))
+    maintain_table(f"{config.output}/dead", retention=None, quiet=0)
+
+    lines = [line for line in status_lines(config, dt.datetime.now(dt.UTC)) if "table" in line]
+
+    assert lines[0] == "         table archive 0 rows in 0 files, 0.0 MiB"
+    assert re.fullmatch(
+        r" +table dead 2 rows in 1 file, 0.0 MiB, committed 20.* ago\), files merged 20.* ago\)", lines[1]
+    )
 
 
 def test_where_a_query_stands(fakensqd, config, tmp_path):

@@ -106,7 +106,7 @@ def test_credentials_that_expire_are_told_and_nothing_is_lost_after_they_are_ren
     proxy.has_expired = False
 
     assert archive.commit("ours", 1, files(archive, 1, 2))
-    assert sorted(row["n"] for row in table_rows(archive._location)) == [1, 2]
+    assert sorted(row["n"] for row in table_rows(archive.location)) == [1, 2]
 
 
 @pytest.mark.parametrize(

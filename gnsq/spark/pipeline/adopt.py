@@ -1,0 +1,131 @@
+"""Files of an earlier release into tables: ``gnsq-pipeline adopt``, with the job stopped.
+
+The files of the archive by hour become files of the table archive where they are; the table stays by hour. The long
+letters in dead/ are copied, since the table dead is by day. Each table gets all of its files in one commit, so that
+one that is killed begins again, and a second one changes nothing.
+
+late/ is left alone: its events are in the archive, too. So are the metrics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.checkpoint import checkpoint_id, open_location
+from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.datafiles import DataFile, file_stats, stats_columns, write
+from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.uris import redact_uri
+from gnsq.texts import counted
+
+__all__ = ["adopt"]
+
+_HOURLY = re.compile(r"hour=(\d{4}-\d\d-\d\dT\d\d)/(?:batch-(\d{12})-\d+|merged-\d+)\.parquet")
+_LETTERS = re.compile(r"batch-(\d{12})-\d+\.parquet")
+# Of the owner of a table without a checkpoint.
+_NOBODY = "adopted"
+_ROWS = 10_000
+
+
+def adopt(config: PipelineConfig) -> Iterator[str]:
+    """Yield what was done, a line for each table.
+
+    Raises:
+        JobFailed: If the files do not fit the settings, or the store fails; nothing is changed then.
+        ValueError: If only Spark can read the checkpoint.
+        OSError: If a file can't be read.
+    """
+    if config.partition_by != "hour":
+        raise JobFailed(
+            f"setting partition_by is {config.partition_by}, and the files of an earlier release are by hour: set "
+            "partition_by to hour"
+        )
+    location = config.checkpoint_of("archive")
+    owner = checkpoint_id(location)
+    # A batch that was not committed runs again, and all of its rows come again.
+    committed = _committed(location) if owner is not None else None
+    archive, dead = archive_tables(config)
+    files, archive = _archived(archive, committed)
+    yield _added(archive, owner, committed, lambda: files)
+    yield _added(dead, owner, committed, lambda: _letters(dead, committed))
+
+
+def _added(table: Table, owner: str | None, committed: int | None, find: Callable[[], list[DataFile]]) -> str:
+    files = table.adopt(owner or _NOBODY, -1 if committed is None else committed, find)
+    if files is None:
+        return f"{table.name}: the table is there already; nothing is changed"
+    rows = counted(sum(file.rows for file in files), "row", spec=",")
+    return f"{table.name}: {counted(len(files), 'file', spec=',')} with {rows}"
+
+
+def _committed(checkpoint: str) -> int:
+    """Return the last batch in a checkpoint's commit log."""
+    filesystem, root = open_location(checkpoint)
+    found = filesystem.get_file_info(fs.FileSelector(f"{root}/commits", allow_not_found=True))
+    return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
+
+
+def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Table]:
+    """Describe the files of the archive; returns the table with columns that only they have, too."""
+    store = open_store(table.location, "output")
+    if isinstance(store, LocalStore):
+        _finish_exchanges(store.root)
+    schema, found = table.schema, []
+    for path, size in sorted(store.list()):
+        match = _HOURLY.fullmatch(path)
+        if match is None or _is_late(match[2], committed):
+            continue
+        with store.open(path) as opened, pq.ParquetFile(opened) as parquet:
+            schema = _joined(schema, parquet.schema_arrow, f"{redact_uri(table.location)}/{path}")
+            names = stats_columns(parquet.schema_arrow)
+            batches = parquet.iter_batches(_ROWS, columns=names, use_threads=False)
+            stats = file_stats(pa.Table.from_batches([batch]) for batch in batches)
+            found.append(DataFile(table.name, path, size, parquet.metadata.num_rows, match[1], stats))
+    return found, Table(table.name, table.location, schema, table.partition)
+
+
+def _letters(table: Table, committed: int | None) -> list[DataFile]:
+    """Copy the long letters into files of the table."""
+    store, target = open_store(table.location, "output"), table.target(0)
+
+    def batches() -> Iterator[Any]:  # Any: pyarrow has no types
+        for path, _ in sorted(store.list()):
+            match = _LETTERS.fullmatch(path)
+            if match is not None and not _is_late(match[1], committed):
+                with store.open(path) as opened, pq.ParquetFile(opened) as parquet:
+                    yield from parquet.iter_batches(1, use_threads=False)
+
+    return list(write(batches(), lambda rows: [(target, rows)]))
+
+
+def _is_late(batch: str | None, committed: int | None) -> bool:
+    return batch is not None and committed is not None and int(batch) > committed
+
+
+def _finish_exchanges(root: Path) -> None:
+    """Put back the hours whose merge was killed where directories can't be exchanged in one step."""
+    for aside in root.glob("_replaced/hour=*"):
+        if not (root / aside.name).exists():
+            aside.rename(root / aside.name)
+
+
+def _joined(schema: Any, found: Any, shown: str) -> Any:  # Any: pyarrow has no types
+    for field in found:
+        if field.name not in schema.names:
+            schema = schema.append(pa.field(field.name, field.type))
+        elif schema.field(field.name).type != field.type:
+            raise JobFailed(
+                f"{shown} has column {field.name} of type {field.type}, and the settings say "
+                f"{schema.field(field.name).type}: give the field the type that it had"
+            )
+    return schema

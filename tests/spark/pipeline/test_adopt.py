@@ -1,0 +1,170 @@
+"""Files of an earlier release become tables."""
+
+import datetime as dt
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
+
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.__main__ import main
+from gnsq.spark.pipeline.adopt import adopt
+from gnsq.spark.pipeline.datafiles import write
+from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.spool.storage import open_store
+from tests.spark.pipeline.helpers import config_for, put_checkpoint
+
+TIME = pa.timestamp("us", tz="UTC")
+HOUR = dt.datetime(2026, 1, 1, 8, tzinfo=dt.UTC)
+ORIGIN = [("message_id", pa.string()), ("nsqd", pa.string()), ("published_at", TIME)]
+SCHEMA = pa.schema([("event_time", TIME), ("user", pa.string()), ("page", pa.string()), ("body", pa.string()), *ORIGIN])
+DEAD = pa.schema([("reason", pa.string()), ("body", pa.binary()), *ORIGIN])
+
+
+def put(path, rows, schema):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def event(number, hour=8, **more):
+    time = HOUR.replace(hour=hour) + dt.timedelta(seconds=number)
+    return {"event_time": time, "user": "u", "page": "/", "body": str(number), "message_id": str(number), **more}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A job of an earlier release, killed in the middle of batch 4."""
+    output = tmp_path / "output"
+    put(output / "archive/hour=2026-01-01T08/merged-000001.parquet", [event(1), event(2)], SCHEMA)
+    put(output / "archive/hour=2026-01-01T08/batch-000000000003-0.parquet", [event(3)], SCHEMA)
+    put(output / "archive/hour=2026-01-01T09/batch-000000000003-1.parquet", [event(4, 9)], SCHEMA)
+    put(output / "archive/hour=2026-01-01T09/batch-000000000004-0.parquet", [event(5, 9)], SCHEMA)
+    put(output / "archive/_compacting/hour=2026-01-01T08/merged-000002.parquet", [event(1)], SCHEMA)
+    put(output / "late/batch-000000000003-0.parquet", [event(4, 9)], SCHEMA)
+    letters = [{"reason": "r", "body": b"x", "published_at": HOUR + dt.timedelta(days=day)} for day in range(2)]
+    put(output / "dead/batch-000000000002-0.parquet", letters, DEAD)
+    put(output / "metrics/batch-000000000002-0.parquet", [{"count": 1}], pa.schema([("count", pa.int64())]))
+    checkpoint = tmp_path / "work/archive/checkpoint"
+    put_checkpoint(checkpoint)
+    (checkpoint / "commits").mkdir()
+    for batch_id in range(4):
+        (checkpoint / "commits" / str(batch_id)).touch()
+    return config_for(tmp_path, partition_by="hour")
+
+
+def bodies(config, name="archive"):
+    return sorted(DeltaTable(f"{config.output}/{name}").to_pyarrow_table().column("body").to_pylist())
+
+
+def test_files_become_tables_and_twice_is_no_change(config):
+    assert list(adopt(config)) == ["archive: 3 files with 4 rows", "dead: 2 files with 2 rows"]
+    assert bodies(config) == ["1", "2", "3", "4"]
+    assert bodies(config, "dead") == [b"x", b"x"]
+    before = DeltaTable(f"{config.output}/archive").version()
+
+    again = list(adopt(config))
+
+    assert again == [f"{name}: the table is there already; nothing is changed" for name in ("archive", "dead")]
+    assert DeltaTable(f"{config.output}/archive").version() == before
+
+
+def test_job_goes_on_with_the_batch_that_was_not_committed(config):
+    list(adopt(config))
+    archive, _ = archive_tables(config)
+    archive.claim("a", take_over=False)
+    target = archive.target(4)
+
+    assert archive.committed("a") == 3
+    batch = pa.RecordBatch.from_pylist([event(5, 9), event(6, 9)], schema=target.schema)
+    assert archive.commit("a", 4, write([batch], lambda rows: [(target, rows)]))
+
+    assert bodies(config) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_nothing_is_adopted_again_after_a_merge(config):
+    list(adopt(config))
+    maintain_table(f"{config.output}/archive", retention=None, quiet=0)
+
+    list(adopt(config))
+
+    assert bodies(config) == ["1", "2", "3", "4"]
+
+
+def test_one_that_is_killed_goes_on(config):
+    for table in archive_tables(config):
+        table._create("a")
+
+    list(adopt(config))
+
+    assert bodies(config) == ["1", "2", "3", "4"]
+    assert bodies(config, "dead") == [b"x", b"x"]
+
+
+def test_readers_that_skip_files_find_every_row(config):
+    list(adopt(config))
+
+    dataset = DeltaTable(f"{config.output}/archive").to_pyarrow_dataset()
+
+    for column, value in (("message_id", "3"), ("page", "/"), ("event_time", event(3)["event_time"]), ("body", "3")):
+        assert "3" in dataset.to_table(filter=pc.field(column) == value).column("body").to_pylist()
+
+
+def test_columns_of_fields_that_are_gone_stay(config, tmp_path):
+    schema = SCHEMA.append(pa.field("score", pa.int32()))
+    put(tmp_path / "output/archive/hour=2026-01-01T10/batch-000000000001-0.parquet", [event(9, 10, score=7)], schema)
+
+    list(adopt(config))
+
+    assert DeltaTable(f"{config.output}/archive").to_pyarrow_table().column("score").drop_null().to_pylist() == [7]
+
+
+def test_hour_that_a_killed_merge_has_set_aside_is_put_back(config, tmp_path):
+    archive = tmp_path / "output/archive"
+    (archive / "_replaced").mkdir()
+    (archive / "hour=2026-01-01T08").rename(archive / "_replaced/hour=2026-01-01T08")
+
+    list(adopt(config))
+
+    assert bodies(config) == ["1", "2", "3", "4"]
+
+
+def test_other_partitions_and_types_are_refused(config, tmp_path):
+    with pytest.raises(JobFailed, match="partition_by is day, and the files of an earlier release are by hour: set"):
+        list(adopt(config_for(tmp_path)))
+    with pytest.raises(JobFailed, match=r"parquet has column page of type string, and the settings say int32: give"):
+        list(adopt(config_for(tmp_path, partition_by="hour", fields={"page": "int", "user": "string"})))
+    assert not (tmp_path / "output/archive/_delta_log").exists()
+
+
+def test_table_of_a_job_is_left_alone(config, tmp_path):
+    archive, _ = archive_tables(config)
+    other = Table("archive", str(tmp_path / "output/archive"), SCHEMA, archive.partition)
+    other._create("another")
+
+    with pytest.raises(JobFailed, match="is there, and has other files: give another output"):
+        list(adopt(config))
+
+
+@pytest.mark.subprocess
+def test_files_on_an_object_store_are_adopted(config, s3, tmp_path):
+    location = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    store = open_store(location)
+    for path in (tmp_path / "output").rglob("batch-*.parquet"):
+        store.put(str(path.relative_to(tmp_path / "output")), path.read_bytes())
+
+    lines = list(adopt(config_for(tmp_path, partition_by="hour", output=location)))
+
+    assert lines == ["archive: 2 files with 2 rows", "dead: 2 files with 2 rows"]
+
+
+def test_command_adopts(config, tmp_path):
+    given = ["--topic", "clicks", "--output", config.output, "--work", config.work, "--partition-by", "hour"]
+
+    done = CliRunner().invoke(main, [*given, "--nsqd-tcp-address", "127.0.0.1:1", "adopt"])
+
+    assert (done.exit_code, done.output) == (0, "archive: 3 files with 4 rows\ndead: 2 files with 2 rows\n")
