@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +13,8 @@ EXPIRED = (
 
 
 class S3Proxy(ThreadingHTTPServer):
-    """Attributes: has_conditional_put: False ignores If-None-Match; has_expired: True refuses each request."""
+    """Attributes: has_conditional_put: False ignores If-None-Match; has_expired: True refuses each request;
+    credentials: the key, region and token of each request."""
 
     daemon_threads = True
 
@@ -21,6 +23,7 @@ class S3Proxy(ThreadingHTTPServer):
         self.target = target
         self.has_conditional_put = True
         self.has_expired = False
+        self.credentials = set()
 
     def location(self, path, credentials=""):
         """The URI of a directory, as S3Server's."""
@@ -33,6 +36,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self):
         body = self._body()
+        key, _, region = re.search(r"Credential=([^/]+)/(\d+)/([^/]+)/", self.headers["Authorization"]).groups()
+        self.server.credentials.add((key, region, self.headers.get("x-amz-security-token")))
         if self.server.has_expired:
             self._answer(403, [("Content-Type", "application/xml")], EXPIRED)
             return

@@ -619,7 +619,8 @@ def delta_location(location: str) -> tuple[str, dict[str, str]]:
     if endpoint and "://" not in endpoint:
         endpoint = f"{settings['scheme']}://{endpoint}"
     options = {
-        "AWS_REGION": settings["region"],
+        # As pyarrow has found it, also in a profile.
+        "AWS_REGION": filesystem.region,
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true" if settings["scheme"] == "http" else "",
         "AWS_ACCESS_KEY_ID": settings["access_key"],
@@ -627,5 +628,7 @@ def delta_location(location: str) -> tuple[str, dict[str, str]]:
         "AWS_SESSION_TOKEN": settings["session_token"],
         "AWS_IAM_ROLE_ARN": settings["role_arn"],
         "AWS_CONDITIONAL_PUT": "etag",
+        # With an endpoint delta-rs would look into no profile.
+        "AWS_FORCE_CREDENTIAL_LOAD": "" if settings["access_key"] else "true",
     }
     return bare, {name: value for name, value in options.items() if value}

@@ -64,13 +64,26 @@ def test_stale_handle_commits_behind_the_other(location):
     assert sorted(row["n"] for row in table_rows(location)) == [1, 2]
 
 
-# --- stores that lack something
-
-
 @pytest.fixture
 def proxy(s3):
     with s3_proxy(s3.port) as proxy:
         yield proxy
+
+
+@pytest.mark.subprocess
+def test_tasks_and_driver_take_the_same_credentials_from_a_profile(proxy, tmp_path, monkeypatch):
+    (tmp_path / "keys").write_text("[work]\naws_access_key_id=A\naws_secret_access_key=B\naws_session_token=C\n")
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    archive = table(proxy.location(f"bucket/{tmp_path.name}/archive"))
+
+    archive.claim("ours", take_over=False)
+    archive.commit("ours", 0, files(archive, 0, 1))
+
+    assert proxy.credentials == {("A", "us-east-1", "C")}
+
+
+# --- stores that lack something
 
 
 @pytest.mark.subprocess
