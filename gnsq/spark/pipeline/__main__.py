@@ -18,6 +18,7 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
+from gnsq.texts import counted
 
 if TYPE_CHECKING:
     from gnsq.spark.pipeline.session import OpenSession
@@ -106,14 +107,14 @@ def main(
 
 
 def _maintain(config: PipelineConfig) -> None:
-    from gnsq.spark.pipeline.maintenance import maintain_tables, request_for  # loads pyarrow
+    from gnsq.spark.pipeline.maintenance import maintain_tables  # loads pyarrow
     from gnsq.spark.pipeline.preflight import check_work
 
     check_work(config)
-    kept, troubles = maintain_tables(request_for(config, is_forced=True))
+    merged, troubles = maintain_tables(config, is_forced=True)
     if troubles:
         raise JobFailed(f"maintenance: {'; '.join(troubles)}")
-    click.echo(f"maintained: {kept}")
+    click.echo(f"maintained: {counted(merged, 'file', spec=',')} merged")
 
 
 def _adopt(config: PipelineConfig) -> None:

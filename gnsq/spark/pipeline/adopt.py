@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.checkpoint import checkpoint_id, open_location
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, file_stats, stats_columns, write
 from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.progress import checkpoint_id, open_location
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri

@@ -140,8 +140,7 @@ def _run_pipeline(
         How many events were archived, how many have entered the aggregation, and rows of the table of metrics.
     """
     from gnsq.spark.pipeline.job import Job
-    from gnsq.spark.pipeline.layout import archive_tables, metrics_table  # slow to load, as the others
-    from gnsq.spark.pipeline.metrics import ENTERED
+    from gnsq.spark.pipeline.layout import ENTERED, archive_tables, metrics_table  # slow to load, as the others
     from gnsq.spark.pipeline.preflight import create_channels
     from gnsq.spark.pipeline.report import Batch
     from gnsq.spark.pipeline.session import open_session

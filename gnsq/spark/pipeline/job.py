@@ -207,7 +207,7 @@ class Job:
     def close(self) -> Summary:
         """End what is the job's own, and sum up."""
         self._maintenance.stop()
-        self._summary.merged = self._maintenance.kept.merged
+        self._summary.merged = self._maintenance.merged
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)

@@ -21,11 +21,12 @@ import json
 import logging
 import math
 import os
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -43,20 +44,18 @@ from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, store_error, wr
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location
+from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.texts import counted
 
 __all__ = [
-    "Kept",
     "Maintenance",
     "MergedElsewhere",
-    "Request",
     "TableFile",
     "groups",
     "maintain_table",
     "maintain_tables",
     "merge_files",
-    "request_for",
     "vacuum",
 ]
 
@@ -79,20 +78,6 @@ _LOCK, _VACUUMED = "maintenance.lock", "vacuumed"
 
 class MergedElsewhere(Exception):
     """Another process has merged or deleted the same files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What maintenance has done: how many files it has merged, and into how many."""
-
-    merged: int = 0
-    into: int = 0
-
-    def __add__(self, other: Kept) -> Kept:
-        return Kept(self.merged + other.merged, self.into + other.into)
-
-    def __str__(self) -> str:
-        return f"{counted(self.merged, 'file', spec=',')} merged into {self.into:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +116,8 @@ def groups(files: Iterable[TableFile], now: float, quiet: float = QUIET) -> Iter
             yield group
 
 
-def maintain_table(location: str, *, retention: float | None, quiet: float = QUIET) -> Kept:
-    """Do all steps; nothing if there is no table yet.
+def maintain_table(location: str, *, retention: float | None, quiet: float = QUIET) -> int:
+    """Do all steps; nothing if there is no table yet. Returns how many files were merged.
 
     Args:
         retention: Seconds; None: leave out the vacuum, which lists all files.
@@ -144,21 +129,21 @@ def maintain_table(location: str, *, retention: float | None, quiet: float = QUI
     uri, options = delta_location(location)
     try:
         if not DeltaTable.is_deltatable(uri, storage_options=options):
-            return Kept()
+            return 0
         delta = DeltaTable(uri, storage_options=options)
-        kept = merge_files(delta, location, quiet)
+        merged = merge_files(delta, location, quiet)
         delta.create_checkpoint()
         _sync_log(location, f"{delta.version():020}.checkpoint.parquet", "_last_checkpoint")
         delta.cleanup_metadata()
         if retention is not None:
             vacuum(delta, location, retention)
-        return kept
+        return merged
     except (DeltaError, OSError) as error:
         raise store_error(location, error) from error
 
 
-def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> Kept:
-    """Merge small files with bounded memory.
+def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
+    """Merge small files with bounded memory; returns how many.
 
     Raises:
         MergedElsewhere: If another process has merged or deleted the same files; what this one has written is left to
@@ -168,14 +153,14 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> Kept:
     partitioned = delta.metadata().partition_columns
     schema = pa.schema([field for field in pa.schema(delta.schema().to_arrow()) if field.name not in partitioned])
     target = TableTarget("merged", location, schema, None, delta.version())
-    kept = Kept()
+    merged = 0
     for group in groups(_files(delta, partitioned), time.time(), quiet):
         new = write_file(store, target, _row_groups(store, group, schema), group[0].partition)
         if isinstance(store, LocalStore):
             sync_directory(store.root)
         _replace(delta, location, group, new, partitioned)
-        kept += Kept(len(group), 1)
-    return kept
+        merged += len(group)
+    return merged
 
 
 def _files(delta: DeltaTable, partitioned: Sequence[str]) -> Iterator[TableFile]:
@@ -274,57 +259,42 @@ def _sync_log(location: str, *names: str) -> None:
 # --- all tables of a job
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be done. Goes to the process as JSON.
+def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, list[str]]:
+    """Maintain a job's tables, one after the other; does nothing if another process is at it.
 
-    Attributes:
-        tables: Locations by name.
-        work: Directory of the job, for the lock and the time of the last vacuum.
-        retention: Seconds.
+    Args:
         is_forced: Vacuum also if that was done within a day: it lists all files.
+
+    Returns:
+        How many files were merged, and why something was not done.
     """
+    merged, troubles = 0, []
+    with open(open_or_create(Path(config.work, _LOCK)), "a", encoding="utf-8") as lock:
+        if not try_lock(lock, fcntl.LOCK_EX):
+            return 0, ["another process maintains the tables"]
+        vacuumed = Path(config.work, _VACUUMED)
+        retention = _retention(config) if is_forced or not vacuumed.exists() or _is_old(vacuumed) else None
+        for table in itertools.chain.from_iterable(query_tables(config).values()):
+            try:
+                merged += maintain_table(table.location, retention=retention)
+            except MergedElsewhere as error:
+                troubles.append(f"table {table.name}: another process has merged {error}: next time again")
+            except JobFailed as error:
+                troubles.append(str(error))
+        if retention is not None and not troubles:
+            vacuumed.touch()
+    return merged, troubles
 
-    tables: dict[str, str]
-    work: str
-    retention: float = RETENTION
-    is_forced: bool = False
 
-
-def request_for(config: PipelineConfig, *, is_forced: bool) -> Request:
-    """Say what is to be done for a job's tables."""
+def _retention(config: PipelineConfig) -> float:
+    """Compute for how long files stay: those of a batch that runs belong to no version yet."""
     retention = RETENTION
     for query in QUERIES:
         with contextlib.suppress(OSError, ValueError):
             note = read_note(config, query)
             if note.begun > note.committed and note.begun_at is not None:
-                # The files of a batch that runs belong to no version yet.
                 retention = max(retention, time.time() - note.begun_at.timestamp() + DAY)
-    tables = itertools.chain.from_iterable(query_tables(config).values())
-    return Request({table.name: table.location for table in tables}, config.work, retention, is_forced)
-
-
-def maintain_tables(request: Request) -> tuple[Kept, list[str]]:
-    """Do it, one table after the other; returns what was done, and why something was not. Does nothing if another
-    process is at it."""
-    kept, troubles = Kept(), []
-    with open(open_or_create(Path(request.work, _LOCK)), "ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return kept, ["another process maintains the tables"]
-        vacuumed = Path(request.work, _VACUUMED)
-        is_due = request.is_forced or not vacuumed.exists() or _is_old(vacuumed)
-        for name, location in request.tables.items():
-            try:
-                kept += maintain_table(location, retention=request.retention if is_due else None)
-            except MergedElsewhere as error:
-                troubles.append(f"table {name}: another process has merged {error}: the rest is for the next time")
-            except JobFailed as error:
-                troubles.append(str(error))
-        if is_due and not troubles:
-            vacuumed.touch()
-    return kept, troubles
+    return retention
 
 
 def _is_old(stamp: Path) -> bool:
@@ -332,13 +302,17 @@ def _is_old(stamp: Path) -> bool:
 
 
 class Maintenance:
-    """Runs maintenance for a job, in a process of its own, each time after maintain_every batches."""
+    """Runs maintenance for a job, in a process of its own, each time after maintain_every batches.
+
+    Attributes:
+        merged: Files that were merged.
+    """
 
     def __init__(self, config: PipelineConfig) -> None:
         self._config = config
         self._batches = 0
-        self._process: subprocess.Popen[str] | None = None
-        self.kept = Kept()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.merged = 0
 
     def committed(self) -> None:
         """Tell of a batch."""
@@ -358,30 +332,6 @@ class Maintenance:
         elif self._config.maintain_every and _is_old(stamp):
             self._finish(self._start())
 
-    def _start(self) -> subprocess.Popen[str]:
-        self._batches = 0
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdin is not None  # as Popen was told
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            # Not an argument, which everybody on the machine could read: a location may have a password.
-            json.dump(asdict(request_for(self._config, is_forced=False)), stdin)
-        process.stdin = None  # communicate() expects an open one
-        return process
-
-    def _finish(self, process: subprocess.Popen[str]) -> None:
-        text, _ = process.communicate()
-        self._process = None
-        try:
-            told = json.loads(text)
-        except ValueError:
-            logger.warning("maintenance of the tables has ended with status %s: next time again", process.returncode)
-            return
-        self.kept += Kept(**told["kept"])
-        for trouble in told["troubles"]:
-            logger.warning("maintenance: %s", trouble)
-
     def stop(self) -> None:
         """End it wherever it is: the next one goes on."""
         if self._process is not None:
@@ -389,13 +339,34 @@ class Maintenance:
             self._process.communicate()
             self._process = None
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._batches = 0
+        command = [sys.executable, "-m", __name__]
+        self._process = process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None  # as Popen was told
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            # Not as arguments, which everybody on the machine could read: a location may have a password.
+            pickle.dump(self._config, stdin)
+        process.stdin = None  # communicate() expects an open one
+        return process
+
+    def _finish(self, process: subprocess.Popen[bytes]) -> None:
+        text, _ = process.communicate()
+        self._process = None
+        if process.returncode:
+            logger.warning("maintenance of the tables has ended with status %s: next time again", process.returncode)
+            return
+        merged, troubles = json.loads(text)
+        self.merged += merged
+        for trouble in troubles:
+            logger.warning("maintenance: %s", trouble)
+
 
 def main() -> None:
-    """Read a Request from standard input, and write what came of it to standard output."""
+    """Maintain the tables of the configuration that comes on standard input; write the result to standard output."""
     # Batches need the processor more.
     os.nice(10)
-    kept, troubles = maintain_tables(Request(**json.load(sys.stdin)))
-    json.dump({"kept": asdict(kept), "troubles": troubles}, sys.stdout)
+    json.dump(maintain_tables(pickle.load(sys.stdin.buffer), is_forced=False), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,11 @@ from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.events import well_formed
-from gnsq.spark.pipeline.layout import metrics_table
+from gnsq.spark.pipeline.layout import ENTERED, metrics_table
 from gnsq.spark.pipeline.windows import Metric, value_type, version_of
 
-__all__ = ["ENTERED", "MetricsBatches", "aggregated", "metric_body"]
+__all__ = ["MetricsBatches", "aggregated", "metric_body"]
 
-# The fact in the table's commits that has the number of all events that have entered the aggregation.
-ENTERED = "entered"
 # Spark takes a column with this key in its metadata for the time that its watermark is about.
 # Source: EventTimeWatermark.delayKey. explode() loses it.
 _DELAY_KEY = "spark.watermarkDelayMs"

@@ -17,10 +17,9 @@ from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.checkpoint import checkpoint_id
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
-from gnsq.spark.pipeline.progress import read_note
+from gnsq.spark.pipeline.progress import checkpoint_id, read_note
 from gnsq.spark.pipeline.tables import check_store
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner

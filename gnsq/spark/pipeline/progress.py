@@ -1,4 +1,4 @@
-"""What Spark tells of a query's batches: made a Batch for the job's lines, and noted in work/QUERY for ``--status``.
+"""Where a query stands: what Spark tells of its batches, the note of that for ``--status``, its checkpoint's identity.
 
 Knows Spark's JSON and no Spark: ``--status`` starts none.
 """
@@ -10,13 +10,29 @@ import datetime as dt
 import json
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import fs
+
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.report import Batch
 from gnsq.spark.spool.storage import open_store
+from gnsq.spark.uris import redact_uri
 
-__all__ = ["Note", "Notebook", "batch_of", "read_note", "source_of"]
+__all__ = [
+    "OBSERVED",
+    "Note",
+    "Notebook",
+    "batch_of",
+    "checkpoint_id",
+    "open_location",
+    "read_note",
+    "source_of",
+    "start_of",
+]
 
 # Of events.parse(), by DataFrame.observe().
 OBSERVED = "gnsq"
@@ -152,3 +168,50 @@ def _custom(operators: Any, name: str) -> int:  # Any: as above
 
 def _json(text: Any) -> Any:  # Any: an offset, which Spark has as a text with JSON or as JSON
     return json.loads(text) if isinstance(text, str) else text
+
+
+def open_location(location: str) -> tuple[Any, str]:
+    """Open a path or URI; returns pyarrow's file system, and the path in it.
+
+    Raises:
+        ValueError: If pyarrow does not know the URI's scheme; others than Spark's are many.
+    """
+    if "://" not in location and not location.startswith("file:"):
+        return fs.LocalFileSystem(), str(Path(location).absolute())
+    try:
+        filesystem, path = fs.FileSystem.from_uri(location)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError):
+        # OSError: such as the library for HDFS, which pyarrow comes without.
+        raise ValueError(f"{redact_uri(location)} can't be read without Spark") from None
+    return filesystem, path
+
+
+def checkpoint_id(location: str) -> str | None:
+    """Read what Spark calls the query of a checkpoint; None of a checkpoint that does not exist yet.
+
+    Raises:
+        ValueError: As open_location().
+        JobFailed: If it can't be told; the text names the file.
+        OSError: If the file system fails.
+    """
+    filesystem, root = open_location(location)
+    shown = redact_uri(location)
+    metadata = filesystem.get_file_info(f"{root}/metadata")
+    if metadata.type != fs.FileType.File:
+        if filesystem.get_file_info(fs.FileSelector(f"{root}/offsets", allow_not_found=True)):
+            # Spark would go on from there as another query, and a batch that runs again would be taken for a new one.
+            raise JobFailed(_corrupt(shown, "it is missing"))
+        return None
+    with filesystem.open_input_stream(metadata.path) as file:
+        data = file.read()
+    try:
+        return str(json.loads(data)["id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise JobFailed(_corrupt(shown, f"it is not Spark's: {error}")) from error
+
+
+def _corrupt(checkpoint: str, reason: str) -> str:
+    return (
+        f"checkpoint {checkpoint} is corrupt: metadata can't be read, {reason}. Bring the checkpoint back from a copy, "
+        "or start anew with empty work and output directories"
+    )

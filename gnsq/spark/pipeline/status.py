@@ -11,11 +11,10 @@ from typing import Any
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset, pending
-from gnsq.spark.pipeline.checkpoint import open_location
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.joblock import running_job
-from gnsq.spark.pipeline.layout import query_tables
-from gnsq.spark.pipeline.progress import Note, read_note
+from gnsq.spark.pipeline.layout import ENTERED, query_tables
+from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.source.channel import ChannelClient
@@ -135,6 +134,8 @@ def _table(table: Table, now: dt.datetime) -> str:
     except (JobFailed, OSError, ValueError) as error:
         return f"unknown: {error}"
     text = table_text(status.rows, status.files, status.size)
+    if ENTERED in status.facts:
+        text += f" of {counted(int(status.facts[ENTERED]), 'event', spec=',')}"
     if status.committed_at is not None:
         text += f", committed{_at(status.committed_at, now)}"
     if status.maintained_at is not None:

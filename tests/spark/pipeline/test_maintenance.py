@@ -2,13 +2,14 @@
 
 import datetime as dt
 import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,18 +21,16 @@ from gnsq.spark.pipeline.datafiles import Partition, write
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
     TARGET,
-    Kept,
     Maintenance,
     MergedElsewhere,
-    Request,
     TableFile,
     groups,
     maintain_table,
     maintain_tables,
     merge_files,
-    request_for,
     vacuum,
 )
+from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import wait_for
@@ -121,12 +120,12 @@ def test_small_files_become_one_and_old_ones_go(archive):
     archive.append(5)
     before = archive.ids()
 
-    kept = maintain_table(archive.location, retention=0, quiet=0)
+    merged = maintain_table(archive.location, retention=0, quiet=0)
 
-    assert kept == Kept(10, 2)
+    assert merged == 10
     assert archive.ids() == before
     assert len(archive.files_on_disk()) == 2
-    assert maintain_table(archive.location, retention=0, quiet=0) == Kept()
+    assert maintain_table(archive.location, retention=0, quiet=0) == 0
     status = archive.table.status()
     assert (status.rows, status.files) == (50, 2)
     assert status.maintained_at > status.committed_at
@@ -183,9 +182,8 @@ def test_every_kind_of_partition_is_merged(tmp_path, by):
         batch = pa.record_batch([[START] * 3, [1, None, 2], ["it's", None, "a b"]], schema=SCHEMA)
         table.commit("q", batch_id, list(write([batch], lambda rows, target=target: [(target, rows)])))
 
-    kept = maintain_table(str(tmp_path / "t"), retention=None, quiet=0)
+    assert maintain_table(str(tmp_path / "t"), retention=None, quiet=0) == (9 if by else 3)
 
-    assert (kept.merged, kept.into) == ((9, 3) if by else (3, 1))
     rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().sort_by("id").select(["id", "body"]).to_pylist()
     expected = [{"id": 1, "body": "it's"}] * 3 + [{"id": 2, "body": "a b"}] * 3 + [{"id": None, "body": None}] * 3
     assert rows == expected
@@ -238,7 +236,7 @@ def test_table_on_an_object_store_is_maintained(s3, tmp_path):
         batch = pa.record_batch([[START], [batch_id], ["x"]], schema=SCHEMA)
         table.commit("q", batch_id, list(write([batch], lambda rows, target=target: [(target, rows)])))
 
-    assert maintain_table(location, retention=0, quiet=0) == Kept(3, 1)
+    assert maintain_table(location, retention=0, quiet=0) == 3
 
     status = table.status()
     assert (status.rows, status.files) == (3, 1)
@@ -330,123 +328,126 @@ def test_files_of_killed_tasks_are_gone_after_a_vacuum(archive):
     assert archive.ids() == list(range(10))
 
 
-# --- all tables
-
-
-def test_table_that_fails_stops_no_other(archive, tmp_path):
-    archive.append(2)
-    (tmp_path / "torn" / "_delta_log").mkdir(parents=True)
-    (tmp_path / "torn" / "_delta_log" / "00000000000000000000.json").write_text("{}")
-    orphan = archive.leave_orphan()
-    request = Request({"torn": str(tmp_path / "torn"), "archive": archive.location}, str(tmp_path), 0)
-
-    kept, [trouble] = maintain_tables(request)
-
-    assert kept == Kept()
-    assert "torn" in trouble
-    assert orphan not in archive.files_on_disk()
-    assert not (tmp_path / "vacuumed").exists()
-
-
-def test_vacuum_comes_once_a_day_unless_it_is_asked_for(archive, tmp_path):
-    archive.append()
-    usual = Request({"archive": archive.location}, str(tmp_path), retention=0)
-    assert maintain_tables(usual) == (Kept(), [])
-    orphan = archive.leave_orphan()
-
-    maintain_tables(usual)
-    assert orphan in archive.files_on_disk()
-    maintain_tables(replace(usual, is_forced=True))
-    assert orphan not in archive.files_on_disk()
-    orphan = archive.leave_orphan()
-    os.utime(tmp_path / "vacuumed", (time.time() - 90_000,) * 2)
-    maintain_tables(usual)
-    assert orphan not in archive.files_on_disk()
-
-
-def test_only_one_process_maintains_at_a_time(archive, tmp_path):
-    with open(tmp_path / "maintenance.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert maintain_tables(Request({"archive": archive.location}, str(tmp_path))) == (
-            Kept(),
-            ["another process maintains the tables"],
-        )
-
-
-def test_tables_of_both_queries_are_maintained(tmp_path):
-    tables = request_for(config_for(tmp_path), is_forced=True).tables
-
-    places = {"archive": "archive", "dead": "dead", "metrics": "metrics/counts"}
-    assert tables == {name: f"{tmp_path}/output/{place}" for name, place in places.items()}
-
-
-# --- beside a job
+# --- all tables, and beside a job
 
 
 @pytest.fixture
-def job(tmp_path):
-    """Maintenance of a job that has an archive with an orphan, and a file that says when it was last maintained."""
-    config = config_for(tmp_path, maintain_every=2)
-    archive = Archive(tmp_path / "output", "archive")
-    archive.append(2)
+def config(tmp_path):
     (tmp_path / "work").mkdir()
+    return config_for(tmp_path, maintain_every=2)
+
+
+@pytest.fixture
+def archived(config):
+    """The table archive of the job."""
+    archive = Archive(Path(config.output), "archive")
+    archive.append(2)
+    return archive
+
+
+def aged_orphan(archive):
+    orphan = archive.leave_orphan()
+    age(archive.table._root / orphan)
+    return orphan
+
+
+def age(path):
+    os.utime(path, (time.time() - 8 * 86_400,) * 2)
+
+
+def test_table_that_fails_stops_no_other(archived, config):
+    torn = Path(config.output, "metrics/counts/_delta_log/00000000000000000000.json")
+    torn.parent.mkdir(parents=True)
+    torn.write_text("{}")
+    orphan = aged_orphan(archived)
+
+    merged, [trouble] = maintain_tables(config, is_forced=False)
+
+    assert (merged, orphan in archived.files_on_disk()) == (0, False)
+    assert "metrics/counts" in trouble
+    assert not Path(config.work, "vacuumed").exists()
+
+
+def test_vacuum_comes_once_a_day_unless_it_is_asked_for(archived, config):
+    assert maintain_tables(config, is_forced=False) == (0, [])
+    orphan = aged_orphan(archived)
+    maintain_tables(config, is_forced=False)
+    assert orphan in archived.files_on_disk()
+
+    maintain_tables(config, is_forced=True)
+    assert orphan not in archived.files_on_disk()
+
+    orphan = aged_orphan(archived)
+    age(Path(config.work, "vacuumed"))
+    maintain_tables(config, is_forced=False)
+    assert orphan not in archived.files_on_disk()
+
+
+def test_files_of_a_batch_that_runs_for_long_stay(archived, config):
+    orphan = aged_orphan(archived)
+    note = Path(config.work, "archive/progress.json")
+    Notebook(config, "archive").begin(5)
+    began = dt.datetime.now(dt.UTC) - dt.timedelta(days=8)
+    note.write_text(json.dumps({**json.loads(note.read_text()), "begun_at": began.isoformat()}))
+
+    maintain_tables(config, is_forced=True)
+
+    assert orphan in archived.files_on_disk()
+
+
+def test_only_one_process_maintains_at_a_time(config):
+    with open(Path(config.work, "maintenance.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert maintain_tables(config, is_forced=True) == (0, ["another process maintains the tables"])
+
+
+@pytest.fixture
+def maintenance(config):
     maintenance = Maintenance(config)
-    yield maintenance, archive
+    yield maintenance
     maintenance.stop()
 
 
-def age(*paths):
-    for path in paths:
-        os.utime(path, (time.time() - 8 * 86_400,) * 2)
-
-
 @pytest.mark.subprocess
-def test_maintenance_runs_after_so_many_batches_without_holding_them_up(job, tmp_path):
-    maintenance, archive = job
-    orphan = archive.leave_orphan()
-    age(archive.table._root / orphan)
+def test_maintenance_runs_after_so_many_batches_without_holding_them_up(maintenance, archived, config):
+    orphan = aged_orphan(archived)
 
     maintenance.committed()
-    assert not (tmp_path / "work" / "vacuumed").exists()
+    assert not Path(config.work, "maintenance.lock").exists()
     maintenance.committed()
-    wait_for(lambda: orphan not in archive.files_on_disk())
+    wait_for(lambda: orphan not in archived.files_on_disk())
 
-    assert archive.ids() == list(range(20))
-
-
-@pytest.mark.subprocess
-def test_job_that_always_ends_maintains_its_tables_once_a_day(job, tmp_path):
-    maintenance, archive = job
-    orphan = archive.leave_orphan()
-    age(archive.table._root / orphan)
-
-    maintenance.run_daily()
-    assert orphan in archive.files_on_disk()
-    age(tmp_path / "work" / "vacuumed")
-    maintenance.run_daily()
-
-    assert orphan not in archive.files_on_disk()
+    assert archived.ids() == list(range(20))
 
 
 @pytest.mark.subprocess
-def test_maintenance_that_fails_is_told(job, tmp_path, caplog):
-    maintenance, archive = job
-    (archive.table._root / "_delta_log" / "00000000000000000000.json").write_text("{}")
-    (tmp_path / "work" / "vacuumed").touch()
-    age(tmp_path / "work" / "vacuumed")
+def test_job_that_always_ends_maintains_its_tables_once_a_day(maintenance, archived, config):
+    orphan = aged_orphan(archived)
+
+    maintenance.run_daily()
+    assert orphan in archived.files_on_disk()
+    age(Path(config.work, "vacuumed"))
+    maintenance.run_daily()
+
+    assert orphan not in archived.files_on_disk()
+
+
+@pytest.mark.subprocess
+def test_maintenance_that_fails_is_told(maintenance, archived, config, caplog):
+    (archived.table._root / "_delta_log" / "00000000000000000000.json").write_text("{}")
+    Path(config.work, "vacuumed").touch()
+    age(Path(config.work, "vacuumed"))
 
     maintenance.run_daily()
 
     assert "maintenance: table " in caplog.text
 
 
-def test_command_maintains_now(job, tmp_path):
-    _, archive = job
-    orphan = archive.leave_orphan()
-    age(archive.table._root / orphan)
-    given = ["--topic", "clicks", "--output", str(tmp_path / "output"), "--work", str(tmp_path / "work")]
+def test_command_maintains_now(archived, config):
+    orphan = aged_orphan(archived)
+    given = ["--topic", "clicks", "--output", config.output, "--work", config.work]
 
     done = CliRunner().invoke(main, [*given, "--nsqd-tcp-address", "127.0.0.1:1", "maintain"])
 
-    assert (done.exit_code, done.output) == (0, "maintained: 0 files merged into 0\n")
-    assert orphan not in archive.files_on_disk()
+    assert (done.exit_code, done.output) == (0, "maintained: 0 files merged\n")
+    assert orphan not in archived.files_on_disk()

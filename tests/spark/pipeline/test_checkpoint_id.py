@@ -1,7 +1,7 @@
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.checkpoint import checkpoint_id
+from gnsq.spark.pipeline.progress import checkpoint_id
 from tests.spark.pipeline.helpers import put_checkpoint
 
 
