@@ -21,12 +21,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def fakensqd_options():
-    # Messages that a killed receiver had in flight come again soon.
-    return {"msg_timeout": 2.0}
-
-
-@pytest.fixture
 def source(spark, fakensqd, tmp_path):
     def load(**options):
         given = {
@@ -263,7 +257,8 @@ def test_killed_source_processes_lose_nothing(fakensqd, source, run, tmp_path):
     try:
         for _ in range(2):
             before = set(source_processes())
-            query = run(source())
+            # What the killed ones had in flight comes again soon.
+            query = run(source(msgTimeout=2))
             [process] = wait_for(lambda before=before: set(source_processes()) - before, limit=60)
             rows = len(written(tmp_path / "out"))
             wait_for(lambda rows=rows: len(written(tmp_path / "out")) > rows, limit=60)
@@ -273,7 +268,6 @@ def test_killed_source_processes_lose_nothing(fakensqd, source, run, tmp_path):
     finally:
         stop.set()
         publisher.join(30)
-    # What the killed ones had in flight comes back when its time is over.
     deadline = time.monotonic() + 60
     while not is_empty(fakensqd, "clicks", "archive") or set(written(tmp_path / "out")) != set(published):
         assert time.monotonic() < deadline
