@@ -32,7 +32,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -153,11 +152,10 @@ class Table:
         Raises:
             JobFailed: If the table is another checkpoint's, has another type or partition, or is damaged.
         """
-        broken: list[Path] = []
         if self._root is not None:
             with _errors(self.location):
                 make_directory(self._root)
-                broken = self._check_log()
+                self._check_log()
         if not self.exists():
             self._check_empty()
             if owner is None:
@@ -175,9 +173,6 @@ class Table:
         missing = self._missing_fields(delta)
         before = delta.version()
         with _errors(self.location):
-            for compaction in broken:
-                self._undo(delta, compaction)
-                delta.update_incremental()
             if missing and owner is not None:
                 delta.alter.add_columns(missing)
             if owner is not None and found != owner:
@@ -342,8 +337,8 @@ class Table:
             foreign = next((str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet")), None)
         if foreign is not None:
             raise JobFailed(
-                f"{self._shown} has files that belong to no table, such as {foreign}: give another output directory, "
-                "or move them away"
+                f"{self._shown} has files that belong to no table, such as {foreign}: take those of an earlier release "
+                "into tables with gnsq-pipeline adopt, or give another output"
             )
 
     def _create(self, owner: str) -> None:
@@ -425,19 +420,15 @@ class Table:
                 _sync(log / f"{version:020}.json")
             sync_directory(log)
 
-    def _check_log(self) -> list[Path]:
+    def _check_log(self) -> None:
         """Check the newest log entries and their files. Set a torn entry at the end aside: nobody waits for it.
 
-        Returns:
-            Entries of compactions whose new files are not whole; the old files are still there.
-
         Raises:
-            JobFailed: If an entry is torn that others follow, or a file of a batch is not whole.
+            JobFailed: If an entry is torn that others follow, or a file is not whole.
         """
         assert self._root is not None  # the caller has looked
         log = self._root / "_delta_log"
         entries = sorted(path for path in log.glob("*.json") if _ENTRY.fullmatch(path.name))[-_CHECKED_ENTRIES:]
-        broken: list[Path] = []
         removed: set[str] = set()
         for path in reversed(entries):
             actions = _actions(path)
@@ -445,22 +436,17 @@ class Table:
                 self._set_aside(path, is_newest=path == entries[-1])
                 entries.pop()
                 continue
-            lost = [
-                add["path"] for add in _each(actions, "add") if add["path"] not in removed and not self._is_whole(add)
-            ]
-            if lost and any("remove" in action for action in actions):
-                broken.append(path)
-            elif lost:
-                raise JobFailed(
-                    f"table {self._shown}: {lost[0]} of log entry {path.name} is missing or not whole: bring it back "
-                    "from a copy"
-                )
+            for add in _each(actions, "add"):
+                if add["path"] not in removed and not self._is_whole(add):
+                    raise JobFailed(
+                        f"table {self._shown}: {add['path']} of log entry {path.name} is missing or not whole: bring "
+                        "it back from a copy"
+                    )
             removed.update(remove["path"] for remove in _each(actions, "remove"))
             # Its writer may have been killed before it did that, and what the log has is not written again.
             _sync(path)
         if entries:
             sync_directory(log)
-        return broken
 
     def _set_aside(self, entry: Path, *, is_newest: bool) -> None:
         if not is_newest:
@@ -480,23 +466,6 @@ class Table:
         except FileNotFoundError:
             return False
 
-    def _undo(self, delta: DeltaTable, compaction: Path) -> None:
-        """Put the files back that a compaction has replaced: a power failure has taken the new ones."""
-        assert self._root is not None  # as above
-        actions = _parsed(compaction.read_bytes())
-        now = int(time.time() * 1000)
-        undone: list[AddAction | RemoveAction] = []
-        for add in _each(actions, "add"):
-            undone.append(RemoveAction(add["path"], False, now, add["size"], add["partitionValues"]))
-        for file in _each(actions, "remove"):
-            rows = pq.read_metadata(self._root / unquote(file["path"])).num_rows
-            stats = json.dumps({"numRecords": rows})
-            undone.append(AddAction(file["path"], file["size"], file["partitionValues"], now, False, stats))
-        delta.create_write_transaction(
-            undone, "append", delta.schema(), delta.metadata().partition_columns, post_commithook_properties=NO_HOOKS
-        )
-        logger.warning("table %s: compaction %s is undone: its files were not whole", self._shown, compaction.name)
-
 
 def _actions(path: Path) -> list[dict[str, Any]] | None:
     """Read a log entry; None if it is torn: not JSON, or without all that its first line promises."""
@@ -513,10 +482,6 @@ def _actions(path: Path) -> list[dict[str, Any]] | None:
         return None
     if information.get(MERGED, [added, removed]) != [added, removed]:
         return None
-    if information["operation"] == "OPTIMIZE":
-        metrics = information.get("operationMetrics") or {}
-        promised = metrics.get("numFilesAdded", added), metrics.get("numFilesRemoved", removed)
-        return actions if promised == (added, removed) else None
     if not added and not removed and len(actions) < 2 and not information["operation"].startswith("VACUUM"):
         return None
     return actions
