@@ -22,6 +22,7 @@ import logging
 import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -342,7 +343,9 @@ class Maintenance:
     def _start(self) -> subprocess.Popen[bytes]:
         self._batches = 0
         command = [sys.executable, "-m", __name__]
-        self._process = process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with open(self._config.log, "ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        self._process = process
         assert process.stdin is not None  # as Popen was told
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             # Not as arguments, which everybody on the machine could read: a location may have a password.
@@ -354,7 +357,10 @@ class Maintenance:
         text, _ = process.communicate()
         self._process = None
         if process.returncode:
-            logger.warning("maintenance of the tables has ended with status %s: next time again", process.returncode)
+            logger.warning(
+                "maintenance of the tables has ended with status %s; see %s; it is done again the next time",
+                *(process.returncode, self._config.log),
+            )
             return
         merged, troubles = json.loads(text)
         self.merged += merged
@@ -364,6 +370,8 @@ class Maintenance:
 
 def main() -> None:
     """Maintain the tables of the configuration that comes on standard input; write the result to standard output."""
+    # Ctrl-C is for the job, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Batches need the processor more.
     os.nice(10)
     json.dump(maintain_tables(pickle.load(sys.stdin.buffer), is_forced=False), sys.stdout)

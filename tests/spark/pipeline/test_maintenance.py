@@ -443,6 +443,15 @@ def test_maintenance_that_fails_is_told(maintenance, archived, config, caplog):
     assert "maintenance: table " in caplog.text
 
 
+@pytest.mark.subprocess
+def test_maintenance_that_is_killed_is_told(maintenance, caplog):
+    maintenance._start().kill()
+
+    maintenance.run_daily()
+
+    assert "has ended with status -9; see " in caplog.text
+
+
 def test_command_maintains_now(archived, config):
     orphan = aged_orphan(archived)
     given = ["--topic", "clicks", "--output", config.output, "--work", config.work]
