@@ -60,6 +60,8 @@ class MetricsBatches:
         self._take_over = take_over
         self._sink = WriteOptions.parse(config.sink_options(config.metrics_to))
         self._epoch: int | None = None
+        # By epoch.
+        self._entered: dict[str, int] = {}
 
     def __call__(self, changed: DataFrame, batch_id: int, owner: str) -> None:
         """Append the rows that a batch has changed, then publish them.
@@ -69,12 +71,17 @@ class MetricsBatches:
         """
         if self._epoch is None:
             self._epoch = self._table.claim(owner, take_over=self._take_over)
+            facts = self._table.status().facts
+            self._entered = {name: int(value) for name, value in facts.items() if name.startswith(f"{ENTERED}.")}
         metric, target = self._metric, self._table.target(batch_id)
         found = collect_files(
             changed, functools.partial(_write_changed, target=target, metric=metric, epoch=self._epoch)
         )
-        entered = sum(file.rows for file in found if file.table == ENTERED)
-        self._table.commit(owner, batch_id, found, {ENTERED: str(entered)} if entered else None)
+        # Without events there is no such row, and nothing has changed.
+        self._entered |= {f"{ENTERED}.{self._epoch}": file.rows for file in found if file.table == ENTERED}
+        facts = {name: str(number) for name, number in self._entered.items()}
+        facts[ENTERED] = str(sum(self._entered.values()))
+        self._table.commit(owner, batch_id, found, facts if found else None)
         publish_files(changed.sparkSession, found, target, functools.partial(metric_body, metric), self._sink)
 
 

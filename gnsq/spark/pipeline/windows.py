@@ -114,7 +114,7 @@ class Metric:
                 raise ValueError(f"{name!r} is none of fields: {', '.join(fields)}")
         for aggregate in self.aggregates:
             kind = plain_type(fields[aggregate.field])
-            if aggregate.function != "approx_distinct" and not kind.startswith(_NUMBERS):
+            if aggregate.function not in ("count", "approx_distinct") and not kind.startswith(_NUMBERS):
                 raise ValueError(f"{aggregate.function}({aggregate.field}) needs a number, the field is a {kind}")
 
     def schema(self, fields: Mapping[str, str]) -> Any:  # Any: pyarrow has no types

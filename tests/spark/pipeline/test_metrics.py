@@ -180,8 +180,9 @@ def test_new_checkpoint_takes_the_table_over_in_a_new_epoch(query, config):
         (START, "/", 4, version_of(2, 1)),
         (START, "/cart", 1, version_of(2, 1)),
     ]
-    assert counted(config) == 2 + 5
-    assert entered(config) == 5
+    assert counted(config) == entered(config) == 2 + 5
+    facts = metrics_table(config).status().facts
+    assert (facts["entered.1"], facts["entered.2"]) == ("2", "5")
 
 
 @pytest.mark.spark

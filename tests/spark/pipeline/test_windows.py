@@ -94,6 +94,7 @@ def test_bad_definition_is_named(values, words):
         pytest.param({"keys": "host"}, "'host' is none of fields: page, user, ", id="key"),
         pytest.param({"aggregates": "sum(bytes)"}, "'bytes' is none of fields", id="field"),
         pytest.param({"aggregates": "max(user)"}, r"max\(user\) needs a number, the field is a string", id="text"),
+        pytest.param({"aggregates": "mean(user)"}, r"mean\(user\) needs a number", id="mean of texts"),
     ],
 )
 def test_metric_that_does_not_fit_the_fields_is_refused(values, words):
