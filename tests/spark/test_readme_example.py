@@ -4,11 +4,13 @@ import datetime as dt
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from gnsq import Producer
 from gnsq.spark.pipeline.datafiles import Partition, write
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.windows import Metric, version_of
 from tests.test_readme import example
 
 
@@ -44,3 +46,24 @@ def test_readers_example_reads_a_table_after_a_merge(tmp_path):
     assert len(names["frame"]) == 6
     assert sorted(names["pages"].rows()) == [("/", 3), ("/a", 3)]
     assert sorted(names["rows"]) == [("/", 3), ("/a", 3)]
+
+
+def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    metric = Metric.parse({"name": "pages", "window": 300, "slide": 60, "keys": ["page"], "aggregates": ["sum(ms)"]})
+    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    schema = metric.schema({"page": "string", "ms": "int"})
+    table = Table("metrics", str(tmp_path), schema, Partition("day", "window_start"))
+    for owner, batch_id, count in (("old", 0, 1), ("old", 1, 3), ("new", 0, 2)):
+        epoch = table.claim(owner, take_over=True)
+        values = (start, start + dt.timedelta(minutes=5), "/", count, 10 * count, epoch, version_of(epoch, batch_id))
+        batch = pa.record_batch([[value] for value in values], schema=schema)
+        target = table.target(batch_id)
+        table.commit(owner, batch_id, write([batch], lambda rows, target=target: [(target, rows)]))
+    names = {"duckdb": duckdb, "DeltaTable": DeltaTable}
+
+    exec(example("The job", 1).replace("/data/clicks/metrics/pages", str(tmp_path)), names)
+
+    [row] = names["counts"].to_pylist()
+    assert (row["page"], row["count"], row["sum_ms"]) == ("/", 5, 50)
+    assert names["same"].to_pylist() == [row]
