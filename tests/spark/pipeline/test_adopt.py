@@ -95,6 +95,16 @@ def test_nothing_is_adopted_again_after_a_merge(config):
     assert bodies(config) == ["1", "2", "3", "4"]
 
 
+def test_vacuum_deletes_what_was_not_adopted_and_nothing_else(config, tmp_path):
+    list(adopt(config))
+
+    maintain_table(f"{config.output}/archive", retention=0, quiet=1e12)
+
+    assert bodies(config) == ["1", "2", "3", "4"]
+    kept = {path.name for path in (tmp_path / "output/archive").glob("hour=*/*")}
+    assert kept == {"merged-000001.parquet", "batch-000000000003-0.parquet", "batch-000000000003-1.parquet"}
+
+
 def test_one_that_is_killed_goes_on(config):
     for table in archive_tables(config):
         table._create("a")
