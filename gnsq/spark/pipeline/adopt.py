@@ -1,8 +1,8 @@
-"""Files of an earlier release into tables: ``gnsq-pipeline adopt``, with the job stopped.
+"""Make tables of the files of an earlier release: ``gnsq-pipeline adopt``, with the job stopped.
 
 The files of the archive by hour become files of the table archive where they are; the table stays by hour. The long
 letters in dead/ are copied, since the table dead is by day. Each table gets all of its files in one commit, so that
-one that is killed begins again, and a second one changes nothing.
+an adoption that is killed begins again, and a second one changes nothing.
 
 late/ is left alone: its events are in the archive, too. So are the metrics.
 """
@@ -32,7 +32,7 @@ __all__ = ["adopt"]
 
 _HOURLY = re.compile(r"hour=(\d{4}-\d\d-\d\dT\d\d)/(?:batch-(\d{12})-\d+|merged-\d+)\.parquet")
 _LETTERS = re.compile(r"batch-(\d{12})-\d+\.parquet")
-# Of the owner of a table without a checkpoint.
+# Owner of the tables if there is no checkpoint.
 _NOBODY = "adopted"
 _ROWS = 10_000
 
@@ -113,7 +113,7 @@ def _is_late(batch: str | None, committed: int | None) -> bool:
 
 
 def _finish_exchanges(root: Path) -> None:
-    """Put back the hours whose merge was killed where directories can't be exchanged in one step."""
+    """Put back hours whose merge was killed, on a file system that can't exchange directories in one step."""
     for aside in root.glob("_replaced/hour=*"):
         if not (root / aside.name).exists():
             aside.rename(root / aside.name)

@@ -1,4 +1,4 @@
-"""Maintenance of tables, in a process of its own: a batch waits for none of it.
+"""Maintenance of tables, in a process of its own, so that no batch waits for it.
 
 Steps, of which each may be the last before a kill:
 
@@ -65,11 +65,11 @@ logger = logging.getLogger(__name__)
 DAY = 86_400.0
 # A reader of a version that is older may fail.
 RETENTION = 7 * DAY
-# A partition is over if none of its files is younger. A replay may well add to it, and it is merged again then.
+# A partition is over if none of its files is younger. If a replay adds files later, they are merged again.
 QUIET = 600.0
 # Bytes of a merged file. It is in memory while it is made.
 TARGET = 64 * 2**20
-# Of a partition that is not over only files are merged that are smaller than this, when there are so many.
+# A partition that is not over is merged if it has so many files that are smaller than this. Others are left.
 BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
 # Rows that are in memory while files are merged, in bytes.
 _READ_BYTES = 16 * 2**20
@@ -207,7 +207,7 @@ def _conformed(batch: Any, schema: Any) -> Any:  # Any: as above
 def _replace(
     delta: DeltaTable, location: str, old: Sequence[TableFile], new: DataFile, partitioned: Sequence[str]
 ) -> None:
-    """Commit a merge, if all files that it replaces are still there in the version before it."""
+    """Commit a merge if the version before it still has all files that the merge replaces."""
     now = int(time.time() * 1000)
     values: dict[str, str | None] = dict.fromkeys(partitioned, new.partition)
     actions: list[AddAction | RemoveAction] = [
@@ -225,7 +225,7 @@ def _replace(
                 "append",
                 delta.schema(),
                 list(partitioned),
-                # delta-rs would try again on a version that nobody has looked at.
+                # By itself delta-rs would try again on a later version, without a check that the old files are there.
                 commit_properties=CommitProperties(custom_metadata=notes, max_commit_retries=0),
                 post_commithook_properties=NO_HOOKS,
             )
@@ -239,10 +239,10 @@ def _replace(
 
 
 def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
-    """Delete files that no version needs which is younger than so many seconds."""
+    """Delete the files that no version of the last seconds needs; retention says how many seconds."""
     hours = math.ceil(retention / 3600)
-    # Without full it only knows what the log names, and not what killed tasks have left. Deleted here, since delta-rs
-    # writes entries into the log that are not synced, and later ones of batches are.
+    # Without full it finds only files that the log names, and none of killed tasks. The files are deleted here, since
+    # delta-rs would write log entries without a sync: a power failure could tear them under later entries.
     paths = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
     store = open_store(location, "output")
     store.remove(*(unquote(path) for path in paths))
@@ -261,7 +261,7 @@ def _sync_log(location: str, *names: str) -> None:
 
 
 def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, list[str]]:
-    """Maintain a job's tables, one after the other; does nothing if another process is at it.
+    """Maintain a job's tables, one after the other. Does nothing while another process maintains them.
 
     Args:
         is_forced: Vacuum also if that was done within a day: it lists all files.
@@ -288,7 +288,7 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
 
 
 def _retention(config: PipelineConfig) -> float:
-    """Compute for how long files stay: those of a batch that runs belong to no version yet."""
+    """Compute the retention: longer than the age of a batch that runs, whose files belong to no version yet."""
     retention = RETENTION
     for query in QUERIES:
         with contextlib.suppress(OSError, ValueError):
@@ -316,7 +316,7 @@ class Maintenance:
         self.merged = 0
 
     def committed(self) -> None:
-        """Tell of a batch."""
+        """Count a batch; start maintenance if enough have been counted."""
         self._batches += 1
         if self._process is not None and self._process.poll() is not None:
             self._finish(self._process)
@@ -324,7 +324,7 @@ class Maintenance:
             self._start()
 
     def run_daily(self) -> None:
-        """Do it and wait, if that was not done for a day: a job that always ends may never have enough batches."""
+        """Maintain the tables and wait, if that was not done for a day: --once may never have enough batches."""
         if self._process is not None:
             self._finish(self._process)
         stamp = Path(self._config.work, _VACUUMED)
@@ -334,7 +334,7 @@ class Maintenance:
             self._finish(self._start())
 
     def stop(self) -> None:
-        """End it wherever it is: the next one goes on."""
+        """End the process, in any step. The next one goes on."""
         if self._process is not None:
             self._process.terminate()
             self._process.communicate()

@@ -97,7 +97,7 @@ class Notebook:
 
 
 def read_note(config: PipelineConfig, query: str) -> Note:
-    """Read a query's note; of a query that has noted nothing yet it is empty.
+    """Read a query's note; an empty one if there is none yet.
 
     Raises:
         OSError: If it can't be read.
@@ -119,7 +119,7 @@ def read_note(config: PipelineConfig, query: str) -> Note:
 
 
 def source_of(progress: Any) -> Any:  # Any: Spark's JSON
-    """Return what the source tells of itself; nothing before it has told anything."""
+    """Return what the source tells of itself; empty until it has told something."""
     return _json(progress["sources"][0]["latestOffset"]) or {}
 
 
