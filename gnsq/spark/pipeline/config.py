@@ -31,7 +31,7 @@ GONE = {
     "key_field": "give keys in [[metrics]], or --metrics keys=FIELD",
     "watermark_delay": "give keep_windows: what is late raises its count as long as the window is kept",
     "max_open_counts": "leave it out: counts are kept on disk",
-    "compact_files": "leave it out: the archive is a table",
+    "compact_files": "give maintain_every: maintenance merges the files of tables",
 }
 # Options of the source and the sink that the job sets, and what to give instead.
 _OWN_OPTIONS = {

@@ -222,8 +222,9 @@ def true_counts(rows: Any, metric: Metric) -> Any:  # Any: pyarrow has no types
     groups = list(metric.group_columns)
     values = ["count", *(aggregate.column for aggregate in metric.aggregates)]
     ordered = rows.sort_by("version")
-    ordered = ordered.append_column("row", pa.array(range(ordered.num_rows), pa.int64()))
-    newest = ordered.group_by([*groups, "epoch"]).aggregate([("row", "max")]).column("row_max")
+    # With a blank in its name, which no field has.
+    ordered = ordered.append_column("the row", pa.array(range(ordered.num_rows), pa.int64()))
+    newest = ordered.group_by([*groups, "epoch"]).aggregate([("the row", "max")]).column("the row_max")
     valid = ordered.take(newest).select([*groups, *values])
     for aggregate in metric.aggregates:
         if aggregate.function == "mean":
@@ -265,5 +266,7 @@ def counts_view(metric: Metric, table: str, quote: str = '"') -> str:
     groups = ", ".join(map(named, metric.group_columns))
     columns = ", ".join([groups, f"SUM({named('count')}) AS {named('count')}", *map(merged, metric.aggregates)])
     order = f"PARTITION BY {groups}, {named('epoch')} ORDER BY {named('version')} DESC"
-    rows = f"SELECT *, ROW_NUMBER() OVER ({order}) AS place FROM {table}"
-    return f"SELECT {columns} FROM ({rows}) AS versions WHERE place = 1 GROUP BY {groups}"
+    # As above.
+    place = named("the place")
+    rows = f"SELECT *, ROW_NUMBER() OVER ({order}) AS {place} FROM {table}"
+    return f"SELECT {columns} FROM ({rows}) AS versions WHERE {place} = 1 GROUP BY {groups}"
