@@ -99,7 +99,8 @@ def aggregated(parsed: DataFrame, config: PipelineConfig) -> DataFrame:
     if config.deduplicate:
         # Spark allows one watermark in a query. So the event time decides here, and ids are kept as long as windows.
         events = events.dropDuplicatesWithinWatermark(["nsqd", "message_id"])
-    values = {aggregate.field: f"_{number}" for number, aggregate in enumerate(metric.aggregates)}
+    # With a blank in their names, which no field has.
+    values = {aggregate.field: f"value {number}" for number, aggregate in enumerate(metric.aggregates)}
     kinds = {field: value_type(config.fields[field]) for field in values}
     groups = events.select(
         F.explode(F.array(*_groups(metric))).alias("group"),

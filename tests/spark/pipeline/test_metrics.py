@@ -244,9 +244,9 @@ def test_aggregates_of_numbers_and_distinct_values(query, fakensqd, tmp_path):
     config = config_for(
         tmp_path,
         nsqd_tcp_addresses=(fakensqd.tcp_address,),
-        fields={"user": "string", "ms": "bigint", "price": "decimal(6,2)", "ratio": "float"},
+        fields={"user": "string", "ms": "bigint", "price": "decimal(6,2)", "ratio": "float", "_0": "string"},
         required_fields=(),
-        metrics=(Metric.parse({"keys": [], "aggregates": calls}),),
+        metrics=(Metric.parse({"keys": ["_0"], "aggregates": calls}),),
     )
     at = START.isoformat()
     given = [
@@ -254,9 +254,9 @@ def test_aggregates_of_numbers_and_distinct_values(query, fakensqd, tmp_path):
         {"user": "b", "ms": 4, "price": 0.75, "ratio": "Infinity"},
         {"user": "a"},
     ]
-    query.put(*(json.dumps({"time": at, **fields}).encode() for fields in given))
+    query.put(*(json.dumps({"time": at, "_0": "x", **fields}).encode() for fields in given))
     # A sum that is too large is none; the query goes on.
-    query.put(*(json.dumps({"time": at, "ms": 2**63 - 1}).encode() for _ in range(2)))
+    query.put(*(json.dumps({"time": at, "_0": "x", "ms": 2**63 - 1}).encode() for _ in range(2)))
     query.run(config)
 
     first, second = rows_of(config).sort_by("version").to_pylist()
