@@ -1,10 +1,11 @@
 """The README's examples for Spark and for the job's tables run."""
 
 import datetime as dt
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from gnsq import Producer
 from gnsq.spark.pipeline.datafiles import Partition, write
@@ -28,9 +29,8 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
 
 
+@pytest.mark.subprocess
 def test_readers_example_reads_a_table_after_a_merge(tmp_path):
-    pytest.importorskip("duckdb")
-    pytest.importorskip("polars")
     schema = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("page", pa.string())])
     table = Table("archive", str(tmp_path), schema, Partition("day", "event_time"))
     table.claim("q", take_over=False)
@@ -39,17 +39,16 @@ def test_readers_example_reads_a_table_after_a_merge(tmp_path):
         batch = pa.record_batch([[dt.datetime(2026, 1, 1, tzinfo=dt.UTC)] * 2, ["/", "/a"]], schema=schema)
         table.commit("q", batch_id, write([batch], lambda rows, target=target: [(target, rows)]))
     maintain_table(str(tmp_path), retention=None, quiet=0)
-    names = {}
+    code = example("The job").replace("/data/clicks/archive", str(tmp_path))
+    code += "\nprint([len(frame), sorted(pages.rows()), sorted(rows)])"
 
-    exec(example("The job").replace("/data/clicks/archive", str(tmp_path)), names)
+    # DuckDB complains at the end of each process that has loaded it.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
-    assert len(names["frame"]) == 6
-    assert sorted(names["pages"].rows()) == [("/", 3), ("/a", 3)]
-    assert sorted(names["rows"]) == [("/", 3), ("/a", 3)]
+    assert done.stdout == "[6, [('/', 3), ('/a', 3)], [('/', 3), ('/a', 3)]]\n", done.stderr
 
 
 def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
-    duckdb = pytest.importorskip("duckdb")
     metric = Metric.parse({"name": "pages", "window": 300, "slide": 60, "keys": ["page"], "aggregates": ["sum(ms)"]})
     start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     schema = metric.schema({"page": "string", "ms": "int"})
@@ -60,10 +59,10 @@ def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
         batch = pa.record_batch([[value] for value in values], schema=schema)
         target = table.target(batch_id)
         table.commit(owner, batch_id, write([batch], lambda rows, target=target: [(target, rows)]))
-    names = {"duckdb": duckdb, "DeltaTable": DeltaTable}
+    names = {}
 
     exec(example("The job", 1).replace("/data/clicks/metrics/pages", str(tmp_path)), names)
 
     [row] = names["counts"].to_pylist()
     assert (row["page"], row["count"], row["sum_ms"]) == ("/", 5, 50)
-    assert names["same"].to_pylist() == [row]
+    assert names["view"].startswith("SELECT ")
