@@ -119,8 +119,8 @@ def _maintain(config: PipelineConfig) -> None:
 
 def _adopt(config: PipelineConfig) -> None:
     from gnsq.spark.pipeline.adopt import adopt  # loads pyarrow
-    from gnsq.spark.pipeline.joblock import lock_job
     from gnsq.spark.pipeline.preflight import check_work
+    from gnsq.spark.pipeline.process import lock_job
 
     check_work(config)
     with lock_job(Path(config.work)):
@@ -154,9 +154,8 @@ def _note(log: Path) -> None:
 def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new_topic: bool, take_over: bool) -> bool:
     """Run the job to its end. Click's context object may name another function than open_session()."""
     # Slow to load: --help and errors in the settings do without.
-    from gnsq.spark.pipeline.joblock import lock_job
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
-    from gnsq.spark.pipeline.stopping import StopRequest
+    from gnsq.spark.pipeline.process import StopRequest, lock_job
 
     with StopRequest() as stop:
         # First: a typing error in the topic is to leave nothing behind.

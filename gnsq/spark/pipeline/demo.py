@@ -24,7 +24,7 @@ from gnsq.spark.java import find_java
 from gnsq.spark.pipeline.account import Account, drain_topic, sum_highest_versions
 from gnsq.spark.pipeline.clicks import generate, read_lines
 from gnsq.spark.pipeline.config import YEAR, PipelineConfig
-from gnsq.spark.pipeline.stopping import StopRequest
+from gnsq.spark.pipeline.process import StopRequest
 from gnsq.texts import counted
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset, pending
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
-from gnsq.spark.pipeline.joblock import running_job
 from gnsq.spark.pipeline.layout import ENTERED, query_tables
+from gnsq.spark.pipeline.process import running_job
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
 from gnsq.spark.pipeline.tables import Table

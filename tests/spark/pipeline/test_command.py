@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
-from gnsq.spark.pipeline.joblock import lock_job
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.metrics import ENTERED
+from gnsq.spark.pipeline.process import lock_job
 from gnsq.spark.pipeline.windows import Metric, true_counts
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import config_for, delta_table, published, table_rows

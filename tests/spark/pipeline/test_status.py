@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.datafiles import write
-from gnsq.spark.pipeline.joblock import lock_job
 from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.process import lock_job
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
 from gnsq.spark.spool.spool import Spool

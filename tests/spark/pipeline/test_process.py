@@ -1,9 +1,10 @@
 import os
+import signal
 
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.joblock import lock_job, running_job
+from gnsq.spark.pipeline.process import StopRequest, lock_job, running_job
 
 
 def test_one_job_at_a_time(tmp_path):
@@ -33,3 +34,30 @@ def test_lock_follows_no_symlink(tmp_path):
         lock_job(tmp_path)
 
     assert (tmp_path / "victim").read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_is_a_request(number):
+    with StopRequest() as stop:
+        assert not stop.is_set
+        os.kill(os.getpid(), number)
+        assert stop.wait(5)
+        assert stop.is_set
+
+
+def test_second_interrupt_is_one():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+
+    with StopRequest() as stop:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.install()
+
+    assert signal.getsignal(signal.SIGTERM) is before

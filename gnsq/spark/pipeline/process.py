@@ -1,0 +1,95 @@
+"""The process of a job: only one works in a work directory at a time, and signals ask it to stop in order.
+
+The lock is released by the end of the process, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Any, Self
+
+from gnsq.localfiles import open_or_create
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.spool.ownership import try_lock, wait_for_lock, write_text
+
+__all__ = ["StopRequest", "lock_job", "running_job"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NAME = "job.json"
+# Seconds for a job that was told to stop just now.
+TIMEOUT = 5.0
+
+
+def lock_job(work: Path, timeout: float = TIMEOUT) -> IO[str]:
+    """Lock a work directory, which exists and can be written, until the file that is returned is closed.
+
+    Raises:
+        JobFailed: If a job works there.
+    """
+    file = open(open_or_create(work / _NAME), "a+", encoding="utf-8")  # noqa: SIM115  # the caller closes it
+    if not wait_for_lock(file, timeout):
+        file.close()
+        raise JobFailed(
+            f"work {work} is in use by another job, process {running_job(work)}: stop that one, or give this one "
+            "directories and channels of its own"
+        )
+    write_text(file, json.dumps({"pid": os.getpid()}))
+    return file
+
+
+def running_job(work: Path) -> int | None:
+    """Return the id of the process that works there; None if there is none. Delays no other process."""
+    try:
+        with open(work / _NAME, encoding="utf-8") as file:
+            # Shared, and released at once: a job that starts now tries again.
+            if try_lock(file, fcntl.LOCK_SH):
+                return None
+            return int(json.load(file)["pid"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+class StopRequest:
+    """Whether somebody asked to stop. Use as a context manager, in the main thread."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._before: dict[int, Any] = {}  # Any: as signal.signal() returns it
+
+    def install(self) -> None:
+        """Handle the signals from now on; again, when another library has taken them (SparkContext takes SIGINT)."""
+        for number in _SIGNALS:
+            before = signal.signal(number, self._ask)
+            self._before.setdefault(number, before)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a signal came."""
+        return self._asked.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for a signal, up to timeout seconds."""
+        return self._asked.wait(timeout)
+
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked.set()
+        for each in _SIGNALS:
+            signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
