@@ -59,7 +59,7 @@ _OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
 # Delta's property that says which columns have statistics. New columns do not get any: files before have none of them.
 _STATS = "delta.dataSkippingStatsColumns"
 # In the commit's information, beside what delta-rs writes there.
-_BATCH, _FILES, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.facts"
+_BATCH, _FILES, _ROWS, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.rows", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
 _TRIES = 5
 # The application whose transaction says that files of an earlier release are in the table.
@@ -198,27 +198,32 @@ class Table:
             False if there was nothing to do: no files and no facts, or the log has the batch already.
 
         Raises:
-            JobFailed: If the table is not the checkpoint's any more, or has later batches of it, or has too many
-                partitions.
+            JobFailed: If the table is not the checkpoint's any more, or has later batches of it or another one with
+                this number, or has too many partitions.
         """
+        files = list(files)
         own = [file for file in files if file.table == self.name]
         if not own and not facts:
             return False
+        # Of all tables: how rows are divided between archive and dead may change with a setting.
+        rows = sum(file.rows for file in files)
+        notes: dict[str, object] = {_ROWS: rows, **({_FACTS: dict(facts)} if facts else {})}
         for attempt in range(_TRIES):
             delta = self._open()
             if (current := delta.metadata().configuration.get(_OWNER)) != owner:
                 raise JobFailed(self._taken(current, owner))
             last = _committed(delta, owner)
-            if last == batch_id:
+            if last == batch_id and self._is_same(delta, batch_id, rows):
                 return False
-            if last > batch_id:
+            if last >= batch_id:
+                other = "another " if last == batch_id else ""
                 raise JobFailed(
-                    f"table {self._shown} has batch {last} of this checkpoint, and batch {batch_id} runs: the "
+                    f"table {self._shown} has batch {last} of this checkpoint, and {other}batch {batch_id} runs: the "
                     "checkpoint is older than the table. Start with a new one, and with --take-over"
                 )
             self._check_values(delta, own)
             try:
-                self._write_entry(delta, owner, batch_id, own, facts)
+                self._write_entry(delta, owner, batch_id, own, notes)
             except CommitFailedError as error:
                 # The properties have changed since, or the store has answered an earlier try too late.
                 logger.debug("table %s: %s", self._shown, error)
@@ -230,13 +235,22 @@ class Table:
             return True
         return False
 
+    def _is_same(self, delta: DeltaTable, batch_id: int, rows: int) -> bool:
+        """Return True unless a batch has more rows than the one that was committed under its number.
+
+        A checkpoint that was brought back from a copy may give a number to another batch. Fewer rows are no sign of
+        that: a segment of the spool may have become unreadable since.
+        """
+        committed = next((commit for commit in self._history(delta.version()) if commit.get(_BATCH) == batch_id), {})
+        return rows <= int(committed.get(_ROWS, rows))
+
     def _write_entry(
         self,
         delta: DeltaTable,
         owner: str,
         batch_id: int,
         files: list[DataFile],
-        facts: Mapping[str, str] | None,
+        notes: Mapping[str, object],
         others: Iterable[Transaction] = (),
     ) -> None:
         now = int(time.time() * 1000)
@@ -245,11 +259,9 @@ class Table:
             AddAction(file.path, file.size, dict.fromkeys(columns, file.partition), now, True, file.stats)
             for file in files
         ]
-        notes: dict[str, object] = {_BATCH: batch_id, _FILES: len(files)}
-        if facts:
-            notes[_FACTS] = dict(facts)
         properties = CommitProperties(
-            custom_metadata=notes, app_transactions=[Transaction(_application(owner), batch_id), *others]
+            custom_metadata={_BATCH: batch_id, _FILES: len(files), **notes},
+            app_transactions=[Transaction(_application(owner), batch_id), *others],
         )
         try:
             delta.create_write_transaction(
@@ -286,7 +298,7 @@ class Table:
         if delta.version() > 0 or delta.metadata().configuration.get(_OWNER) != owner:
             raise JobFailed(f"table {self._shown} is there, and has other files: give another output")
         found = files()
-        self._write_entry(delta, owner, batch_id, found, None, [Transaction(_ADOPTED, 1)])
+        self._write_entry(delta, owner, batch_id, found, {}, [Transaction(_ADOPTED, 1)])
         self._synced(delta, 0)
         return found
 

@@ -59,6 +59,17 @@ def log(location):
     return sorted(name for name in os.listdir(f"{location}/_delta_log") if name.endswith(".json"))
 
 
+def test_other_batch_with_a_committed_number_is_refused(location):
+    archive = claimed(location)
+    put(archive, 0, 1, 2)
+
+    assert not put(archive, 0, 1)
+    with pytest.raises(JobFailed, match=r"has batch 0 of this checkpoint, and another batch 0 runs.*--take-over"):
+        put(archive, 0, 1, 2, 3)
+
+    assert numbers(location) == [1, 2]
+
+
 def test_committed_files_are_rows_of_the_table(location):
     archive = claimed(location)
 
