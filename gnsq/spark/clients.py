@@ -1,6 +1,6 @@
 """Converts options to keyword arguments of gnsq's clients. Reads the files that options name.
 
-Errors name the option as users write it, and show no secret.
+Errors name an option as users of Spark write it, and show no secret.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each
 
 
 def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: as above
-    """Build the keywords of HTTP clients; raises as connection_keywords()."""
+    """Build the keywords of HTTP clients. Raises the errors of connection_keywords()."""
     keywords: dict[str, Any] = {"timeout": options.lookupd_timeout}
     if options.uses_https:
         keywords["ssl_context"] = _context(options)
@@ -81,8 +81,8 @@ def _auth_secret(options: ConnectOptions) -> bytes | None:
 
 
 def _context(options: ConnectOptions) -> ssl.SSLContext:
-    """Make a TLS context that checks certificate and host name. It uses the system's CAs unless the options have
-    others."""
+    """Make a TLS context that checks the server's certificate and host name. It trusts the system's CAs, unless the
+    options name others."""
     import ssl  # takes 8 ms to load
 
     try:

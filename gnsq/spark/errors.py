@@ -31,7 +31,7 @@ class SpoolIncomplete(SpoolError):
 
 
 class SegmentCorrupt(SpoolError):
-    """A segment is not an Arrow file of gnsq, is damaged, or does not have the number of rows in its name."""
+    """A segment is not an Arrow file of gnsq, is damaged, or does not have as many rows as its name says."""
 
 
 class RowsNotPublished(NSQException):
@@ -46,7 +46,7 @@ _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 _JAVA_ERROR = re.compile(r"^: (.+)$", re.MULTILINE)
 _JAVA_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
-# py4j's text before a Java error. It names only the method that Python has called.
+# py4j's text before a Java error. It is removed: it names only the method that Python has called, not the cause.
 _CALL = re.compile(r"(py4j\.protocol\.Py4J\w+: )?An error occurred while calling ")
 _THREAD_ERROR = re.compile(r'Exception in thread "[^"]*" [\w.$]+: ')
 _NOISE = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
@@ -56,8 +56,8 @@ _TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): 
 def root_cause(text: str) -> str:
     """Find the cause of a failure in Spark's text.
 
-    If there is a Python traceback, this is its last error. For an error from Java, or without a traceback, it is Java's
-    error with its deepest cause.
+    The cause is the last error of a Python traceback. If that error comes from Java, or there is no traceback, the
+    cause is Java's error with its deepest cause.
     """
     text = text.partition("=== Streaming Query ===")[0]
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]

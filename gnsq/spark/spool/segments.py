@@ -41,12 +41,12 @@ SCHEMA = pa.schema(
 
 
 def segment_columns(messages: Sequence[Message], topics: Sequence[str], received_at_ns: int) -> list[pa.Array]:
-    """Lay messages and the topic of each out as the columns of a segment."""
+    """Convert messages, and the topic of each message, to the columns of a segment."""
     return [
         pa.array([message.body for message in messages], pa.binary()),
         _id_column([message.id for message in messages]),
         pa.array([message.attempts for message in messages], pa.int32()),
-        # Arrow cuts to microseconds in half the time of Python's division.
+        # Arrow cuts nanoseconds to microseconds in half the time that a division in Python takes.
         pa.array([message.timestamp for message in messages], _NANOSECONDS).cast(_TIME, safe=False),
         pa.repeat(pa.scalar(received_at_ns // 1000, pa.int64()), len(messages)).cast(_TIME),
         _text_column([message.nsqd for message in messages]),
@@ -57,10 +57,10 @@ def segment_columns(messages: Sequence[Message], topics: Sequence[str], received
 def _id_column(values: list[bytes]) -> pa.Array:
     array = pa.array(values, pa.binary())
     try:
-        # Seven times as fast as decoding each.
+        # Seven times as fast as decoding each id.
         return array.cast(pa.string())
     except pa.ArrowInvalid:
-        # nsqd's ids are hexadecimal. Another server's must not stop the receiver.
+        # nsqd's ids are hexadecimal. Ids of another server may not be UTF-8; they must not stop the receiver.
         return pa.array([value.decode("latin-1") for value in values], pa.string())
 
 
@@ -76,7 +76,7 @@ def encode_segment(columns: Sequence[Any]) -> Any:  # Any: pyarrow has no types
     with ipc.new_file(sink, SCHEMA.with_metadata({_VERSION: str(VERSION), _CRC: _NO_CRC})) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=SCHEMA))
     data = sink.getvalue()
-    # In place, without a copy: for rows of 272 bytes the CRC takes 0.05 us each.
+    # Write the CRC into the buffer itself, without a copy. The CRC takes 0.05 us for a row of 272 bytes.
     view = memoryview(data).cast("B")
     footer = _footer_start(view)
     crc_start = footer + bytes(view[footer:]).index(_NO_CRC)
@@ -85,10 +85,10 @@ def encode_segment(columns: Sequence[Any]) -> Any:  # Any: pyarrow has no types
 
 
 def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as above
-    """Decode the result of encode_segment(). All of it is checked before any row is returned.
+    """Decode a file that encode_segment() has made. The whole file is checked before any row is returned.
 
     Args:
-        data: pyarrow.Buffer. It is in memory, so an OSError means that the file is damaged, not that the disk fails.
+        data: The file as a pyarrow.Buffer in memory, so an OSError means a damaged file, not a failing disk.
         rows: Expected number of rows.
         name: For error messages.
 
@@ -96,13 +96,13 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
         Record batches, with SCHEMA.
 
     Raises:
-        SegmentCorrupt: If it is anything else.
-        SpoolError: If a later version of gnsq wrote it.
+        SegmentCorrupt: If data is not such a file, is damaged, or has another number of rows.
+        SpoolError: If a later version of gnsq wrote the file.
     """
     try:
         reader = ipc.open_file(data)
         metadata = reader.schema.metadata or {}
-        # Before the version: a flipped bit in that is not a later version.
+        # Check the CRC before the version: a flipped bit in the version must not look like a later version.
         _check_crc(data, metadata, name)
         version = int(metadata[_VERSION])
         if version > VERSION:
@@ -117,7 +117,7 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
             # Wrong offsets in a file would crash the process that reads the rows.
             batch.validate(full=True)
     except (pa.ArrowMemoryError, pa.ArrowCancelled):
-        # The process failed; the segment may be whole.
+        # The process has failed (no memory, cancelled), and the segment may be whole, so it is not SegmentCorrupt.
         raise
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise SegmentCorrupt(f"{name} is not a segment: {error}") from error

@@ -47,8 +47,8 @@ class SpoolListing:
     Attributes:
         segments: Segments that are not known to be damaged.
         quarantined: Segments that could not be decoded.
-        receivers: Receivers that have any file.
-        closed: Receivers that write no more.
+        receivers: Ids of receivers that have any file.
+        closed: Ids of receivers that have ended, and write no more.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -71,7 +71,7 @@ class SpoolListing:
 
     @property
     def rows_quarantined(self) -> int:
-        """Messages that are missing in the results of the query."""
+        """Messages in quarantined segments: they are missing in the results of the query."""
         return sum(segment.rows for segment in self.quarantined)
 
 
@@ -82,10 +82,10 @@ class Spool:
 
     Args:
         location: A path or a URI of any file system that pyarrow knows.
-        mode: Permissions of new directories, and without x of files; on local file systems.
+        mode: Permissions of new directories, and, without the x bits, of files. Local file systems only.
 
     Attributes:
-        location: Without credentials, for texts.
+        location: The location without credentials, for log lines and errors.
 
     Raises:
         ValueError: If the location is empty or its scheme is unknown.
@@ -107,7 +107,7 @@ class Spool:
     # --- owner and receivers
 
     def prepare(self) -> None:
-        """Make the directory. Log a warning if users may write there whom mode does not allow."""
+        """Make the spool's directory. Log a warning if users that mode excludes may write there."""
         self._store.make_directory("")
         if isinstance(self._store, LocalStore) and not self._is_access_checked:
             self._is_access_checked = True
@@ -128,14 +128,14 @@ class Spool:
             timeout: Seconds to wait for another process that is about to end.
 
         Raises:
-            SpoolInUse: If it belongs to another query, or another process holds it.
+            SpoolInUse: If the spool belongs to another query, or another process has locked it.
         """
         self.prepare()
         with self._with_hint():
             return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, timeout)
 
     def check_source(self, source: str) -> None:
-        """Check that a receiver of this source may write here; it may if there is no owner yet.
+        """Check that a receiver of this source may write into the spool. It may if the spool has no owner yet.
 
         Raises:
             SpoolInUse: If the spool belongs to a query with another source, such as another topic or channel.
@@ -149,7 +149,7 @@ class Spool:
             )
 
     def writer(self, receiver: str) -> SpoolWriter:
-        """Make the directory of a new receiver, and its writer."""
+        """Make the directory of a new receiver; return the writer of its segments."""
         with self._with_hint():
             return SpoolWriter(self._store, receiver)
 
@@ -185,13 +185,13 @@ class Spool:
         return self.listing().size
 
     def read(self, segment: Segment) -> list[Any]:
-        """Read the record batches of a segment, with SCHEMA. A damaged segment is quarantined, and has none.
+        """Read the record batches of a segment, with SCHEMA. A damaged segment is quarantined; the list is empty then.
 
-        Several processes may do it at once, and again: all read the same.
+        Several processes may read one segment, at once or again: all get the same rows.
 
         Raises:
-            SpoolIncomplete: If it is gone.
-            SpoolError: If a later version of gnsq wrote it.
+            SpoolIncomplete: If the segment does not exist any more.
+            SpoolError: If a later version of gnsq wrote the segment.
         """
         try:
             with self._with_hint(), self._store.open(segment.path) as file:
@@ -209,7 +209,7 @@ class Spool:
             return []
 
     def _quarantine(self, segment: Segment, error: SegmentCorrupt) -> None:
-        """Rename a damaged segment: it is kept, and read no more."""
+        """Rename a damaged segment, so that the file is kept but not read again."""
         if self._store.rename(segment.path, segment.path + _CORRUPT):
             logger.error(
                 "spool %s: %s; renamed to %s. Its %s finished at nsqd and will be missing in the "
@@ -224,7 +224,7 @@ class Spool:
         """Delete the segments up to end, and directories of receivers that have ended and have no segment left.
 
         Args:
-            listing: The segments that exist. Deleted ones are removed from it, too.
+            listing: The segments that exist. The deleted segments are removed from this listing, too.
         """
         read, left = listing.split(end)
         self._store.remove(*(segment.path for segment in read))
@@ -238,7 +238,7 @@ class Spool:
     def remove_leftovers(self, older_than: float = 600.0) -> None:
         """Delete temporary files and empty directories of killed receivers, older than some seconds.
 
-        On local file systems only: others have no directories. A running receiver makes its directory again.
+        Local file systems only: object stores have no directories. A running receiver makes a deleted directory again.
         """
         if isinstance(self._store, LocalStore):
             self._store.remove_abandoned(time.time() - older_than)
@@ -249,7 +249,7 @@ class Spool:
 
     @contextlib.contextmanager
     def _with_hint(self) -> Iterator[None]:
-        """Add to a PermissionError how several users share a spool."""
+        """Add a hint to the text of a PermissionError: how several users share a spool."""
         try:
             yield
         except PermissionError as error:
@@ -261,7 +261,7 @@ class Spool:
 
 
 class SpoolWriter:
-    """Writes the segments of one receiver; blocks. No other process writes to this directory."""
+    """Writes the segments of one receiver, by calls that block. No other process writes to the receiver's directory."""
 
     def __init__(self, store: Store, receiver: str) -> None:
         self.receiver = receiver
@@ -272,8 +272,8 @@ class SpoolWriter:
         """Write a segment. After it returns, no crash loses the segment.
 
         Args:
-            number: 1 for the first segment, then one more each. If a write raises, the file may exist: write the same
-                rows again with the same number, or they are delivered twice.
+            number: 1 for the first segment, 2 for the second, and so on. If write() raises, the file may still exist:
+                write the same rows again with the same number, or the query reads them twice.
             columns: Arrow arrays, in the order of SCHEMA.
 
         Returns:
@@ -285,7 +285,7 @@ class SpoolWriter:
         return size
 
     def close(self, segments: int) -> None:
-        """Record that the receiver writes no more; without any segment remove its directory."""
+        """Record that the receiver writes no more. If it has written no segment, delete its directory instead."""
         if segments:
             self._store.put(f"{self.receiver}/{_CLOSED}", json.dumps({"segments": segments}).encode())
         else:

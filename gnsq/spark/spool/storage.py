@@ -23,9 +23,9 @@ from gnsq.spark.uris import redact_uri
 __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 
 TEMPORARY = ".tmp-"
-# On these a file appears after its upload, and a rename is a copy.
+# Written directly under the final name: a file appears only after its upload, and a rename would copy it.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
-# Files that are deleted at once: pyarrow takes three requests on S3 for each.
+# Files that are deleted at the same time, since pyarrow sends three requests to S3 for each file, one after another.
 _CONCURRENT_DELETIONS = 16
 
 
@@ -34,7 +34,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
 
     Args:
         what: Name of the location, for errors.
-        mode: For LocalStore.
+        mode: Permissions of new directories, as in LocalStore. Other file systems ignore it.
 
     Raises:
         ValueError: If the location is empty or its scheme is unknown.
@@ -55,7 +55,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         shown = redact_uri(location)
-        # Without the cause, which may show the credentials in the location.
+        # Raise without the cause (from None): its text may show the credentials in the location.
         raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
     if filesystem.type_name == "s3":
         filesystem = _with_single_put(filesystem)
@@ -63,7 +63,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
 
 
 def _with_single_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
-    """Write a small file in one PUT instead of an upload of three requests. A URI can't set that."""
+    """Return an S3 file system that writes a small file by one PUT instead of three requests. A URI can't set that."""
     make, (settings, *_) = filesystem.__reduce__()[:2]
     # pyarrow before 19 does not have the setting.
     return make({**settings, "allow_delayed_open": True}) if "allow_delayed_open" in settings else filesystem
@@ -73,7 +73,7 @@ class LocalStore:
     """A directory of this machine, or one that is mounted. Paths are relative, with slashes. All methods raise OSError.
 
     Args:
-        mode: Permissions of new directories, and without x of files; None for those of the umask.
+        mode: Permissions of new directories, and, without the x bits, of files. None: as the umask says.
     """
 
     def __init__(self, root: Path, mode: int | None = None) -> None:
@@ -86,8 +86,8 @@ class LocalStore:
         try:
             self._write(target, data)
         except FileNotFoundError:
-            # remove_abandoned() has deleted the directory of a writer that was idle for long. It never deletes the
-            # root. If that is gone, the disk may be unmounted, and another disk must not get the file.
+            # Make the writer's directory again: remove_abandoned() deletes it if it was empty for long. The root is not
+            # deleted. If the root is gone, the disk may be unmounted, and another disk must not get the file.
             if not self.root.is_dir():
                 raise
             make_directory(target.parent, self._mode)
@@ -115,7 +115,7 @@ class LocalStore:
         return open_or_create(self.root / path, self._mode)
 
     def others_access(self) -> str:
-        """Describe why users may delete files here whom mode does not allow; "" if they may not."""
+        """Describe why users that mode excludes may still delete files here; "" if they may not."""
         found = self.root.stat()
         shared = (self._mode or 0) & 0o022
         if found.st_mode & 0o022 & ~shared:
@@ -125,13 +125,13 @@ class LocalStore:
         return ""
 
     def list(self) -> list[tuple[str, int]]:
-        """List (path, size) of all files, also temporary ones; nothing if there is no directory."""
+        """List (path, size) of all files, also of temporary ones. Empty if the root directory does not exist."""
         found: list[tuple[str, int]] = []
         for directory in (self.root, *_directories(self.root)):
             with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
                 prefix = "" if directory == self.root else f"{directory.name}/"
                 for entry in entries:
-                    # It may be pruned during the listing.
+                    # Another process may delete the file during the listing.
                     with contextlib.suppress(FileNotFoundError):
                         if entry.is_file():
                             found.append((prefix + entry.name, entry.stat().st_size))
@@ -158,7 +158,7 @@ class LocalStore:
 
     def remove_directory(self, path: str) -> None:
         """Delete a directory if it exists and is empty."""
-        # OSError: it is not empty, or gone.
+        # OSError: the directory is not empty, or does not exist any more.
         with contextlib.suppress(OSError):
             (self.root / path).rmdir()
 
@@ -172,7 +172,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A directory of any other pyarrow file system, with the same methods."""
+    """A directory of any other pyarrow file system, with the methods of LocalStore."""
 
     def __init__(self, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
         self._fs = filesystem
@@ -214,7 +214,7 @@ class RemoteStore:
     def remove_directory(self, path: str) -> None:
         whole = self._path(path)
         if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
-            # On object stores, too: after the last file is deleted, pyarrow puts an empty object of that name.
+            # Object stores need this, too: after the last file is deleted, pyarrow makes an object for the directory.
             with contextlib.suppress(FileNotFoundError):
                 self._fs.delete_dir(whole)
 
@@ -222,7 +222,7 @@ class RemoteStore:
         try:
             self._fs.move(self._path(path), self._path(target))
         except OSError:
-            # S3's error for an object that does not exist is not a FileNotFoundError.
+            # Ignore an error if the object does not exist: S3 does not raise FileNotFoundError then.
             if self.exists(path):
                 raise
             return False
@@ -243,7 +243,7 @@ class RemoteStore:
 def _directories(root: Path) -> list[Path]:
     try:
         with os.scandir(root) as entries:
-            # A symlink is not a directory of a writer, and its target must not be cleaned up.
+            # Leave symlinks out: no writer makes them, and files in the directory that one points to must stay.
             return [root / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
