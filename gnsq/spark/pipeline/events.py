@@ -1,7 +1,7 @@
-"""From a message's body to columns, or to the reason why it is malformed.
+"""Converts the body of a message to columns, or to the reason why the body is malformed.
 
-One function for all queries, so that they agree. Spark expressions only: nothing is computed in Python, nothing
-depends on a time zone or on the clock, so that a batch that runs again gives the same.
+All queries use the same function, so that they agree. It consists of Spark expressions only: nothing is computed in
+Python, and nothing depends on a time zone or the clock, so a batch that runs again gives the same rows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from gnsq.spark.pipeline.schema import EventSchema, plain_type
 __all__ = ["deduplicated", "malformed", "parse", "well_formed"]
 
 _PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_malformed"}
-# Spark also takes "2026" and "10:00", which is today's.
+# A time must have a date and a minute: Spark also accepts "2026", and "10:00" as a time of the current day.
 _ISO = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}"
-# A count is published with its keys, and has to fit into what nsqd takes.
+# Limit of the bytes of one key. A count is published with its keys, and nsqd limits the size of the message.
 KEY_BYTES = 4096
 
 
 def deduplicated(messages: DataFrame, within: float) -> DataFrame:
-    """Leave out messages that an nsqd delivered before, within so many seconds; for a query without aggregation.
+    """Remove messages that the same nsqd delivered within so many seconds before. For a query without aggregation.
 
-    What counts is the time of the batch, which Spark keeps in its offset log: no row can be behind a watermark on it,
-    as long as the driver's clock is not set back by more than that, and a batch that runs again gives the same.
+    The watermark is on the time of the batch, which Spark keeps in its offset log. So no row is too late unless the
+    driver's clock is set back by more than ``within``, and a batch that runs again removes the same messages.
     """
     delay = f"{round(within * 1e6)} microseconds"
     timed = messages.withColumn("_seen_at", F.current_timestamp()).withWatermark("_seen_at", delay)
@@ -32,17 +32,17 @@ def deduplicated(messages: DataFrame, within: float) -> DataFrame:
 
 
 def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFrame:
-    """Take messages apart.
+    """Convert the bodies of messages to columns.
 
     Args:
         messages: Rows of the nsq source.
-        schema: What an event has to be.
-        max_ahead: Seconds; a time that is further ahead of the message's publishing would close the windows of all
-            others.
+        schema: Fields that an event must have.
+        max_ahead: Seconds. An event is malformed if its time is further ahead of the message's publishing, since such
+            a time would close the windows of all other events.
 
     Returns:
-        message_id, nsqd, published_at, body (as it came), the schema's fields, event_time, and reason: why it is
-        malformed, or null.
+        Columns message_id, nsqd, published_at, body (unchanged), the schema's fields, event_time, and reason: why the
+        event is malformed, or null.
     """
     text = F.col("body").cast("string")
     event = messages.withColumn("event", F.from_json(text, schema.ddl(), _PERMISSIVE))
@@ -55,14 +55,14 @@ def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFra
 
 
 def _time(text: Column) -> Column:
-    # Spark wants seconds where there is a zone (Java writes none that are 0), large letters and a point.
+    # Spark needs seconds before a zone (Java leaves out :00), the letters T and Z in upper case, and a decimal point.
     usual = F.regexp_replace(F.translate(text, "tz,", "TZ."), r"^(.{16})(?=[Z+-])", "$1:00")
     return F.when(text.rlike(_ISO), F.coalesce(F.try_to_timestamp(text), F.try_to_timestamp(usual)))
 
 
 def _is_one_value(text: Column) -> Column:
-    """Whether nothing is behind the first JSON value, where Spark's parser ends. For a text that begins with one."""
-    # In most events the first brace is the last character. That costs a tenth of parsing one, and the rest a half.
+    """True if nothing follows the first JSON value of a text: Spark's parser ends there. The text begins with one."""
+    # In most events the first } is the last character: this test takes a tenth of the parser's time, the array a half.
     ends = text.rlike(r"^[^}]*\}\s*$")
     array = F.from_json(F.concat(F.lit("["), text, F.lit("\n,null]")), "array<struct<_: string>>")
     return F.when(ends, True).otherwise(F.coalesce(F.size(array), F.lit(-1)) == 2)
@@ -71,7 +71,7 @@ def _is_one_value(text: Column) -> Column:
 def _reason(schema: EventSchema, max_ahead: float) -> Column:
     text, time = F.col("body").cast("string"), f"event.{schema.time_field}"
     broken = F.col("event._malformed").isNotNull()
-    # Only read again what can't be read as it should: is it no JSON, or has a field another type?
+    # Parse a body a second time, with all fields as strings, only if it is broken: is it not JSON, or is a type wrong?
     plain = F.when(broken, F.from_json(text, schema.ddl(as_strings=True), _PERMISSIVE))
     reason = (
         F.when(~F.is_valid_utf8(text), "body is not UTF-8")
@@ -82,7 +82,7 @@ def _reason(schema: EventSchema, max_ahead: float) -> Column:
     for name, kind in schema.fields.items():
         differs = broken & F.col(f"event.{name}").isNull() & plain.getField(name).isNotNull()
         if plain_type(kind).startswith("timestamp"):
-            # To Spark a time without a date is today's.
+            # Refuse a time without a date: Spark would take it as a time of the current day.
             differs |= F.coalesce(F.get_json_object(text, f"$.{name}").rlike(r"^\s*T?\d{1,2}:"), F.lit(False))
         reason = reason.when(differs, f"{name} is not of type {kind}")
     reason = reason.when(broken, "a field is not of its type")
@@ -102,10 +102,10 @@ def _reason(schema: EventSchema, max_ahead: float) -> Column:
 
 
 def well_formed(parsed: DataFrame) -> DataFrame:
-    """Keep the events."""
+    """Keep the rows that are events: those without a reason."""
     return parsed.where(F.col("reason").isNull()).drop("reason")
 
 
 def malformed(parsed: DataFrame) -> DataFrame:
-    """Keep the rest."""
+    """Keep the malformed rows: those with a reason."""
     return parsed.where(F.col("reason").isNotNull())

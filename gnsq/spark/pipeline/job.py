@@ -1,4 +1,4 @@
-"""Job: starts the queries and watches them; the session stops them. What they do is archive.py's and metrics.py's."""
+"""Job: starts both queries and watches them. archive.py and metrics.py process their batches; session.py stops them."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ logger = logging.getLogger(__name__)
 
 LOOK = 0.2
 _PARTITIONS = "spark.sql.shuffle.partitions"
-# Seconds for what Spark still has to tell of queries that have ended.
+# Seconds to wait for the last progress events of queries that have ended: Spark sends them late.
 LAST_EVENTS = 10.0
 
 
 class _Listener(StreamingQueryListener):  # type: ignore[misc]  # pyspark is not typed here
-    """Hands on what Spark tells: (run of a query, its progress as JSON). The progress is "" if the query is idle, and
-    None after its end."""
+    """Puts Spark's events into a queue: (run id of a query, its progress as JSON). The progress is "" if the query is
+    idle, and None after the query's end."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
@@ -75,8 +75,8 @@ class Job:
     """Both queries of one configuration.
 
     Args:
-        report: Called for each finished batch, in the thread that waits.
-        take_over: The tables may belong to other checkpoints.
+        report: Called for each finished batch, in the thread that calls wait().
+        take_over: Accept tables that belong to other checkpoints.
     """
 
     def __init__(
@@ -96,27 +96,27 @@ class Job:
         self._queries: dict[str, StreamingQuery] = {}
         self._listener = _Listener()
         self._is_listening = False
-        # Queries by what Spark calls this run of theirs; without those of which everything is told.
+        # Spark's run id -> name of the query. Removed when Spark's last event of the query was handled.
         self._runs: dict[str, str] = {}
         self._notebooks: dict[str, Notebook] = {}
         asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
         self._silence = {query: Silence(is_asked=asked) for query in QUERIES}
-        # By query, as the last batch told it.
+        # Query -> what kept messages from being received, as of its last batch; "" for nothing.
         self._troubles: dict[str, str] = {}
         self._maintenance = Maintenance(config)
-        # What was there at the start, and so has to come before a query may end: messages; segments of its spool, of
-        # which the first progress tells those that were read before.
+        # With once: what a query must read before it may end. Number of messages at the start; and the segments in its
+        # spool at the start: the first progress says which of them were read before, the rest is added to _due.
         self._due: dict[str, int] = {}
         self._spooled: dict[str, tuple[Segment, ...]] = {}
 
     def start(self, *, once: bool) -> None:
-        """Start the queries, whose channels exist.
+        """Start the queries. Their channels must exist.
 
         Args:
-            once: End when what is there now has been worked off; else go on for ever.
+            once: End each query after it has read the messages that exist now. Otherwise run until stopped.
 
         Raises:
-            JobFailed: If Spark does not take one; once, also if nsqd does not answer.
+            JobFailed: If Spark refuses a query; with once, also if nsqd does not answer.
             NSQException, OSError, ValueError: If a directory can't be used.
         """
         config = self._config
@@ -134,7 +134,7 @@ class Job:
 
     @contextlib.contextmanager
     def _state_partitions(self) -> Iterator[None]:
-        """Let the queries that are started meanwhile have as many partitions of their state as they shall."""
+        """Set the number of state partitions for queries that are started in this context; then restore Spark's."""
         before = self._spark.conf.get(_PARTITIONS)
         partitions = self._config.state_partitions or int(before)
         for query in QUERIES:
@@ -149,10 +149,10 @@ class Job:
         """Wait until all queries have ended, or until it is time to stop.
 
         Returns:
-            Whether they ended by themselves.
+            True if the queries ended by themselves.
 
         Raises:
-            JobFailed: If one of them failed.
+            JobFailed: If a query failed.
         """
         while not is_stopping():
             self._handle_events(LOOK)
@@ -170,13 +170,13 @@ class Job:
         return False
 
     def _handle_last_events(self) -> None:
-        """Handle what Spark tells later than the queries end."""
+        """Handle the events that Spark sends after the queries have ended."""
         deadline = time.monotonic() + LAST_EVENTS
         while self._runs and time.monotonic() < deadline:
             self._handle_events(LOOK)
 
     def _handle_events(self, timeout: float) -> None:
-        """Handle what Spark has told; wait for the first so many seconds."""
+        """Handle all events of Spark that have come; wait up to timeout seconds for the first."""
         with contextlib.suppress(queue.Empty):
             run, text = self._listener.events.get(timeout=timeout)
             while True:
@@ -194,18 +194,18 @@ class Job:
             progress = json.loads(text)
             self._handle_progress(name, progress)
         else:
-            # Spark tells of its progress only if a batch has ended.
+            # The event of an idle query has no progress, so ask the query for its last one.
             with contextlib.suppress(Py4JError, ConnectionError):
                 progress = self._queries[name].lastProgress
                 if progress is not None:
                     self._notice_silence(name, 0, source_of(progress))
 
     def maintain(self) -> None:
-        """Maintain the tables if that is due; for queries that have ended in order."""
+        """Maintain the tables if that was not done for a day. Call it after the queries have ended without failure."""
         self._maintenance.run_daily()
 
     def close(self) -> Summary:
-        """End what is the job's own, and sum up."""
+        """Stop the maintenance and remove the listener; return the summary of the run."""
         self._maintenance.stop()
         self._summary.merged = self._maintenance.merged
         if self._is_listening:
@@ -227,10 +227,10 @@ class Job:
         return self._summary
 
     def check_drained(self) -> None:
-        """See whether queries that have ended have really read all that was there at the start.
+        """Check that the queries, which have ended, have read all messages that existed at the start.
 
         Raises:
-            JobFailed: If they have not, or nobody can tell.
+            JobFailed: If messages are left at nsqd, or nsqd does not tell.
         """
         for query, due in self._due.items():
             read = self._summary.rows.get(query, 0)
@@ -249,7 +249,7 @@ class Job:
                 )
 
     def unread(self) -> str:
-        """Say how much of what was there at the start the queries have read, for one that was stopped."""
+        """Describe, for a job that was stopped, how many of the messages at the start each query has read."""
         return ", ".join(f"{query} {self._summary.rows.get(query, 0):,} of {due:,}" for query, due in self._due.items())
 
     def _look_for_messages(self, query: str) -> None:
@@ -261,7 +261,7 @@ class Job:
 
     def _start(self, name: str, batches: Callable[[DataFrame, int, str], None], once: bool) -> None:
         config = self._config
-        # Spark tells the query's id when it has started, and may call write() before.
+        # Spark may call write() before start() returns the query, so write() must wait for the query's id.
         owner: Future[str] = Future()
         messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
         if config.deduplicate and name == "archive":
@@ -314,7 +314,7 @@ class Job:
         self._report(batch)
 
     def _notice_silence(self, name: str, rows: int, source: Any) -> None:  # Any: as above
-        """Tell when a query gets nothing: there are no batches then that would."""
+        """Log a warning if a query gets no messages though it should: without batches, no report would show it."""
         trouble = self._silence[name].notice(rows, source)
         if trouble:
             logger.warning("query %s: %s; see %s", name, trouble, self._config.log)

@@ -1,4 +1,4 @@
-"""What is checked before Spark starts: directories, checkpoints, and whether there is anybody to read from."""
+"""Checks before Spark starts: directories, checkpoints, and whether an nsqd or nsqlookupd answers and has the topic."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ RETRY = 1.0
 
 
 def check_work(config: PipelineConfig) -> None:
-    """Make the work directory, for the lock in it.
+    """Make the work directory, which the job's lock needs.
 
     Raises:
-        JobFailed: If it can't be written.
+        JobFailed: If the directory can't be written.
     """
     _check_writable("work", config.work)
 
 
 def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
-    """Make the directories, and see that they can be written and are this job's. Call with the job locked.
+    """Make the directories, and check that they can be written and belong to this job. The caller holds the job's lock.
 
     Args:
-        take_over: The tables may belong to other checkpoints.
+        take_over: Accept tables that belong to other checkpoints.
 
     Raises:
         JobFailed: If something is wrong; the text says what to do.
@@ -69,7 +69,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
         raise JobFailed(f"setting nsq: {error}") from error
     try:
         config.log.parent.mkdir(parents=True, exist_ok=True)
-        # Not made yet: that it is there says that Spark was started.
+        # Do not make the log file yet: its existence means that Spark was started.
         with open(config.log, "ab") if config.log.exists() else tempfile.TemporaryFile(dir=config.log.parent):
             pass
     except OSError as error:
@@ -84,7 +84,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
         try:
             identity = checkpoint_id(config.checkpoint_of(query))
         except ValueError as error:
-            # Only Spark knows the way to it.
+            # pyarrow can't open this location, only Spark can. So the checkpoint is not checked.
             logger.debug("%s", error)
         except OSError as error:
             raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
@@ -113,7 +113,7 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
         if isinstance(store, LocalStore):
             _check_writable("spool", str(store.root), options.spool_permissions)
             spool.prepare()
-        # Whose it is; not claimed yet: the topic may be a mistake that is only seen later.
+        # Compare the owner, but do not claim the spool yet: a later check may find that the topic is a mistake.
         found = read_owner(store)
         for name, value in (("owner", options.spool_owner), ("source", options.source)):
             if found.get(name, value) != value:
@@ -121,7 +121,7 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
                     f"spool {spool.location} belongs to {name} {found[name]!r}, not to {value!r}: give this query a "
                     "spool of its own, or delete the spool if nothing in it is needed"
                 )
-        # One of an older layout is told of here.
+        # listing() raises if the spool has an older layout.
         spool.listing()
     except OSError as error:
         raise JobFailed(f"spool {spool.location} can't be used: {error}: give a directory that can be") from error
@@ -156,13 +156,13 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
                     f"{_move_away(config, query)}, and start with --take-over"
                     + (" and another name in [[metrics]]" if name in config.metric.describe() else "")
                 )
-        # Kept, even if it is not known: that of a checkpoint stays.
+        # Keep the noted number of partitions, even if it is unknown: a checkpoint's number never changes.
         facts["state_partitions"] = before.get("state_partitions")
     _put_made_with(config, query, facts)
 
 
 def _move_away(config: PipelineConfig, query: str) -> str:
-    # What is left in the spool is in the tables already, which only the old checkpoint knows.
+    # Move the spool, too: its rows are in the tables already, but a new checkpoint would read them again.
     return f"move {redact_uri(config.checkpoint_of(query))} and {redact_uri(config.spool_of(query))} away"
 
 
@@ -191,7 +191,7 @@ def _put_made_with(config: PipelineConfig, query: str, facts: Mapping[str, objec
 
 @dataclass(slots=True)
 class Survey:
-    """Who answers over HTTP, and what topics they have."""
+    """How many nsqds and nsqlookupds were asked over HTTP, the errors of those that failed, and all topics found."""
 
     asked: int = 0
     failures: list[str] = field(default_factory=list)
@@ -199,12 +199,12 @@ class Survey:
 
     @property
     def answered(self) -> int:
-        """How many have answered."""
+        """Number of nsqds and nsqlookupds that have answered."""
         return self.asked - len(self.failures)
 
 
 def survey(config: PipelineConfig) -> Survey:
-    """Ask all nsqds and nsqlookupds of the configuration."""
+    """Ask all nsqds and nsqlookupds of the configuration for their topics."""
     http = http_keywords(config.read_options("archive"))
     found = Survey()
     clients: list[NsqdHTTPClient | LookupdClient] = [
@@ -229,14 +229,14 @@ def _topics(client: NsqdHTTPClient | LookupdClient) -> Iterable[str]:
 
 
 def check_nsq(config: PipelineConfig, found: Survey, *, once: bool, new_topic: bool = False) -> None:
-    """See whether there is anybody to read from. A job that goes on for ever waits for those that do not answer.
+    """Check that a server answers and has the topic. Without once, only warn of servers that do not answer.
 
     Args:
-        new_topic: The topic may be one that is still to come.
+        new_topic: Accept a topic that does not exist yet.
 
     Raises:
-        JobFailed: If nobody has the topic, and neither is it to come nor has the job read it before; once, also if
-            nobody answers.
+        JobFailed: If no server has the topic, unless new_topic is True or the job has read the topic before; with once,
+            also if no server answers.
     """
     if found.asked and not found.answered:
         reason = f"neither nsqd nor nsqlookupd answers: {'; '.join(found.failures)}"
@@ -267,16 +267,16 @@ def _unknown(config: PipelineConfig, found: Survey) -> str:
 def create_channels(
     config: PipelineConfig, *, once: bool, wait: Callable[[float], bool], new_topic: bool = False
 ) -> None:
-    """Have both channels before either is read: nsqd gives what waits in a topic to its first channel alone.
+    """Create both channels before either is read: nsqd gives messages that wait in a topic only to its first channel.
 
-    A job that goes on for ever waits for nsqd, if it has not begun before. A topic that nobody has is created on the
-    nsqds that were named, but only where check_nsq() lets it pass: what a typing error creates stays there, and fills.
+    Without once, and in its first run, a job waits for nsqd. A topic that no server has is created on the configured
+    nsqds, but only if check_nsq() accepts it: a topic that a typing error has created would stay there, and fill.
 
     Args:
-        wait: Waits so many seconds, and says whether the job is to stop.
+        wait: Waits the given seconds; returns True if the job is to stop.
 
     Raises:
-        JobFailed: As check_nsq(), for those that did not answer then; once, if they can't be created.
+        JobFailed: If the topic is unknown to servers that check_nsq() could not ask; with once, if creating fails.
     """
     client = ChannelClient(config.read_options("archive"))
     try:
@@ -301,7 +301,7 @@ def create_channels(
 
 
 def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bool) -> str:
-    """Create both; returns why that is not done."""
+    """Create both channels. Return the reason if that fails, otherwise ""."""
     if not may_be_new:
         found = survey(config)
         if config.topic not in found.topics:
@@ -314,13 +314,13 @@ def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bo
         return str(error)
     if config.nsqd_http_addresses:
         return ""
-    # Those that are only known by nsqlookupd have nothing to create, where there is no topic.
+    # With nsqlookupd alone, create() does nothing for a topic that no nsqd has, so check that the topic exists.
     found = survey(config)
     return "" if config.topic in found.topics else f"no nsqd has the topic {config.topic}"
 
 
 def _has_begun(config: PipelineConfig) -> bool:
-    """Whether both queries have read this topic: then they have had their channels."""
+    """Return True if both queries have read this topic before: then their channels were created."""
     try:
         return all(
             read_owner(open_store(config.spool_of(query))).get("source") == config.read_options(query).source

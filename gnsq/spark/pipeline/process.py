@@ -22,15 +22,15 @@ __all__ = ["StopRequest", "lock_job", "running_job"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NAME = "job.json"
-# Seconds for a job that was told to stop just now.
+# Seconds that lock_job() waits for another job that was told to stop just before.
 TIMEOUT = 5.0
 
 
 def lock_job(work: Path, timeout: float = TIMEOUT) -> IO[str]:
-    """Lock a work directory, which exists and can be written, until the file that is returned is closed.
+    """Lock a work directory until the returned file is closed. The directory must exist and be writable.
 
     Raises:
-        JobFailed: If a job works there.
+        JobFailed: If another job has locked the directory.
     """
     file = open(open_or_create(work / _NAME), "a+", encoding="utf-8")  # noqa: SIM115  # the caller closes it
     if not wait_for_lock(file, timeout):
@@ -44,10 +44,10 @@ def lock_job(work: Path, timeout: float = TIMEOUT) -> IO[str]:
 
 
 def running_job(work: Path) -> int | None:
-    """Return the id of the process that works there; None if there is none. Delays no other process."""
+    """Return the id of the process whose job has locked a work directory; None if no job has, 0 if unknown."""
     try:
         with open(work / _NAME, encoding="utf-8") as file:
-            # Shared, and released at once: a job that starts now tries again.
+            # A shared lock, released when the file is closed. It can't stop a job that starts now: lock_job() retries.
             if try_lock(file, fcntl.LOCK_SH):
                 return None
             return int(json.load(file)["pid"])
@@ -58,25 +58,25 @@ def running_job(work: Path) -> int | None:
 
 
 class StopRequest:
-    """Whether somebody asked to stop. Use as a context manager, in the main thread."""
+    """Turns SIGINT and SIGTERM into a flag: the job shall stop. Use as a context manager, in the main thread."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self._before: dict[int, Any] = {}  # Any: as signal.signal() returns it
 
     def install(self) -> None:
-        """Handle the signals from now on; again, when another library has taken them (SparkContext takes SIGINT)."""
+        """Install the signal handlers. Call again if another library has replaced one (SparkContext takes SIGINT)."""
         for number in _SIGNALS:
             before = signal.signal(number, self._ask)
             self._before.setdefault(number, before)
 
     @property
     def is_set(self) -> bool:
-        """Whether a signal came."""
+        """True if a signal came."""
         return self._asked.is_set()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a signal, up to timeout seconds."""
+        """Wait up to timeout seconds for a signal; return True if one came."""
         return self._asked.wait(timeout)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What the job tells its user: a line for each batch, and the summary. PURE."""
+"""Texts for the job's user: a line for each batch, and the summary. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Batch:
     """One batch that a query has finished.
 
     Attributes:
-        rows: As the source gave them.
-        duplicates, malformed: Of these; duplicates are left out, if they are looked for.
-        seconds: That it took.
-        waiting: Messages that nsqd still has for the query; None if that is not known.
-        spooled: Messages that wait in the spool; likewise.
-        lag: Seconds from the latest publishing in the batch to the batch's end; None if there was none.
-        dropped: Rows that Spark has left out as too late. In the query metrics, those of a window and its keys are one;
-            in the query archive there are none unless the driver's clock was set back.
-        trouble: What keeps messages from being received, in the words of the source.
-        state_rows, state_bytes: What the query's state has after the batch; bytes on disk and in memory.
+        rows: Number of messages that the source gave.
+        duplicates, malformed: Numbers among rows; duplicates are removed, if the setting deduplicate is on.
+        seconds: How long the batch took.
+        waiting: Messages that nsqd still has for the query; None if unknown.
+        spooled: Messages that wait in the spool; None if unknown.
+        lag: Seconds from the newest message's publishing to the end of the batch; None if there was no message.
+        dropped: Rows that Spark has left out as too late. In the query metrics, all such rows of a window and its keys
+            count as one; in the query archive the number is 0 unless the driver's clock was set back.
+        trouble: What keeps messages from being received, in the words of the source; "" for nothing.
+        state_rows, state_bytes: Size of the query's state after the batch; bytes on disk and in memory.
     """
 
     query: str
@@ -44,10 +44,10 @@ class Batch:
 
 
 class Silence:
-    """Notices that a query gets nothing though it should, which no line of a batch would tell.
+    """Notices that a query gets no messages though it should: without a batch there is no line that shows it.
 
     Args:
-        is_asked: Whether there is anybody who could say what waits.
+        is_asked: True if an HTTP address is configured, so that the number of waiting messages is asked for.
     """
 
     def __init__(self, *, is_asked: bool) -> None:
@@ -56,10 +56,10 @@ class Silence:
         self._told = False
 
     def notice(self, rows: int, source: Mapping[str, Any]) -> str:
-        """Look at a progress; returns what is wrong, when that has shown twice running, and once only.
+        """Record a progress. Return the trouble, once, when two progresses in a row show one; otherwise "".
 
         Args:
-            source: What the source says of itself.
+            source: Spark's latestOffset of the source: its backlog, and its trouble.
         """
         trouble = "" if rows else self._trouble(source)
         is_due = bool(trouble) and self._before and not self._told
@@ -87,16 +87,16 @@ class Summary:
     dead_letters: int = 0
     late: int = 0
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # Rows and bytes, as the last batch left it.
+    # Query -> rows and bytes of its state after its last batch.
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # By table, what it has at the end.
+    # Table -> its size at the end, as text.
     tables: dict[str, str] = field(default_factory=dict)
-    # Files of the tables.
+    # Number of files of tables that maintenance has merged.
     merged: int = 0
     seconds: float = 0.0
 
     def add(self, batch: Batch) -> None:
-        """Count a batch in."""
+        """Add the numbers of a batch."""
         for counts, number in ((self.rows, batch.rows), (self.batches, 1), (self.duplicates, batch.duplicates)):
             counts[batch.query] = counts.get(batch.query, 0) + number
         self.state[batch.query] = (batch.state_rows, batch.state_bytes)
@@ -107,7 +107,7 @@ class Summary:
 
 
 def batch_line(batch: Batch) -> str:
-    """Write a batch as one line."""
+    """Format a batch as one line of text."""
     rate = batch.rows / batch.seconds if batch.seconds else 0.0
     parts = [f"{batch.query:8} batch {batch.batch_id:6}: {counted(batch.rows, 'row', spec='9,')}, {rate:9,.0f} rows/s"]
     backlog = [
@@ -127,17 +127,17 @@ def batch_line(batch: Batch) -> str:
 
 
 def state_text(rows: int, size: int) -> str:
-    """Write the size of a state."""
+    """Format the size of a state."""
     return f"state {counted(rows, 'row', spec=',')}, {size / 2**20:,.1f} MiB"
 
 
 def table_text(rows: int, files: int, size: int) -> str:
-    """Write the size of a table."""
+    """Format the size of a table."""
     return f"{counted(rows, 'row', spec=',')} in {counted(files, 'file', spec=',')}, {size / 2**20:,.1f} MiB"
 
 
 def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
-    """Write the summary; what did not happen is left out, but for the rows."""
+    """Format the summary as lines. Numbers that are 0 are left out, except the rows."""
     lines = []
     for query in queries:
         batches = counted(summary.batches.get(query, 0), "batch", "batches", spec=",")
