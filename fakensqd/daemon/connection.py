@@ -83,7 +83,7 @@ class Connection:
         self._output: list[bytes] = []
         self._unsent = 0
         self._closing = self._resetting = False
-        # While it is a request for TLS or compression, output is collected, and is sent through the new transport.
+        # The request in progress. During StartTLS or StartCompression, output is collected for the new transport.
         self._io_request: IoRequest | None = None
         self._collected: list[bytes] | None = None
         self._timer: Timer | None = None
@@ -173,7 +173,7 @@ class Connection:
         """Wait until the condition is false or the connection closes."""
         while condition() and not self._closing:
             self._sent.clear()
-            self._sent.wait()  # The writer sets it after each send, and when it ends.
+            self._sent.wait()  # The writer sets this event after each send, and when the writer ends.
 
     def _write(self) -> None:
         try:
@@ -217,7 +217,7 @@ class Connection:
                         self._collected = []
             self._awake.set()
         due = self.session.due
-        # A timer that fires too early sets the next one. Most deadlines move into the future with each command.
+        # Most deadlines move to a later time with each command. The timer stays, and tick() sets the next one.
         if due < self._timer_due:
             self._arm(due)
 

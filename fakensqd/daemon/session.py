@@ -1,4 +1,4 @@
-"""Base class of the sessions of nsqd and nsqlookupd: takes bytes and times, and returns effects.
+"""Base class of the sessions of nsqd and nsqlookupd: takes received bytes and the time, and returns effects.
 
 Pure: knows no socket, no clock and no command. A generator executes the client's commands one after another, as the
 loops of both daemons do; it pauses while bytes are missing.
@@ -38,14 +38,14 @@ class ConnectionSession(InterceptableSession):
     """
 
     magic: ClassVar[bytes]
-    # The frame that answers another magic.
+    # The frame that answers a client whose magic is another one than ``magic``.
     bad_magic: ClassVar[bytes]
 
     def __init__(self, now: float = 0.0, decoder: CommandDecoder | None = None) -> None:
         self.now = now
         self.input = InputBuffer(decoder)
         self.output: list[bytes] = []
-        # True: send the output now.
+        # True: send the output now, and do not wait for more.
         self._flush = False
         self._handlers: Mapping[bytes, Handler] = {}
         # The request that the session waits for.
@@ -96,7 +96,7 @@ class ConnectionSession(InterceptableSession):
 
     @property
     def due(self) -> float:
-        """When to call tick(), seconds; infinity if never. Each call may change this to a later time."""
+        """When to call tick(), seconds; infinity if never. Read this again after each call of a method."""
         return math.inf if self._intercepted is None else self._intercepted.due
 
     def expire_message(self, message_id: bytes) -> None:

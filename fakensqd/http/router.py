@@ -138,7 +138,7 @@ class Router:
 
     def _answer(self, request: Request) -> tuple[int, Headers, bytes]:
         if request.path == "*":
-            # About the server, not a path. Source: net/http globalOptionsHandler; httprouter.
+            # ``OPTIONS *`` asks about the server, not about a path. Source: net/http globalOptionsHandler; httprouter.
             known = {method for methods in self._routes.values() for method in methods}
             return (200, [], b"") if request.method == "OPTIONS" else _not_allowed(known)
         methods, request.argument = self._match(request.path)
@@ -243,7 +243,7 @@ _LEGACY_PATHS = {
     **{f"/topic/{verb}": f"/{verb}_topic" for verb in ("create", "delete", "empty", "pause", "unpause")},
     **{f"/channel/{verb}": f"/{verb}_channel" for verb in ("create", "delete", "empty", "pause", "unpause")},
 }
-# Present paths that came first, with envelopes; the others came without.
+# The first of the present paths: their responses had envelopes; the other present paths came without envelopes.
 _PUBLISHING = ("/pub", "/mpub")
 
 

@@ -1,4 +1,4 @@
-"""The connection of one nsqd to nsqlookupd. Takes bytes and times, and returns effects.
+"""The connection of one nsqd to nsqlookupd. Takes received bytes and the time, and returns effects.
 
 Pure: writes into a Registry, and knows no socket and no clock. Source: nsqlookupd lookup_protocol_v1.go.
 """

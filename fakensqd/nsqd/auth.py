@@ -31,7 +31,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Permissions for topics and channels, which are patterns: with the same meaning in Go and Python, not anchored."""
+    """Permissions. Topics and channels are patterns, not anchored, with the same meaning in Go and in Python."""
 
     topic: str = ".*"
     channels: tuple[str, ...] = (".*",)

@@ -86,7 +86,7 @@ class AuthClient:
         address = parts.hostname or "", parts.port or (443 if secure else 80)
         sock = connect(address, self._clock, self._options.http_client_connect_timeout)
         if not secure:
-            return sock  # ask() limits the rest
+            return sock  # ask() limits the time of the rest
         if self._context is None:
             self._context = client_context(self._options)
         try:

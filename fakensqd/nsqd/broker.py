@@ -57,7 +57,7 @@ class Broker:
         """Delete a topic with its channels and messages, and close the connections of its subscribers.
 
         Raises:
-            KeyError: If there is none of that name.
+            KeyError: If there is no topic of that name.
         """
         topic = self.topics.pop(name)
         self.events.on_unregister(name, None)
@@ -70,7 +70,7 @@ class Broker:
     def reset_after_restart(self, now: float, *, keep_messages: bool) -> Broker:
         """Make the broker that nsqd has after a restart.
 
-        It has no counts, no delays, no messages in flight, and no ephemeral topics and channels.
+        The new broker has no counts, no delays, no messages in flight, and no ephemeral topics and channels.
 
         Args:
             keep_messages: False: keep only the messages that were already on disk.
@@ -137,7 +137,7 @@ class Topic(MessageHolder):
             self._pass_on(messages, now)
 
     def ensure_channel(self, name: str, now: float) -> Channel:
-        """Return the channel with this name. Makes it if it does not exist; the first one gets the topic's messages."""
+        """Return the channel with this name; make it if it is missing. The first channel gets the topic's messages."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = Channel(self._broker, self.name, name, now)
@@ -149,7 +149,7 @@ class Topic(MessageHolder):
         """Delete a channel with its messages, and close the connections of its subscribers.
 
         Raises:
-            KeyError: If there is none of that name.
+            KeyError: If the topic has no channel of that name.
         """
         channel = self.channels.pop(name)
         self._broker.events.on_unregister(self.name, name)
@@ -170,7 +170,7 @@ class Topic(MessageHolder):
         self._broker.events.on_pause()
 
     def set_started(self, started: bool, now: float) -> None:
-        """Set to True when the channels of the topic are known. Until then, messages do not reach the channels."""
+        """Note whether the channels of the topic are known. Until they are, messages do not reach the channels."""
         self._started = started
         self._release(now)
 
@@ -196,7 +196,7 @@ class Topic(MessageHolder):
                     self._pass_on([message], now)
 
     def _pass_on(self, messages: Sequence[QueuedMessage], now: float) -> None:
-        # As in nsqd, the first channel gets the messages themselves, the other channels get copies: saves one copy.
+        # As in nsqd, the first channel gets the messages themselves, the other channels get copies; this saves a copy.
         originals: Sequence[QueuedMessage] | None = messages
         for channel in self.channels.values():
             own = originals if originals is not None else [message.copy() for message in messages]

@@ -228,7 +228,7 @@ class Channel(MessageHolder):
     ) -> list[QueuedMessage]:
         """Deliver messages of the queue to this subscriber: its share, but at most ``limit`` messages.
 
-        While woken subscribers have not called this, any other subscriber gets no messages, but then counts as woken.
+        Before all woken subscribers have called deliver(), others that call it get no messages, but count as woken.
 
         Args:
             timeout: Seconds until the messages time out.
@@ -264,7 +264,7 @@ class Channel(MessageHolder):
         """Finish a message.
 
         Raises:
-            BrokerError: If it is not in flight to this subscriber.
+            BrokerError: If the message is not in flight to this subscriber.
         """
         message = self._owned(subscriber, message_id)
         del self._in_flight[message_id], message.bucket[message_id]
@@ -275,7 +275,7 @@ class Channel(MessageHolder):
         """Requeue a message, immediately or after a delay.
 
         Raises:
-            BrokerError: If it is not in flight to this subscriber.
+            BrokerError: If the message is not in flight to this subscriber.
         """
         self._owned(subscriber, message_id)
         message = self._remove_in_flight(message_id)
@@ -289,7 +289,7 @@ class Channel(MessageHolder):
         """Restart the timeout of a message. The timeout ends at most max_msg_timeout seconds after the delivery.
 
         Raises:
-            BrokerError: If it is not in flight to this subscriber.
+            BrokerError: If the message is not in flight to this subscriber.
         """
         message = self._owned(subscriber, message_id)
         limit = message.delivered_at + self._broker.options.max_msg_timeout

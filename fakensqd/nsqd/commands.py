@@ -149,7 +149,7 @@ def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) ->
 def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[list[bytes]]:
     """Read the messages of MPUB."""
     topic_name(words, options.emulated)
-    # nsqd only checks the size of the whole body. It reads the number of messages and bytes that count and sizes say.
+    # nsqd checks the size of the whole body, but then reads as many messages and bytes as the count and sizes say.
     size = yield from source.read_size(b"E_BAD_BODY MPUB failed to read body size")
     limit = options.max_body_size
     if size <= 0:

@@ -154,7 +154,7 @@ class _Api:
         return "OK"
 
     def _read_binary(self, request: Request) -> list[bytes]:
-        # nsqd reads the number of messages and bytes that count and sizes say, checks each, and ignores later bytes.
+        # nsqd reads as many messages and bytes as the count and sizes say, checks each, and ignores later bytes.
         source = InputBuffer()
         reader = source.read_messages(self._options.max_msg_size, self._options.max_body_size)
         try:

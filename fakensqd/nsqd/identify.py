@@ -155,7 +155,7 @@ class Settings:
 
     @property
     def buffers_messages(self) -> bool:
-        """True if messages stay in the output buffer until another frame is sent, or RDY is reached, or it is full."""
+        """True if the buffer keeps messages until another frame is sent, RDY is reached, or the buffer is full."""
         return not self.output_buffer_timeout and self.output_buffer_size > 1
 
 
@@ -216,7 +216,7 @@ class ClientHandshake:
         snappy, deflate = asked["snappy"] and options.snappy, asked["deflate"] and options.deflate
         if snappy and deflate:
             raise CommandError(b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression")
-        # The response has the level even without deflate.
+        # The response has the deflate level even without deflate.
         level = asked["deflate_level"] if deflate and asked["deflate_level"] > 0 else DEFAULT_DEFLATE_LEVEL
         level = min(level, options.max_deflate_level)
         response = {
@@ -290,7 +290,7 @@ class ClientHandshake:
         """Check that the client may use the topic or channel. Asks the auth server again if its response has expired.
 
         Raises:
-            CommandError: If the client may not use it.
+            CommandError: If the client may not use the topic or channel.
         """
         if not self._has_grants:
             raise CommandError(b"E_AUTH_FIRST AUTH required before %s" % command)

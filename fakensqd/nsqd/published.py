@@ -100,10 +100,10 @@ class MessageAssertions(ABC):
             bodies: Each body must have been published at least as often as it is given here. Without bodies, any
                 message is enough.
             count: How often exactly each body must have been published; without bodies, how many messages in all.
-            timeout: Seconds of real time to wait until this is true.
+            timeout: Seconds of real time to wait until the assertion is true.
 
         Raises:
-            AssertionError: If it is not true. The text has the published bodies, and the most similar one.
+            AssertionError: If the assertion is not true. The text has the published bodies, and the most similar one.
             TypeError: If a body is not bytes.
         """
         __tracebackhide__ = True

@@ -1,4 +1,4 @@
-"""One client of nsqd that speaks the V2 protocol. Takes bytes and times, and returns effects.
+"""One client of nsqd that speaks the V2 protocol. Takes received bytes and the time, and returns effects.
 
 Pure: calls a Broker, and knows no socket and no clock. Source: nsqd protocol_v2.go and client_v2.go.
 """
@@ -159,7 +159,7 @@ class Session(ConnectionSession, Subscriber):
 
     @property
     def due(self) -> float:
-        """When to call tick(), seconds; infinity if never. Each command may change this to a later time."""
+        """When to call tick(), seconds; infinity if never. Read this again after each call of a method."""
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
         return due if self._intercepted is None else min(due, self._intercepted.due)
 

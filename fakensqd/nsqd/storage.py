@@ -124,7 +124,7 @@ class DataPath:
         if self._broker is None:
             self._load_topics(broker, now)
             self._load_messages(broker, now)
-        # All other messages are in memory from now on: nsqd, too, loses them if it is killed.
+        # The file keeps only messages on disk; the others are now in memory: nsqd, too, loses them if it is killed.
         self._broker = broker
         self._write_messages(lambda queue: queue.on_disk())
 
@@ -267,7 +267,7 @@ def encode_metadata(topics: Iterable[Topic]) -> bytes:
         for topic in topics
         if not topic.ephemeral
     ]
-    # Names need none of Go's escapes, and the file is written with each new channel.
+    # json.dumps() is enough, because names need none of Go's escapes. The file is written with each new channel.
     return json.dumps({"topics": documents or None, "version": NSQ_VERSION}, separators=(",", ":")).encode()
 
 
