@@ -37,8 +37,8 @@ class Send:
     """Send these bytes.
 
     Attributes:
-        delay: Seconds until a fault lets them be sent; later bytes do not wait for them. Connections get no delay.
-        after_next: Send them after the next frame; only for frames under faults.
+        delay: Seconds until these bytes are sent; later bytes do not wait for them.
+        after_next: True: send this frame after the next frame. Connections get neither delay nor after_next.
     """
 
     data: bytes

@@ -190,7 +190,7 @@ class Transcript:
         return sum(entry.executed for entry in self._of("command", name=name, topic=topic, channel=channel))
 
     def _of(self, kind: str, **wanted: str | None) -> list[Entry]:
-        """Return the entries of this kind that have the attributes which are not None."""
+        """Return the entries of this kind with the wanted values. A wanted None matches every value."""
         return self.select(kind, **{name: value for name, value in wanted.items() if value is not None})
 
     # --- text and JSON lines ------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ _PUBLISHING = frozenset(["PUB", "MPUB", "DPUB", "POST /pub", "POST /mpub", "publ
 
 
 def shown_body(body: bytes, around: int = 0) -> str:
-    """Format a body, or the part of a long one around a position."""
+    """Format a body; of a long body, only the part around this position."""
     if len(body) <= _SHOWN_BYTES:
         return repr(body)
     begin = max(0, around - _SHOWN_BYTES // 2)
@@ -323,7 +323,7 @@ def wait_until(
     Args:
         expected: The wanted value; True accepts every value that is true.
         timeout: Seconds of real time.
-        transcript: After each new entry of it, the predicate is called without delay. A failure shows its end.
+        transcript: The predicate is called at once after each new entry. A failure shows the transcript's end.
 
     Raises:
         WaitError: If the time is over.

@@ -1,9 +1,9 @@
 """The session of a connection with rules or a transcript: its commands, replies and pushed frames are events.
 
 Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules and transcript has no
-InterceptedSession, and checks that once per command and batch. An InterceptedSession reads the body of a command before
-it executes the command, unless the server would refuse the command without reading the body. All output goes through an
-OutputScheduler.
+InterceptedSession; it checks once per command and batch whether it needs one. An InterceptedSession reads the body of a
+command before it executes the command, unless the server would refuse the command without reading the body. All output
+goes through an OutputScheduler.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class InterceptableSession(Protocol):
 
 
 class InterceptedSession:
-    """Asks a FaultControl about each event of one session, and does the steps that it returns.
+    """Asks a FaultControl about each event of one session, and does the steps that the FaultControl returns.
 
     Args:
         number: Number of the connection.
@@ -116,7 +116,7 @@ class InterceptedSession:
                 self._record_reply(event, data)
             elif event.kind == "heartbeat" or data[8:] != HEARTBEAT:
                 self._record(event, event.kind, event.kind)
-            else:  # injected beside a message
+            else:  # a heartbeat that a rule injected beside a message
                 self._faults.record(Entry(event.now, self._number, "heartbeat", "heartbeat", event.client_id))
         self._do(steps, flush=message is None)
 
@@ -234,7 +234,7 @@ class InterceptedSession:
         return ended
 
     def _reply(self, end: Sequence[FaultStep] = ()) -> bool:
-        """Do the steps for the reply to the command in progress, which may be empty. Return True if they end the
+        """Do the steps for the reply, which may be empty, to the command in progress. Return True if they end the
         connection."""
         event, output = self._event, self._session.output
         event.point, event.now, event.client_id = Point.REPLY, self._session.now, self._session.names[0]
@@ -345,7 +345,7 @@ class OutputScheduler:
                 self._release(step, now)
 
     def take(self, now: float) -> list[Effect]:
-        """Return the output that is due now: at most one Send, then the end of the connection if it is due."""
+        """Return the effects to perform now: at most one Send, then a Close or Reset if its time has come."""
         while self._blocked and self._until <= now:
             _, *rest = self._blocked  # the wait that is over, and the steps that it has delayed
             self._blocked.clear()
@@ -374,7 +374,7 @@ class OutputScheduler:
                 self._ready += [data, *self._after_next]
                 self._after_next.clear()
             case Close() | Reset():
-                # There is no next frame any more.
+                # No next frame will come, so the frames that wait for it are sent now.
                 self._ready += self._after_next
                 self._after_next.clear()
                 self._end = step

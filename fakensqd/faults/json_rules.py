@@ -259,6 +259,6 @@ def encode_toxic(active: ActiveToxic) -> dict[str, object]:
     is_ours = TOXICS.get(name) is type(toxic)
     document: dict[str, object] = {"id": active.number, "toxic": name if is_ours else repr(toxic)}
     if is_ours:
-        document |= dataclasses.asdict(toxic)  # type: ignore[call-overload]  # ours are dataclasses
+        document |= dataclasses.asdict(toxic)  # type: ignore[call-overload]  # the emulator's are dataclasses
     target = {"upstream": active.upstream, "connection": active.connection}
     return document | {key: value for key, value in target.items() if value is not None}

@@ -141,8 +141,8 @@ class Link:
     def _attach(self, active: ActiveToxic, transport: LinkedTransport) -> None:
         for upstream in (True, False):
             if active.upstream in (None, upstream) and active.connection in (None, transport.number):
-                # Each has its own generator, so that the traffic of one connection does not change the random numbers
-                # of the others.
+                # Each toxic has a generator for each connection and direction, so that the traffic of one connection
+                # does not change the random numbers of the others.
                 rng = random.Random(f"{self.seed} {active.number} {transport.number} {upstream}")
                 transport.attach(active, rng, upstream=upstream)
 
@@ -227,7 +227,7 @@ class LinkedTransport:
             data = self._inner.recv(size)
             if self._up is None:
                 return data
-            # A toxic was added during the wait.
+            # A toxic was added while recv() waited, so the data must pass the toxic.
             self._up.push(data)
             self._ended = not data
         return self._receive(self._up, size)
@@ -345,8 +345,8 @@ class LinkedTransport:
             while isinstance(outcome := stream.next(), Deliver):
                 self._inner.sendall(outcome.data)
                 if stream.chain.due <= self._link.clock.monotonic():
-                    # Lets the event loop poll its sockets, so that a reader in this hub receives each slice alone.
-                    # Between two calls of sleep(0), the loop does not poll.
+                    # Let the event loop poll its sockets, so that a reader in this hub receives each slice alone.
+                    # Not sleep(0): the loop does not poll between two calls of sleep(0).
                     gevent.sleep(1e-9)
             if isinstance(outcome, StreamEnd) and not self._closing:
                 self._inner.shutdown_write()

@@ -55,7 +55,7 @@ class ServerProtocol:
 
     Attributes:
         points: Kinds of events that rules can act on.
-        commands: For each command of the server, the fields of Event that its first parameters are.
+        commands: For each command of the server, the names of the Event fields for its first parameters.
         header_size: Bytes before the text of a reply: size and frame type; nsqlookupd sends no frame type.
     """
 
