@@ -17,7 +17,7 @@ def main() -> None:
     exit_on_signals()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PROGRAMS:
-        # These parse Go's flags themselves: without the import of click they start faster.
+        # nsqd and nsqlookupd read Go's flags without click: they start faster, because click is not imported.
         sys.exit(run(arguments[0], arguments[1:]))
     try:
         from fakensqd.cli.main import command_line

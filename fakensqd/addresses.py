@@ -31,7 +31,7 @@ __all__ = [
 # In place of a port, as in nsqd.
 UNIX_PORT = -1
 _MAPPED = "::ffff:"
-# Sockets of listen_before_start(), by address; listen() takes them.
+# Sockets that listen_before_start() has opened, by address; listen() takes them over.
 _listening: dict[tuple[str, int], socket.socket] = {}
 
 
@@ -106,7 +106,7 @@ def listen_before_start(address: str) -> str:
 
 
 def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.socket:
-    """Bind a socket and listen. Not listening, it keeps the port from other processes, and connections are refused.
+    """Bind a socket, and listen. With listening=False the socket only reserves its port: connections are refused.
 
     Raises:
         OSError: If the address cannot be bound; its filename is the address.
@@ -118,7 +118,7 @@ def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.s
         if port == UNIX_PORT:
             _remove_dead_socket(host)
         else:
-            # So that a restart can take the port while old connections are in TIME_WAIT.
+            # With SO_REUSEADDR a restart can take the port while old connections are in TIME_WAIT.
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(host if port == UNIX_PORT else address)
         if listening:
@@ -131,7 +131,7 @@ def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.s
 
 
 def _remove_dead_socket(path: str) -> None:
-    """Remove the socket file of a server that was killed. nsqd would refuse to start."""
+    """Remove the socket file of a killed server, so that this server can listen; nsqd would refuse to start."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         try:
             probe.connect(path)
@@ -149,10 +149,10 @@ def remove_socket_file(address: tuple[str, int]) -> None:
 
 
 def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.socket:
-    """Connect within these seconds of a clock. The socket itself has no timeout.
+    """Connect, and return the socket. Connecting may take ``seconds`` of the clock; the socket has no timeout.
 
     Raises:
-        TimeoutError: If it takes longer.
+        TimeoutError: If connecting takes longer.
         OSError: If the connection fails.
     """
     from gevent import socket as cooperative

@@ -23,7 +23,7 @@ __all__ = ["CertificateFiles", "Certificates"]
 
 _LIFETIME = timedelta(days=30)
 _EXPIRED_FOR = timedelta(hours=1)
-# The key of the CA may sign certificates, but has none of these usages.
+# Key usages that the CA's certificate does not have: its key only signs certificates.
 _OTHER_KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("encipher_only", "decipher_only"),
@@ -61,7 +61,7 @@ class Certificates:
         """Make the certificate of a server with these host names and IP addresses.
 
         Args:
-            names: A str, which is one name, or several names.
+            names: One name as a str, or several names.
 
         Raises:
             ValueError: If there is no name.
@@ -104,7 +104,7 @@ def _sign(
     *,
     expired: bool,
 ) -> x509.Certificate:
-    """Make and sign a certificate. Without an issuer, it is the certificate of the CA, signed with its own key."""
+    """Make and sign a certificate. Without an issuer, make the CA's certificate, signed with its own key."""
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
     signer_key, signer = (key, subject) if issuer is None else (issuer[0], issuer[1].subject)
     now = datetime.now(UTC)

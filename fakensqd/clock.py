@@ -44,7 +44,7 @@ class Clock(ClientClock, Protocol):
         """Nanoseconds since 1970."""
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call the callback in the hub after some seconds. It must not block."""
+        """Call the callback in the hub after some seconds. The callback must not block."""
 
 
 class _HubTimer:
@@ -52,7 +52,7 @@ class _HubTimer:
 
     def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
         self._watcher = gevent.get_hub().loop.timer(max(0.0, seconds))
-        # update: libev's time is the time when this iteration of the loop began.
+        # update=True: count from now. Libev's own time is the time when this iteration of the loop began.
         self._watcher.start(callback, update=True)
 
     def cancel(self) -> None:
@@ -66,7 +66,7 @@ class RealClock(RealClientClock):
     time_ns = staticmethod(time.time_ns)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call the callback in the hub after some seconds. It must not block."""
+        """Call the callback in the hub after some seconds. The callback must not block."""
         return _HubTimer(seconds, callback)
 
 
@@ -96,7 +96,7 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
             expire()
 
     def _expire(self, waiting: gevent.Greenlet) -> None:
-        # This runs one round of the hub after the deadline: the block may have ended by then.
+        # _expire() runs one round of the hub after the deadline: the ``with`` block may have ended by then.
         if self._timer is not None:
             waiting.throw(self)
 
@@ -153,7 +153,7 @@ class ManualClock:
             timer.cancel()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Let advance() call the callback when the clock has advanced by these seconds. It must not block."""
+        """Let advance() call the callback when the clock has advanced by these seconds. The callback must not block."""
         timer = _ManualTimer(callback)
         heapq.heappush(self._timers, (self._now + max(0.0, seconds), next(self._order), timer))
         return timer
@@ -166,7 +166,7 @@ class ManualClock:
         """Wait for an Event or AsyncResult, at most until the clock has advanced by these seconds.
 
         Returns:
-            True if it is ready.
+            True if the waitable is ready.
         """
         if seconds <= 0:
             gevent.sleep(0)
@@ -239,7 +239,7 @@ def run_with_timeout(clock: Clock, seconds: float, function: Callable[[], _Value
     """Call a function that may take at most some seconds by a clock.
 
     Raises:
-        TimeoutError: If the function takes longer. It is then interrupted.
+        TimeoutError: If the function takes longer. The function is then interrupted.
         Exception: The exception of the function.
     """
     timeout = clock.timeout(seconds)

@@ -21,7 +21,7 @@ SIZE = struct.Struct(">i")
 
 _Value = TypeVar("_Value")
 
-# A generator that reads and then returns a value. It yields None while bytes are missing, or a request.
+# A generator that reads and then returns a value. It yields None while bytes are missing, or an IoRequest.
 Read = Generator[IoRequest | None, IoResult, _Value]
 
 
@@ -116,13 +116,13 @@ class InputBuffer:
     def read_messages(self, limit: int, body_limit: int) -> Read[list[bytes]]:
         """Read the count and the messages of MPUB."""
         count = yield from self.read_size(b"E_BAD_BODY MPUB failed to read message count")
-        # 4 bytes of count, then at least 5 per message.
+        # The body has 4 bytes of count, then at least 5 bytes per message: its size, and one byte.
         if not 0 < count <= (body_limit - 4) // 5:
             raise CommandError(b"E_BAD_BODY MPUB invalid message count %d" % count)
         take, take_size = self.decoder.take, self.decoder.take_size
         messages: list[bytes] = []
         for index in range(count):
-            # Calls the decoder directly first: with a generator for each size and body, an MPUB costs twice as much.
+            # Ask the decoder first, not a generator: a generator for each size and body doubles the cost of an MPUB.
             size = take_size()
             if size is None:
                 size = yield from self.read_size(b"E_BAD_MESSAGE MPUB failed to read message(%d) body size" % index)

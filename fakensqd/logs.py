@@ -67,7 +67,7 @@ class NonBlockingLogHandler(logging.Handler):
 
 
 def configure(level: str, prefix: str, descriptor: int = 2) -> NonBlockingLogHandler:
-    """Write the log of fakensqd to a file descriptor, from one of LOG_LEVELS on."""
+    """Write fakensqd's log to a file descriptor: records of this level, one of LOG_LEVELS, and more severe ones."""
     handler = NonBlockingLogHandler(descriptor)
     handler.setFormatter(LineFormatter(prefix))
     logger = logging.getLogger("fakensqd")

@@ -111,7 +111,7 @@ class MessageQueue:
                 self._store(messages[max(0, free) :])
 
     def restore(self, messages: Sequence[QueuedMessage]) -> None:
-        """Append messages that are on disk."""
+        """Append messages that were loaded from disk. They count as on disk."""
         self._messages.extend(messages)
         self._store(messages)
 
@@ -161,7 +161,7 @@ class MessageIdGenerator:
         self._head = b""
 
     def next(self, count: int, now_ns: int) -> list[bytes]:
-        """Make ids. One tick of 1.05 ms has 4096 ids: nsqd then waits for the next tick; this uses it in advance."""
+        """Make ids. A tick of 1.05 ms has 4096 ids. For more, nsqd waits; this generator takes ids of the next tick."""
         tick = now_ns >> 20
         if tick > self._tick:
             self._start_tick(tick)

@@ -32,7 +32,7 @@ NSQ_VERSION = "1.3.0"
 # The last version in which each pushed message reduces the RDY count by 1.
 _OLD_VERSION = "0.2.31"
 
-# From the most messages to the fewest.
+# From the level that logs the most to the level that logs the least.
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 # Options that nsqd does not have.
 OWN_OPTIONS = ("lookupd_ping_interval", "release", "rdy_counts_down", "negotiates", "wrapped_answers")
@@ -227,7 +227,7 @@ class NsqdOptions(Options):
 
     @property
     def version(self) -> str:
-        """The version in responses. Clients infer from it that each message reduces the RDY count (before 0.3.0)."""
+        """The version in responses. If it is below 0.3.0, clients infer that each message reduces the RDY count."""
         return self.release or (_OLD_VERSION if self.rdy_counts_down else NSQ_VERSION)
 
     @property
@@ -242,7 +242,7 @@ class NsqdOptions(Options):
 
     @property
     def tls_policy(self) -> TlsRequired:
-        """Which clients must use TLS. A policy for client certificates implies TLS. Source: nsqd.go New."""
+        """Which clients must use TLS. False becomes TCP_AND_HTTP with a tls_client_auth_policy. Source: nsqd.go New."""
         required = _TLS_REQUIRED[str(self.tls_required).lower()]
         return required or (TlsRequired.TCP_AND_HTTP if self.tls_client_auth_policy else required)
 

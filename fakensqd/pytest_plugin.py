@@ -23,7 +23,7 @@ __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "f
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
-# Functions that report on the servers of a test, by fixture. True if the test itself has failed.
+# Of a test: its fixtures, with functions that report on their servers; and True if the test itself has failed.
 _REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -116,7 +116,7 @@ def pytest_runtest_makereport(
     if call.when != "call" or call.excinfo is None:
         return (yield)
     sections = [(name, describe()) for name, describe in item.stash.get(_REPORTS, [])]
-    shown = getattr(call.excinfo.value, "transcript", "")  # that of wait_until()
+    shown = getattr(call.excinfo.value, "transcript", "")  # the transcript of wait_until()
     if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
         call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # it is fakensqd.transcript.WaitError
     report = yield

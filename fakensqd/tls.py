@@ -40,7 +40,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext:
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
     except OSError as error:
-        # Python's errors do not name the file.
+        # Python's errors do not name the file, so this text names both files.
         files = f"tls_cert {options.tls_cert!r} and tls_key {options.tls_key!r}"
         raise OSError(f"{files} cannot be loaded: {error.strerror or error}") from error
     if options.tls_client_auth_policy in _CERTIFICATE_POLICIES:
@@ -175,7 +175,7 @@ def _negotiated(connection: ssl.SSLObject, context: ssl.SSLContext) -> TlsEstabl
     version = connection.version()
     assert suite is not None  # the handshake is done
     assert version is not None
-    # OpenSSL's numbers have a prefix.
+    # OpenSSL's number of a suite has a prefix; the lower 16 bits are IANA's number.
     number = next(cipher["id"] & 0xFFFF for cipher in context.get_ciphers() if cipher["name"] == suite[0])
     return TlsEstablished(
         version=_VERSION_NAMES[version],
@@ -186,5 +186,5 @@ def _negotiated(connection: ssl.SSLObject, context: ssl.SSLContext) -> TlsEstabl
 
 def _common_name(certificate: dict[str, Any]) -> str:  # Any: the fields have different shapes
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    # Go takes the last.
+    # Go takes the last common name.
     return str(names[-1]) if names else ""

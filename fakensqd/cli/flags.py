@@ -103,7 +103,7 @@ _READERS: dict[str, Callable[[str], Value]] = {
     "log_level": _log_level,
     "tls_required": _tls_required,
     "tls_min_version": lambda text: text.lower() or "tls1.0",
-    # By the type of the option.
+    # The readers above are by the option's name, those below by its type.
     "bool": _boolean,
     "str": str,
     "int": lambda text: int(text, 0),
@@ -121,7 +121,7 @@ def flags_of(program: str) -> tuple[Flag, ...]:
     """Return the flags of nsqd or nsqlookupd, and those for faults over HTTP, which the real programs do not have."""
     is_nsqd = program == "nsqd"
     port = 4150 if is_nsqd else 4160
-    # Of the real programs; those that are made of the name of the host are set by options_of().
+    # Defaults of the real programs. options_of() sets the defaults that depend on the name of the host.
     defaults: dict[str, Value] = {
         "tcp_address": f"0.0.0.0:{port}",
         "http_address": f"0.0.0.0:{port + 1}",

@@ -59,7 +59,7 @@ def run(program: str, arguments: Sequence[str]) -> int:
     try:
         values = {**_read_config_file(flags, str(given.get("config", ""))), **given}
         prefix = str(values.get("log-prefix", prefix))
-        # gevent's hub and all others that write to stderr must not wait either.
+        # Other code that writes to stderr, such as gevent's hub, must not wait either, so it gets this log's handler.
         sys.stderr = logs.configure(str(values.get("log-level", "info")), prefix)
         _run_daemon(program, options_of(flags, values, hostname=hostname), ignored_flags(flags, values))
     except _FatalError as error:
@@ -77,8 +77,8 @@ def exit_on_signals() -> None:
 
 
 def _exit(*_: object) -> NoReturn:
-    # There is nothing to clean up yet. An exception could be lost in code that drops exceptions, such as the callback
-    # of a weak reference, which imports use.
+    # Not sys.exit(): its exception could be lost in code that drops exceptions, such as the callback of a weak
+    # reference, which imports use. There is nothing to clean up yet.
     os._exit(0)
 
 
@@ -155,7 +155,7 @@ def _listen(options: Mapping[str, Value]) -> dict[str, Any]:  # Any: options are
 
 
 def _go_listen_address(address: str) -> str:
-    """Convert an address to what Go listens on for it: IPv6, too, on every address; a path if it has no port."""
+    """Convert an address as Go does: an empty host or 0.0.0.0 includes IPv6; without a port it is a path."""
     import socket
 
     if ":" not in address and "/" not in address:

@@ -54,7 +54,7 @@ def decode(body: bytes, fields: Mapping[str, FieldType]) -> dict[str, object]:
     empty object.
 
     Raises:
-        ValueError: If the body is not JSON or not an object, or a value has not the type of its field.
+        ValueError: If the body is not JSON or not an object, or a value does not have the type of its field.
     """
     try:
         pairs = json.loads(
