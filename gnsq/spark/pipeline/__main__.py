@@ -73,7 +73,7 @@ def main(
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     _quiet_py4j()
-    # Spark wants to see a pandas for mapInArrow(), and warns of new ones. Nothing of it is used.
+    # Spark imports pandas for mapInArrow() and warns of new versions. The job does not use pandas, so hide the warning.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
     try:
         config = load_config(config_file, settings)
@@ -129,16 +129,16 @@ def _adopt(config: PipelineConfig) -> None:
 
 
 def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
-    # Before Spark was started, what is there is another run's.
+    # Name the log only if this run has loaded Spark: a log from before is another run's.
     where = f"\nSpark's messages are in {config.log}" if "pyspark" in sys.modules and config.log.exists() else ""
-    # Some libraries' errors have pages.
+    # Show the first line only: errors of some libraries fill pages.
     return click.ClickException(reason.partition("\n")[0] + where)
 
 
 def _quiet_py4j() -> None:
-    """Keep py4j from logging each connection that a stop, a second Ctrl-C or the JVM's end cuts.
+    """Keep py4j from logging each connection that is lost by a stop, a second Ctrl-C or the end of the JVM.
 
-    It logs to the root logger, too: "Exception while sending command." and "KeyboardInterrupt while sending command.".
+    It also logs to the root logger: "Exception while sending command." and "KeyboardInterrupt while sending command.".
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
@@ -146,19 +146,19 @@ def _quiet_py4j() -> None:
 
 
 def _note(log: Path) -> None:
-    """Keep the traceback of what nobody has thought of."""
+    """Append the traceback of an unexpected exception to the log file."""
     with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
         traceback.print_exc(file=file)
 
 
 def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new_topic: bool, take_over: bool) -> bool:
-    """Run the job to its end. Click's context object may name another function than open_session()."""
-    # Slow to load: --help and errors in the settings do without.
+    """Run the job to its end. Return False if it was stopped. Without a session function, open_session() is used."""
+    # Imported here, since they load slowly and --help and errors in the settings do not need them.
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.process import StopRequest, lock_job
 
     with StopRequest() as stop:
-        # First: a typing error in the topic is to leave nothing behind.
+        # Check nsqd first, so that a typing error in the topic leaves no directories behind.
         check_nsq(config, survey(config), once=once, new_topic=new_topic)
         check_work(config)
         with lock_job(Path(config.work)):
@@ -174,7 +174,7 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
             with (session or open_session)(
                 "gnsq-pipeline", master=config.master or None, settings=config.spark, log=config.log
             ) as spark:
-                # SparkContext takes SIGINT for itself.
+                # Install the signal handlers again: SparkContext has replaced the one of SIGINT.
                 stop.install()
                 job = Job(spark, config, lambda batch: click.echo(batch_line(batch)), take_over=take_over)
 
@@ -200,7 +200,7 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
 
 @contextlib.contextmanager
 def _unless_interrupted(end: Callable[[], None]) -> Iterator[None]:
-    """Call end at the end, but not where that is to come at once: it may wait for Spark."""
+    """Call end() at the end, also after an error, but not after KeyboardInterrupt: end() may wait for Spark."""
     try:
         yield
     except KeyboardInterrupt:

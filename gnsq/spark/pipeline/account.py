@@ -1,4 +1,4 @@
-"""The demo's account: what went in and what came out, and whether that agrees. Reads results; knows no Spark."""
+"""The demo's account: numbers of published events and of results, and whether they agree. Knows no Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Account:
     counted: int
 
     def checks(self) -> list[tuple[str, bool]]:
-        """List what has to agree, and whether it does."""
+        """List (description, True if it holds) of each condition that the numbers must fulfil."""
         return [
             (
                 f"published {self.published:,} = archived {self.archived:,} + dead-lettered {self.dead_lettered:,}",
@@ -67,17 +67,17 @@ def drain_topic(topic: str, lookupd_http_addresses: list[str], expected: int) ->
             arrived.clear()
             if not arrived.wait(QUIET):
                 break
-        # More than expected would be duplicates: give them their chance to show.
+        # Wait a little longer: further messages would be duplicates, which the account must show.
         gevent.sleep(0.2)
     return bodies
 
 
 def sum_highest_versions(bodies: Iterable[bytes]) -> tuple[int, int]:
-    """Add up the counts that a job without other aggregates has published: in each epoch, of each window and its keys
-    the one with the highest version.
+    """Add up the counts that a job without other aggregates has published. Of each epoch, window and keys only the
+    count with the highest version is valid, and is added.
 
     Returns:
-        The sum, and how many windows and keys there are.
+        The sum, and the number of different (window, keys).
     """
     latest: dict[tuple[object, ...], tuple[int, int]] = {}
     for body in bodies:

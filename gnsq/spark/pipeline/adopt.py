@@ -1,10 +1,10 @@
 """Make tables of the files of an earlier release: ``gnsq-pipeline adopt``, with the job stopped.
 
-The files of the archive by hour become files of the table archive where they are; the table stays by hour. The long
-letters in dead/ are copied, since the table dead is by day. Each table gets all of its files in one commit, so that
-an adoption that is killed begins again, and a second one changes nothing.
+The archive's files, which are partitioned by hour, become files of the table archive without a copy; the table stays
+partitioned by hour. The long letters in dead/ are copied, since the table dead is partitioned by day. Each table gets
+all of its files in one commit. So an adoption that was killed begins again, and a second one changes nothing.
 
-late/ is left alone: its events are in the archive, too. So are the metrics.
+Not adopted: late/, whose events are in the archive, too; and the metrics.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROWS = 10_000
 
 
 def adopt(config: PipelineConfig) -> Iterator[str]:
-    """Yield what was done, a line for each table.
+    """Make the tables archive and dead of existing files; yield a line of text for each table.
 
     Raises:
         JobFailed: If the files do not fit the settings, or the store fails; nothing is changed then.
@@ -52,7 +52,7 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
         )
     location = config.checkpoint_of("archive")
     owner = checkpoint_id(location)
-    # A batch that was not committed runs again, and all of its rows come again.
+    # Leave out files of batches after the last committed one: such a batch runs again and writes all its rows again.
     committed = _committed(location) if owner is not None else None
     archive, dead = archive_tables(config)
     files, archive = _archived(archive, committed)
@@ -76,7 +76,7 @@ def _committed(checkpoint: str) -> int:
 
 
 def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Table]:
-    """Describe the files of the archive; returns the table with columns that only they have, too."""
+    """Describe the files of the archive. Return them, and the table with the columns that only the files have."""
     store = open_store(table.location, "output")
     if isinstance(store, LocalStore):
         _finish_exchanges(store.root)
@@ -95,7 +95,7 @@ def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Tabl
 
 
 def _letters(table: Table, committed: int | None) -> list[DataFile]:
-    """Copy the long letters into files of the table."""
+    """Copy the long letters into files of the table dead, and describe these files."""
     store, target = open_store(table.location, "output"), table.target(0)
 
     def batches() -> Iterator[Any]:  # Any: pyarrow has no types
@@ -113,7 +113,7 @@ def _is_late(batch: str | None, committed: int | None) -> bool:
 
 
 def _finish_exchanges(root: Path) -> None:
-    """Put back hours whose merge was killed, on a file system that can't exchange directories in one step."""
+    """Move back each hour's directory whose merge was killed halfway, between two renames, in the earlier release."""
     for aside in root.glob("_replaced/hour=*"):
         if not (root / aside.name).exists():
             aside.rename(root / aside.name)

@@ -1,11 +1,11 @@
 """Query archive: every event into the table archive, every malformed body into the table dead and to its topic.
 
 A batch is one pass over its messages: tasks write the files of both tables, the driver commits the files of archive,
-then those of dead, then has the letters published. Each may be the last before a kill; then the batch runs again:
+then those of dead, then has the dead letters published. A kill may come after any step. Then the batch runs again:
 
-    its files are written again, and those of the run before stay unused until a vacuum
-    a table whose log has the batch is left as it is
-    the letters are published again, since nobody knows how far the run before came (message_id tells them apart)
+    its files are written again, and the files of the killed run stay unused until a vacuum
+    a table whose log already has the batch is not changed
+    all letters are published again, since it is unknown which were published (message_id shows duplicates)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gnsq.spark.pipeline.layout import archive_tables
 
 __all__ = ["ArchiveBatches", "dead_letter"]
 
-# Of a malformed body in its dead letter: nsqd takes 1 MiB, and base64 makes four bytes of three.
+# Limit of the bytes of a malformed body in its dead letter: nsqd takes 1 MiB, and base64 makes four bytes of three.
 LETTER_BYTES = 512 * 1024
 # If a batch has touched more partitions, the next one is shuffled, so that each partition's rows are in one task.
 # Without that, each task writes a file for each partition.
@@ -36,10 +36,10 @@ SPREAD = 200
 
 
 class ArchiveBatches:
-    """What foreachBatch calls.
+    """Writes the batches of the query archive: foreachBatch calls it.
 
     Args:
-        take_over: The tables may belong to another checkpoint.
+        take_over: Accept tables that belong to another checkpoint.
     """
 
     def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
@@ -51,7 +51,7 @@ class ArchiveBatches:
         self._is_spread = False
 
     def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> None:
-        """Write one batch of what events.parse() returns.
+        """Write one batch. Its rows are the result of events.parse().
 
         Args:
             owner: Spark's id of the query.
@@ -87,7 +87,7 @@ def _route(archive: TableTarget, dead: TableTarget, batch: Any) -> Iterator[tupl
 
 
 def dead_letter(row: Mapping[str, Any]) -> bytes:
-    """Write a row of dead as it is published; of a long body there is only the first part."""
+    """Build the message of a dead letter from a row of the table dead. A long body is cut to LETTER_BYTES."""
     body: bytes = row["body"]
     letter = {"reason": row["reason"], "body_base64": base64.b64encode(body[:LETTER_BYTES]).decode()}
     if len(body) > LETTER_BYTES:

@@ -1,4 +1,4 @@
-"""Click events for the demo: the same ones for the same seed. Knows no NSQ."""
+"""Click events for the demo: the same seed gives the same events. Knows no NSQ."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["generate", "read_lines"]
 USERS = 5_000
 PAGES = ["/", "/search", "/cart", "/checkout", "/login", "/help", *(f"/products/{number}" for number in range(1, 35))]
 BROWSERS = ["firefox", "chrome", "safari", "edge"]
-# The events' own time that the whole run covers; publishing it takes seconds.
+# Time from the first event to the last, by the events' own times. Publishing them all takes seconds.
 SPAN = dt.timedelta(hours=2, minutes=30)
 START = dt.datetime(2026, 1, 15, 9, 0, tzinfo=dt.UTC)
 MALFORMED = 0.004
-# Phones that were offline: their events come up to this much later.
+# Share of events of phones that were offline, and the longest time by which such events come late.
 OFFLINE, OFFLINE_DELAY = 0.01, dt.timedelta(minutes=45)
 
 
 def generate(count: int, seed: int) -> Iterator[bytes]:
-    """Yield so many bodies, in the order in which they arrive; a few are malformed, a few late."""
+    """Yield count bodies in the order in which they arrive. A few are malformed, and a few are late."""
     rng = random.Random(seed)
-    # Pages are not equally popular; users neither.
+    # Some pages and users are more frequent than others.
     page_weights = list(itertools.accumulate(1 / rank for rank in range(1, len(PAGES) + 1)))
     for number in range(count):
         arrived = START + SPAN * (number / max(count, 1))
@@ -44,7 +44,7 @@ def generate(count: int, seed: int) -> Iterator[bytes]:
 
 
 def _malformed(event: dict[str, object], body: bytes, rng: random.Random) -> bytes:
-    """Break an event in one of the ways in which clients do."""
+    """Make a malformed body of an event, in one of the ways that occur with real clients."""
     kind = rng.randrange(5)
     if kind == 0:
         return body[: rng.randrange(1, len(body) - 1)]
@@ -58,10 +58,10 @@ def _malformed(event: dict[str, object], body: bytes, rng: random.Random) -> byt
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield a file's lines as bodies; empty ones are left out, since NSQ takes no empty message.
+    """Yield the lines of a file as bodies. Empty lines are left out, since nsqd refuses empty messages.
 
     Raises:
-        OSError: If it can't be read.
+        OSError: If the file can't be read.
     """
     with open(path, "rb") as file:
         for line in file:

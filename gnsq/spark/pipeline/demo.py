@@ -1,6 +1,5 @@
-"""``python -m gnsq.spark.pipeline.demo``: the whole way on one machine, with emulated nsqds, and the account of it.
-
-The servers run on threads of their own: this one blocks natively while it waits for Spark.
+"""``python -m gnsq.spark.pipeline.demo``: runs the job on one machine with emulated nsqds, and checks that no event is
+missing. The servers run on threads of their own, since the main thread blocks natively while it waits for Spark.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 TOPIC = "clicks"
-# nsqd refuses bodies of more than 5 MiB.
+# Limits of one MPUB: nsqd refuses an MPUB of more than 5 MiB.
 MPUB_ROWS, MPUB_BYTES = 500, 1024 * 1024
 
 
 class _Stopped(Exception):
-    """Somebody asked to stop."""
+    """SIGINT or SIGTERM has asked the demo to stop."""
 
 
 @click.command()
@@ -84,8 +83,8 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
 def _demo(
     console: Console, stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, session: OpenSession | None
 ) -> bool:
-    """Run all of it; returns whether the account agrees. Click's context object may name another function than
-    open_session()."""
+    """Publish, run the job, and show the account; return True if it agrees. Without a session function, open_session()
+    is used."""
     from fakensqd import FakeCluster  # the extra fakensqd; the package needs it for nothing else
 
     started = time.monotonic()
@@ -98,7 +97,7 @@ def _demo(
             work=str(work / "work"),
             lookupd_http_addresses=tuple(lookupds),
             max_rows_per_batch=max(total // 4, 1000),
-            # So that also events of a file in disorder are all counted.
+            # Keep windows for a year, so that all events are counted even if those of a file are in any order.
             keep_windows=YEAR,
         )
         published = _publish(console, stop, nsqds, bodies, total)
@@ -113,7 +112,7 @@ def _demo(
 
 
 def _publish(console: Console, stop: StopRequest, nsqds: list[str], bodies: Iterable[bytes], total: int) -> int:
-    """Publish everything; returns how many nsqd has confirmed."""
+    """Publish all bodies; return the number of those that nsqd has confirmed."""
     confirmed = 0
     with _progress(console) as progress, Producer(nsqds) as producer:
         task = progress.add_task("publishing", total=total)
@@ -137,7 +136,7 @@ def _run_pipeline(
     """Run the job until both channels are drained.
 
     Returns:
-        How many events were archived, how many have entered the aggregation, and rows of the table of metrics.
+        Numbers of events in the archive, of events that have entered the aggregation, and of rows of the metrics table.
     """
     from gnsq.spark.pipeline.job import Job
     from gnsq.spark.pipeline.layout import ENTERED, archive_tables, metrics_table  # slow to load, as the others
@@ -148,7 +147,7 @@ def _run_pipeline(
     with _progress(console) as progress:
         starting = progress.add_task("starting Spark", total=None)
         with (session or open_session)("gnsq-demo", master="local[2]", log=work / "spark.log") as spark:
-            # SparkContext takes SIGINT for itself.
+            # Install the signal handlers again: SparkContext has replaced the one of SIGINT.
             stop.install()
             progress.remove_task(starting)
             tasks = {name: progress.add_task(name, total=published) for name in ("archive", "metrics")}
@@ -181,7 +180,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Divide bodies into what fits into one MPUB."""
+    """Divide bodies into lists that each fit into one MPUB."""
     batch: list[bytes] = []
     size = 0
     for body in bodies:

@@ -1,4 +1,4 @@
-"""How users give settings: a TOML file, environment variables, the command line. Makes a PipelineConfig of them."""
+"""Reads the settings from a TOML file, environment variables and the command line, and makes a PipelineConfig."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PAIRS = {"nsq": "NAME=VALUE", "spark": "NAME=VALUE", "fields": "NAME=TYPE", "me
 
 
 def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: click's own
-    """Give a command one option for each setting, with the setting's name as the parameter's."""
+    """Add one option for each setting to a click command. The parameter has the name of the setting."""
     for field in reversed(dataclasses.fields(PipelineConfig)):
         command = _click_option(field)(command)
     for name in GONE:
-        # Refused by load_config(), in the environment, too.
+        # Settings of earlier releases. load_config() refuses them, also if they come from environment variables.
         command = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(command)
     return command
 
@@ -53,7 +53,7 @@ def _sentence(meaning: str) -> str:
 
 
 def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineConfig:
-    """Read a TOML file, if any, and let what was given on the command line win; tables are merged.
+    """Read a TOML file, if any. Overrides (command line, environment) win over the file; tables are merged.
 
     Raises:
         ValueError: If the file can't be read, has an unknown setting, or a setting has the wrong type or value.
@@ -78,7 +78,7 @@ def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineCo
         if name == "metrics" and isinstance(before, list) and len(before) == 1:
             [before] = before
         values[name] = {**before, **given} if isinstance(before, dict) and isinstance(given, dict) else given
-    # Checked one by one just below, so that what is made of them has the types it says.
+    # _typed() checks the type of each value, which mypy can't see.
     return PipelineConfig(**{name: _typed(name, str(fields[name].type), value) for name, value in values.items()})  # type: ignore[arg-type]
 
 
@@ -87,7 +87,7 @@ def _pairs(name: str, items: tuple[str, ...]) -> dict[str, str]:
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            # Not shown: it may be a secret.
+            # Do not show the item: it may be a secret.
             raise ValueError(f"setting {name} has an item without a name or '=': {_PAIRS[name]} was due")
         pairs[key.strip()] = value.strip()
     return pairs
@@ -129,7 +129,7 @@ def _metrics(value: object) -> tuple[Metric, ...]:
 
 
 def _text(name: str, key: str, value: object) -> str:
-    """Write a value of a table as Spark's options are."""
+    """Format a value of a TOML table as the string that a Spark option needs."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list) and all(isinstance(item, str) for item in value):

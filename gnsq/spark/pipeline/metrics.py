@@ -1,12 +1,12 @@
 """Query metrics: aggregates by window and keys over event time, in Spark's state, in update mode.
 
-A window is kept until ``keep_windows`` after its end: what comes later than that is left out. The state has one group
-more, whose window and keys are null and which is never let go: it counts each event that has entered the aggregation.
-Its count is exact however often a batch or a task runs again, since it is part of the state. So the number of events
-that came too late is entered minus counted.
+A window is kept until ``keep_windows`` after its end; events that come later are left out. The state has one group
+more, whose window and keys are null and which is never removed: it counts each event that has entered the aggregation.
+This count is exact even if a batch or a task runs again, since it is part of the state. So the number of events that
+came too late is the number entered minus the number counted in windows.
 
 Each batch appends the rows that it has changed to a table, and publishes them. A batch that runs again gives the same
-rows; they are not appended again, but published again, since nobody knows how far the run before came.
+rows. They are not appended again, but published again, since it is unknown which of them were published before.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from gnsq.spark.pipeline.windows import Metric, value_type, version_of
 
 __all__ = ["MetricsBatches", "aggregated", "metric_body"]
 
-# Spark takes a column with this key in its metadata for the time that its watermark is about.
-# Source: EventTimeWatermark.delayKey. explode() loses it.
+# Spark applies the watermark to the column that has this key in its metadata. explode() loses the key, so set it again.
+# Source: EventTimeWatermark.delayKey.
 _DELAY_KEY = "spark.watermarkDelayMs"
 _MICROSECONDS = 1_000_000
 _AGGREGATES = {
-    # Of too large numbers try_sum() makes null; sum() would end the query, again at each start.
+    # If a sum overflows, try_sum() returns null; sum() would end the query, and again after each start.
     "sum": F.try_sum,
     "mean": F.try_avg,
     "count": F.count,
@@ -48,10 +48,10 @@ _AGGREGATES = {
 
 
 class MetricsBatches:
-    """What foreachBatch calls with the rows of aggregated().
+    """Writes the batches of the query metrics: foreachBatch calls it with the rows of aggregated().
 
     Args:
-        take_over: The table may belong to another checkpoint.
+        take_over: Accept a table that belongs to another checkpoint.
     """
 
     def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
@@ -60,7 +60,7 @@ class MetricsBatches:
         self._take_over = take_over
         self._sink = WriteOptions.parse(config.sink_options(config.metrics_to))
         self._epoch: int | None = None
-        # By epoch.
+        # Epoch -> number of events that have entered the aggregation in it.
         self._entered: dict[str, int] = {}
 
     def __call__(self, changed: DataFrame, batch_id: int, owner: str) -> None:
@@ -77,7 +77,7 @@ class MetricsBatches:
         found = collect_files(
             changed, functools.partial(_write_changed, target=target, metric=metric, epoch=self._epoch)
         )
-        # Without events there is no such row, and nothing has changed.
+        # If the batch has no events, no file named ENTERED is found, and the number stays as it was.
         self._entered |= {f"{ENTERED}.{self._epoch}": file.rows for file in found if file.table == ENTERED}
         facts = {name: str(number) for name, number in self._entered.items()}
         facts[ENTERED] = str(sum(self._entered.values()))
@@ -86,20 +86,20 @@ class MetricsBatches:
 
 
 def aggregated(parsed: DataFrame, config: PipelineConfig) -> DataFrame:
-    """Aggregate what events.parse() returns.
+    """Aggregate the rows that events.parse() returns, by window and keys.
 
     Returns:
-        window_start, the keys as strings, count, and a column for each aggregate. One row has null in window_start and
-        in the keys.
+        window_start, the keys as strings, count, and a column for each aggregate. In the row that counts all events,
+        window_start and the keys are null.
     """
     metric = config.metric
-    # Spark lets go of a group, and leaves out a row, whose start is at or before the watermark.
+    # Spark removes a group, and leaves out a row, if its window_start is at or before the watermark.
     delay = round((config.windows_kept + metric.window) * 1000)
     events = well_formed(parsed).withWatermark("event_time", f"{delay} milliseconds")
     if config.deduplicate:
-        # Spark allows one watermark in a query. So the event time decides here, and ids are kept as long as windows.
+        # Spark allows one watermark in a query. So deduplication uses event_time, and keeps ids as long as windows.
         events = events.dropDuplicatesWithinWatermark(["nsqd", "message_id"])
-    # With a blank in their names, which no field has.
+    # The names of these columns contain a blank, so none is the name of a field.
     values = {aggregate.field: f"value {number}" for number, aggregate in enumerate(metric.aggregates)}
     kinds = {field: value_type(config.fields[field]) for field in values}
     groups = events.select(
@@ -118,7 +118,7 @@ def aggregated(parsed: DataFrame, config: PipelineConfig) -> DataFrame:
 
 
 def _groups(metric: Metric) -> Iterator[Column]:
-    """Build the groups that an event is in: that of all events, and one for each of its windows."""
+    """Build the groups that an event is in: the group of all events, and one for each of the event's windows."""
     nothing = [F.lit(None).cast("string").alias(name) for name in metric.keys]
     yield F.struct(F.lit(None).cast("timestamp").alias("window_start"), *nothing)
     keys = [F.col(name).cast("string").alias(name) for name in metric.keys]
@@ -132,7 +132,7 @@ def _groups(metric: Metric) -> Iterator[Column]:
 
 
 def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, epoch: int) -> Iterator[DataFile]:
-    """Write the rows of windows; describe the row of all events as a file of no table, with their number."""
+    """Write the rows of windows. Return the number of all events as a DataFile named ENTERED, which is in no table."""
     entered = 0
 
     def route(batch: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
@@ -153,15 +153,15 @@ def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, 
 
 
 def metric_body(metric: Metric, row: dict[str, Any]) -> bytes:
-    """Write a row of the table as it is published: with the start of its window, and without the end."""
+    """Build the message of a row of the table. It has the start of the window, and not the end."""
     names = (*metric.keys, "count", *(each.column for each in metric.aggregates), "epoch", "version")
     values = {"window": row["window_start"].strftime("%Y-%m-%dT%H:%M:%SZ")}
-    # Escaped, a key of many letters of one script could exceed what nsqd takes.
+    # Do not escape letters that are not ASCII: a long key could make the message too large for nsqd.
     return json.dumps({**values, **{name: _json_value(row[name]) for name in names}}, ensure_ascii=False).encode()
 
 
 def _json_value(value: Any) -> Any:  # Any: JSON
     if isinstance(value, Decimal):
         return float(value)
-    # JSON has no other word for these.
+    # JSON has no numbers for infinity and NaN, so they become strings.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
