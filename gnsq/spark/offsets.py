@@ -100,22 +100,38 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
     return [segment for _, _, segment in sorted(ordered, key=lambda item: item[:2])]
 
 
-def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int) -> list[Segment]:
-    """Return as many of the first segments as the limits allow, but at least one: segments are not divided.
+def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int, turn: int = 0) -> list[Segment]:
+    """Return as many segments as the limits allow, but at least one: segments are not divided.
+
+    If a segment does not fit, the later segments of its receiver wait with it, and those of other receivers are taken.
+    The receiver of the turn comes first. So a receiver with large segments is not kept back by one that always has
+    small ones.
 
     Args:
         waiting: As pending() returns it.
         max_rows: None for no limit.
+        turn: A number that differs from batch to batch.
     """
+    receivers = sorted({segment.receiver for segment in waiting})
+    if len(receivers) > 1:
+        chosen = receivers[turn % len(receivers)]
+        first = next(segment for segment in waiting if segment.receiver == chosen)
+        waiting = [first, *(segment for segment in waiting if segment is not first)]
     taken: list[Segment] = []
+    full: set[str] = set()
     rows = size = 0
     for segment in waiting:
+        if segment.receiver in full:
+            continue
+        is_over = size + segment.size > max_bytes or (max_rows is not None and rows + segment.rows > max_rows)
+        if is_over and taken:
+            full.add(segment.receiver)
+            if len(full) == len(receivers):
+                break
+            continue
+        taken.append(segment)
         rows += segment.rows
         size += segment.size
-        is_over = size > max_bytes or (max_rows is not None and rows > max_rows)
-        if is_over and taken:
-            break
-        taken.append(segment)
     return taken
 
 

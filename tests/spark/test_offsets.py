@@ -82,13 +82,30 @@ def test_take_up_to_keeps_to_the_limits(limits, taken):
     assert len(take_up_to(segments("a", 1, 2, 3, 4), *limits)) == taken
 
 
-@given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 100)), st.integers(1, 100))
-def test_repeated_take_up_to_reads_every_segment_once(spool, start, max_rows, max_bytes):
+def test_take_up_to_fills_a_batch_beside_a_segment_that_does_not_fit():
+    waiting = pending([*segments("a", *range(1, 100)), *segments("b", 1, 2, rows=500)], {})
+
+    assert sum(segment.rows for segment in take_up_to(waiting, 500, 10**9)) == 500
+
+
+def test_receiver_with_large_segments_is_not_kept_back_by_one_that_always_has_small_ones():
+    large, start = segments("b", *range(1, 11), rows=500), {}
+    for turn in range(20):
+        # Each time ten more, as of a receiver that goes on.
+        small = segments("a", *range(1, 10 * turn + 11))
+        start = advance(start, take_up_to(pending([*small, *large], start), 500, 10**9, turn), {"a", "b"})
+
+    # The last batch was a large segment.
+    assert start == {"a": 190, "b": 10}
+
+
+@given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 100)), st.integers(1, 100), st.integers(0, 9))
+def test_repeated_take_up_to_reads_every_segment_once(spool, start, max_rows, max_bytes, turn):
     receivers = {segment.receiver for segment in spool}
     todo = pending(spool, start)
     read = []
     while waiting := pending(spool, start):
-        taken = take_up_to(waiting, max_rows, max_bytes)
+        taken = take_up_to(waiting, max_rows, max_bytes, turn)
         end = advance(start, taken, receivers)
         assert set(pending(spool, start, end)) == set(taken)
         read += taken

@@ -105,6 +105,8 @@ class Planner:
         self._end: dict[str, int] = {}
         self._grown_at = time.monotonic()
         self._planned: Vector = {}
+        # Batches that were planned; see take_up_to().
+        self._turn = 0
         self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
         # Of a query that drains: its policy, its last offset when that is known, and the rows counted so far.
         self._drain: Drain | None = None
@@ -301,11 +303,14 @@ class Planner:
     def _plan_up_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
         waiting = self._pending_after(start)
         self._planned = advance(start, taken, self._listing.receivers)
-        self._pending, self._pending_key = waiting[len(taken) :], (self._planned, self._drain_end)
+        left = [segment for segment in waiting if segment.number > self._planned.get(segment.receiver, 0)]
+        self._pending, self._pending_key = left, (self._planned, self._drain_end)
+        self._turn += bool(taken)
         return dict(self._planned)
 
     def _take(self, waiting: list[Segment]) -> list[Segment]:
-        return take_up_to(waiting, self._options.max_rows_per_batch, self._options.max_bytes_per_batch)
+        options = self._options
+        return take_up_to(waiting, options.max_rows_per_batch, options.max_bytes_per_batch, self._turn)
 
     def _is_whole_batch_after(self, start: Vector) -> bool:
         waiting = self._pending_after(start)
