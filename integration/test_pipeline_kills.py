@@ -15,6 +15,7 @@ from collections import Counter
 
 import pyarrow.compute as pc
 import pytest
+from pyarrow import fs
 
 from gnsq import Producer
 from gnsq.errors import NSQException
@@ -148,7 +149,10 @@ def output(request, tmp_path):
         yield tmp_path / "out"
     else:
         with s3_server() as server:
-            yield server.location("bucket/out", "KEY:SECRET@")
+            output = server.location("bucket/out", "KEY:SECRET@")
+            store, _ = fs.FileSystem.from_uri(f"{output}&allow_bucket_creation=true")
+            store.create_dir("bucket")
+            yield output
 
 
 def test_kills_at_random_lose_and_double_no_event(output, tmp_path):
