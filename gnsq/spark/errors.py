@@ -50,6 +50,8 @@ _SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
 _CALL = re.compile(r"(py4j\.protocol\.Py4J\w+: )?An error occurred while calling ")
 _THREAD_ERROR = re.compile(r'Exception in thread "[^"]*" [\w.$]+: ')
 _NOISE = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
+# Spark gives no reason if the Python process of a source has ended.
+_NO_REASON = "a Python process of Spark has ended: was it killed, or out of memory? Start again, nothing is lost"
 _TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): ")
 
 
@@ -68,7 +70,8 @@ def root_cause(text: str) -> str:
     first, causes = _JAVA_ERROR.search(java), _JAVA_CAUSE.findall(java)
     if first is None:
         line = causes[-1] if causes else text.strip().partition("\n")[0]
-        return _SQLSTATE.sub("", line)
+        line = _SQLSTATE.sub("", line).rstrip()
+        return f"{line} {_NO_REASON}" if line.endswith("terminated with exception:") else line
     line = _SQLSTATE.sub("", _TASK.sub("", first[1]))
     cause = _SQLSTATE.sub("", _TASK.sub("", causes[-1])) if causes else ""
     return line if cause in line else f"{line.rstrip('.')}: {cause}"
