@@ -1,7 +1,7 @@
 """The Consumer: its public methods, start and close, discovery of nsqds, and their connections.
 
-It connects other classes, which do the work: connections read and write, MessageDispatcher passes messages to handlers
-and sets RDY. The numbered steps of a message stand in nsqd/connection.py.
+Consumer connects the classes that do the work: connections read and write, MessageDispatcher passes messages to
+handlers and sets RDY. The numbered steps of a message stand in nsqd/connection.py.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Consumer:
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
-        self._looked_up = False  # True if an nsqlookupd has responded in the last round of lookups
+        self._looked_up = False  # True if any nsqlookupd has responded in the last round of lookups
         # For each nsqd that is not connected again: when its connection was lost.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()
@@ -302,7 +302,7 @@ class Consumer:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
         if self._starting.acquire():
             self._close_unstarted()
-        # For a start() that runs in another thread at the same time.
+        # Tells a start() that runs in another thread at the same time.
         self._close_requested = True
         if self._state is State.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
             self._owner_thread.spawn(self.close, timeout)
@@ -362,7 +362,7 @@ class Consumer:
         self._in_owner_thread(self._rdy.pause, False)
 
     def apply_options(self) -> None:
-        """Put options into effect that were set as attributes."""
+        """Put into effect the options that were set as attributes."""
         self._in_owner_thread(self._rdy.configure, self.options)
 
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
@@ -386,7 +386,7 @@ class Consumer:
         for task in self._tasks:
             task.kill(block=False)
         self._workers.abort()
-        # They belong to the parent; their own after_fork_in_child() closes this process's copies.
+        # The connections belong to the parent; their own after_fork_in_child() closes this process's copies.
         self._pool.connections.clear()
         self._end()
 
@@ -408,8 +408,8 @@ class Consumer:
     def is_healthy(self) -> bool:
         """True if the consumer runs and can receive, for a liveness probe; also while no nsqd has the topic.
 
-        That needs a connected nsqd, or an nsqlookupd that names no nsqd. False if a server that is not nsqlookupd
-        responds at an address of lookupd_http_addresses. stats() has the reasons: failures, lookupd_failures.
+        It can receive if an nsqd is connected, or if an nsqlookupd names no nsqd. False if another server than
+        nsqlookupd responds at one of lookupd_http_addresses. The reasons are in stats(): failures, lookupd_failures.
         """
         if not self.is_running or self._nodes.report.wrong:
             return False
@@ -437,8 +437,8 @@ class Consumer:
 
     @property
     def is_starved(self) -> bool:
-        """True if a connection has nearly as many messages in flight as its RDY count allows. A collected batch must
-        run then, since nsqd sends no more.
+        """True if a connection has nearly as many messages in flight as its RDY count allows. A handler that
+        collects a batch must run it then, since nsqd sends no more messages.
 
         Source: the client guide, "Message Flow Starvation".
         """
@@ -581,7 +581,7 @@ class Consumer:
         self._spawn("rdy", self._rdy.run)
         self._spawn("overdue", self._runner.log_regularly)
         if self.lookupds:
-            # A task, so that close() can end it.
+            # A greenlet of its own, so that close() can kill it.
             first = gevent.spawn(self.query_lookupd)
             self._tasks.append(first)
             first.get()
@@ -666,5 +666,5 @@ class Consumer:
         if self.threaded:
             atexit.unregister(self._close_at_exit)
         if self._hub_thread is not None:
-            # The last step, since it also kills this greenlet.
+            # Do this last: stop() also kills this greenlet.
             self._hub_thread.stop()

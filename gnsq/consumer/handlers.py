@@ -35,7 +35,7 @@ _ADVICE = (
     "give a plain function (while it waits, other greenlets run; asyncio.run() in gevent's threadpool runs a coroutine)"
 )
 
-# Kinds of functions that a call does not run: name, test for the function, and type of the object that a call returns.
+# Kinds of functions whose code a call does not run: name, test for the function, type of what the call returns.
 _NOT_RUN: list[tuple[str, Callable[[object], bool], type]] = [
     ("a coroutine", inspect.iscoroutinefunction, Coroutine),
     ("a generator", inspect.isgeneratorfunction, Generator),
@@ -49,7 +49,7 @@ def _not_run_kind(result: type) -> str | None:
 
 
 def check_ran(function: object, result: object) -> None:
-    """Check by the result of a call that the call has run the function.
+    """Refuse the result of a call that has not run the function: a coroutine or a generator.
 
     Raises:
         TypeError: If the result is a coroutine or a generator, which is closed.
@@ -64,14 +64,14 @@ def check_ran(function: object, result: object) -> None:
 
 
 def check_runs(function: Callable[..., object], what: str) -> None:
-    """Check that a call would run the function.
+    """Refuse a function that a call would not run, such as a coroutine function.
 
     Args:
         what: Name of the argument, for the error text.
 
     Raises:
-        TypeError: If it is a coroutine function, a generator function, an async generator, a partial of one, or an
-            object whose ``__call__`` is one.
+        TypeError: If the function is a coroutine function, a generator function, an async generator, a partial of one
+            of these, or an object whose ``__call__`` is one of these.
     """
     called: Any = function  # Any: anything that can be called
     while isinstance(called, functools.partial):
@@ -85,7 +85,7 @@ def check_runs(function: Callable[..., object], what: str) -> None:
 
 
 def check_handler(handler: object, what: str) -> None:
-    """Check that a function can handle a message. A function whose signature Python can't determine is accepted.
+    """Refuse a function that can't be called as a Handler. Accepts functions whose signature Python can't determine.
 
     Args:
         what: Name of the argument, for the error text.
@@ -120,10 +120,10 @@ def handler_name(handler: object) -> str:
 
 
 class HandlerSignal(Signal):
-    """Signal whose receivers are handlers. connect() refuses functions that can't handle a message.
+    """Signal whose receivers are handlers. connect() refuses functions that check_handler() refuses.
 
     Attributes:
-        collected: Name of the last weakly connected receiver that was garbage collected; None: none was.
+        collected: Name of the weakly connected receiver that was garbage collected last; None if none was.
     """
 
     def __init__(self, name: str) -> None:

@@ -2,7 +2,7 @@
 
 nsqd treats RDY as a limit of the messages in flight. A lower RDY does not take messages back, so the difference can be
 given to another connection only when messages are answered. nsqd before 0.3.0 also subtracts 1 from RDY for each
-message that it sends; it is sent the same RDY again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
+message that it sends, so the same RDY is sent again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
 IsReadyForMessages; nsqd, "don't decrement RDY count".
 """
 
@@ -18,7 +18,7 @@ from gnsq.protocol.commands import is_starved
 
 __all__ = ["RdyPolicy"]
 
-# A RDY that nsqd counts down is sent again below this part. Source: the client guide, "RDY State".
+# If nsqd counts RDY down, it is sent again when less than this part is left. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
 # Factor of the measured delay: after a lower RDY to a silent nsqd, messages that it sent before arrive within this
 # time.
@@ -37,11 +37,11 @@ class _ConnectionRdy:
         last: When the last message came; before the first message: when the connection was added.
         idle_since: Since when no message is in flight; None if one is, or was at the last decide().
         rdy: RDY that was sent last.
-        remaining: If its nsqd counts down: the part of rdy that is left at least.
+        remaining: If its nsqd counts down: a lower bound of what is left of rdy.
         is_new: True until the first message.
         starved_at: When it was starved last.
         arriving: Messages that nsqd may have sent before it reads a lower RDY.
-        arriving_until: Until when these may arrive.
+        arriving_until: Time until which the arriving messages may come.
         raised_at: When RDY was raised from 0; None after the next message.
         turn: When its turn began; None while it waits for one, or if it needs none.
         turn_renewed: When its turn began or was last extended.
@@ -73,7 +73,7 @@ class _ConnectionRdy:
         self.raised_at = None
 
     def begin_turn(self, now: float) -> None:
-        """Begin a turn, or begin its time again if RDY was granted only now."""
+        """Begin a turn. Called again if RDY was granted later: the time of the turn then begins anew."""
         self.turn = self.turn_renewed = now
         self.had_turn = True
 
@@ -84,19 +84,19 @@ class _ConnectionRdy:
 
 
 class RdyPolicy(Generic[Key]):
-    """Distributes max_in_flight to connections. The sum of max(RDY, in flight) never exceeds it.
+    """Distributes max_in_flight to connections. The sum of max(RDY, in flight) never exceeds max_in_flight.
 
     A connection begins with RDY 1 and is raised with its first message. All get equal RDY counts. A connection that had
     no message for idle_timeout is reduced to RDY 1 while others are starved.
 
     If max_in_flight is lower than the number of connections, some have RDY 1 and the others RDY 0, by turns in random
     order. A connection without messages loses its turn after idle_timeout, or after grace if a waiting one is known to
-    have messages. A connection with messages loses it after turn_timeout, which is divided if many wait; it gets the
-    next turn if its successor has no messages.
+    have messages. A connection with messages loses its turn after turn_timeout, which is divided if many wait; it gets
+    the next turn if its successor has no messages.
 
     RDY that was taken from a connection is given to another one when messages are answered, or after grace, since nsqd
-    does not acknowledge RDY. A connection that loses its turn by silence probably has no message on its way: a few
-    times the measured delay is enough for it, or no time if no delay was measured.
+    does not acknowledge RDY. A connection that loses its turn by silence probably has no message on its way: its RDY
+    is given away after a few times the measured delay, or immediately if no delay was measured.
 
     Args:
         max_in_flight: Messages, 1 or more. This and the timeouts may be changed at any time, before a decide().
@@ -141,7 +141,7 @@ class RdyPolicy(Generic[Key]):
         self._waiting_with_backlog = 0
         self._turn_seconds = turn_timeout
         self.has_unassigned = False
-        # Seconds from a RDY to its first message, averaged, if that came within grace.
+        # Average of the seconds from a RDY to its first message; messages that came after grace are left out.
         self._delay = 0.0
 
     def add(self, key: Key, max_rdy_count: int, now: float, *, counts_down: bool = False) -> None:
@@ -152,7 +152,7 @@ class RdyPolicy(Generic[Key]):
             counts_down: True if its nsqd subtracts 1 from RDY with each message.
         """
         self._states[key] = _ConnectionRdy(max_rdy_count, counts_down, now, now)
-        # After the connections that have a turn: they would lose it.
+        # Insert it after the connections that have a turn, since they would lose the turn.
         first = min(len(self._order), self.max_in_flight) if len(self._order) >= self.max_in_flight else 0
         self._order.insert(self._rng.randint(first, len(self._order)), key)
 
@@ -193,8 +193,8 @@ class RdyPolicy(Generic[Key]):
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
         """Choose the connection to probe with RDY 1; None if there is no connection.
 
-        First the one that had the last message, since it probably has more; then another one at random. Connections
-        without messages in flight are preferred: the others deliver none before these are answered.
+        The first choice is the connection that had the last message, since it probably has more; then another one at
+        random. Connections with messages in flight come last: they deliver none before these are answered.
         """
         others = [key for key in self._order if key != self.probe] or self._order
         best = [key for key in others if not in_flight.get(key)] or others
@@ -205,7 +205,7 @@ class RdyPolicy(Generic[Key]):
         return self._rng.choice(best)
 
     def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
-        """Return the RDY counts to send now. Connections that are missing keep theirs.
+        """Return the RDY counts to send now. Connections that are missing keep their RDY.
 
         Args:
             in_flight: Messages in flight on each connection.
@@ -254,7 +254,7 @@ class RdyPolicy(Generic[Key]):
     # --- steps of decide()
 
     def _cap(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int]) -> dict[Key, int]:
-        """Reduce targets, but not below 1, if connections exceed theirs, as when max_in_flight was lowered."""
+        """Reduce some targets, but not below 1, if other connections have more in flight than their targets."""
         rdy = {key: min(target, self._states[key].rdy) for key, target in targets.items()}
         excess = sum(max(count, in_flight.get(key, 0)) for key, count in rdy.items()) - self.max_in_flight
         for key in reversed(self._order):
@@ -288,13 +288,13 @@ class RdyPolicy(Generic[Key]):
             if free < 0:
                 self.has_unassigned = True
                 continue
-            # Messages in flight above its RDY are counted already.
+            # What this connection may have in flight now, even above its RDY, is subtracted from free already.
             reserved = state.max_in_flight(in_flight.get(key, 0), now)
             granted = min(target, reserved + free)
             free -= max(granted - reserved, 0)
             if granted > state.rdy:
                 if state.turn is not None and not state.rdy:
-                    # Only now: it may have waited for answers of others.
+                    # The turn begins only now: the connection may have waited for answers on other connections.
                     state.begin_turn(now)
                     state.idle_since = now
                 if not state.rdy:
@@ -308,7 +308,7 @@ class RdyPolicy(Generic[Key]):
     def _must_renew(self, state: _ConnectionRdy) -> bool:
         """Return True if an nsqd that counts down must be sent the same RDY again.
 
-        That is never too much: nsqd sends nothing while the last RDY is in flight.
+        To send it again never allows too many messages: nsqd sends nothing while the last RDY is in flight.
         """
         return state.counts_down and state.remaining < state.rdy * RENEW_BELOW
 
@@ -322,7 +322,7 @@ class RdyPolicy(Generic[Key]):
         if self.paused or self.backing_off:
             targets = dict.fromkeys(self._order, 0)
             if self.probe is not None and not self.paused:
-                # One more than it has in flight, since these may take long. See lower_probe().
+                # One more than the probe has in flight, since these messages may take long. See lower_probe().
                 targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._states[self.probe].limit)
             return targets
         if self._is_oversubscribed:
@@ -337,7 +337,7 @@ class RdyPolicy(Generic[Key]):
         eligible = [
             key
             for key, state in self._states.items()
-            # With messages in flight it is not idle: a lower RDY would allow no more before they are answered.
+            # A connection with messages in flight is not idle: after a lower RDY it would wait for their answers.
             if not state.is_new and not (starved and self._is_idle(state, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._states[key].limit) for key in self._order}
@@ -351,7 +351,7 @@ class RdyPolicy(Generic[Key]):
         """Divide count into equal RDY counts, some of them reserved. The first connections get the remainder. The part
         above the limit of an nsqd goes to the others."""
         targets = {}
-        # The lowest limits first: the others divide the rest.
+        # Start with the lowest limits, so that the other connections divide what remains.
         waiting = sorted((key for key in self._order if key in eligible), key=lambda key: self._states[key].limit)
         while waiting:
             each, remainder = divmod(count, len(waiting) + reserved)
@@ -401,7 +401,7 @@ class RdyPolicy(Generic[Key]):
                 state.idle_since = None
             elif state.idle_since is None:
                 state.idle_since = now
-        # In random order: fewer may be waiting.
+        # In random order, since fewer connections may be waiting than have a turn.
         for key in self._rng.sample(active, len(active)):
             state = self._states[key]
             if not state.rdy or state.turn is None:
@@ -419,7 +419,7 @@ class RdyPolicy(Generic[Key]):
         self._turn_seconds = max(self.turn_timeout / max(len(waiting) - self._waiting_with_backlog, 1), self.grace)
 
     def _is_wanted(self) -> bool:
-        """Return True if a connection with messages must end its turn: not while one without messages ends its own."""
+        """Return True if a connection with messages must end its turn, not while one without messages ends its own."""
         active = [self._states[key] for key in self._order[: self.max_in_flight]]
         searching = sum(not state.has_backlog for state in active)
         return not searching or self._waiting_with_backlog > searching

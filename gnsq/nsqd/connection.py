@@ -63,7 +63,7 @@ __all__ = ["Connection", "ConnectionState", "InternalError", "LivenessMonitor"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds; long enough for one round of the event loop, in which the reader reads the data that has arrived.
+# Seconds; in one round of the event loop, the reader reads the data that has arrived.
 HUB_ROUND = 0.01
 # If the messages in flight exceed the highest RDY count by this number, nsqd ignores RDY. A smaller excess is normal:
 # after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.
@@ -170,7 +170,7 @@ class Connection:
 
         Raises:
             NSQSocketError: If nothing listens, or the connection breaks.
-            NSQTimeout: If it takes longer than options.timeout.
+            NSQTimeout: If all of this takes longer than options.timeout.
             NSQProtocolError: If the peer is not nsqd.
             NSQErrorCode: If nsqd refuses the handshake. Every error of open() closes the connection.
         """
@@ -235,7 +235,7 @@ class Connection:
         commands, then close.
 
         Args:
-            timeout: Seconds. Then the connection is aborted, and nsqd delivers unanswered messages again.
+            timeout: Seconds, after which the connection is aborted; nsqd delivers unanswered messages again.
         """
         if self.state is ConnectionState.INIT:
             self.abort()
@@ -288,7 +288,7 @@ class Connection:
         if self._hub_monitor is not None:
             self._hub_monitor.release()
         for greenlet in self._greenlets:
-            # The closed socket ends reader and writer; the liveness check may sleep for a heartbeat interval.
+            # Kill only the liveness check, which may sleep for a heartbeat interval: the closed socket ends the others.
             if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-liveness"):
                 greenlet.kill(block=False)
 
@@ -437,7 +437,7 @@ class Connection:
     def _read_loop(self) -> None:
         transport, decoder = self._stack.connected, self._stack.decoder
         recv, feed, in_flight = transport.recv, decoder.feed, self.in_flight_messages
-        data = decoder.take_remaining()  # bytes that arrived together with the last response of the handshake
+        data = decoder.take_remaining()  # bytes that came with the last response of the handshake
         let_others_run = CooperativeYield()
         while True:
             messages: list[Message] = []
@@ -459,7 +459,7 @@ class Connection:
                 let_others_run()
                 data = recv(READ_SIZE)
             else:
-                # Only responses came. Usually no more data waits now, and the next data has only responses, too.
+                # Only responses came. Usually no more data waits now, and the next data will also have only responses.
                 data = transport.recv_unless_handled(READ_SIZE, self._resolve_oks)
             if not data and self._write_shut_down:
                 self.abort()

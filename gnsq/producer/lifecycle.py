@@ -109,11 +109,11 @@ class ProducerLifecycle:
         """Start the producer if it is not running, in the calling thread or, if it is threaded, in its own thread.
 
         Args:
-            limit: Seconds to wait if another thread is starting the producer; 0: do not wait.
+            limit: How many seconds to wait if another thread is starting the producer; 0: do not wait.
 
         Raises:
             NSQNotSentClosed: If the producer was closed.
-            NSQNotSentTimeout: If the other thread takes longer than the limit.
+            NSQNotSentTimeout: If another thread is starting the producer and takes longer than the limit.
             RuntimeError: If the producer is threaded and the hub itself calls this: the hub can't wait for the new
                 thread.
         """
@@ -142,7 +142,7 @@ class ProducerLifecycle:
         try:
             self.runtime = self._start_in_thread() if self._threaded else self._start_runtime()
         except BaseException:
-            # Let the next call make a new attempt.
+            # The attempt has failed: let the next call make a new one.
             self._start = _Start()
             raise
         else:
@@ -218,7 +218,7 @@ class ProducerLifecycle:
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
             start = self._start
-            # Check again and again: after a failed start, a new start can be acquired.
+            # In a loop: after a failed start, another caller can acquire a new start.
             if self._cancel_start(start):
                 return []
             # Wait for the start to end, since it sets the state at its end. Wait in short steps: in a child that is
@@ -233,7 +233,7 @@ class ProducerLifecycle:
         if not start.token.acquire():
             return False
         self._finish()
-        # Another thread may wait for this start, since it has seen that the start was acquired.
+        # Wake other threads: they may wait for this start, since they have seen that it was acquired.
         start.done.set()
         return True
 
@@ -423,8 +423,8 @@ def publish_from_thread(
     try:
         is_reached = reached.wait(max(publish.deadline - runtime.now(), 0) + CROSS_THREAD_GRACE)
     except BaseException:
-        # The caller was killed or had a gevent.Timeout. Without a result, a failure is logged. Clear it in the hub,
-        # which reads it.
+        # The caller was killed or had a gevent.Timeout. Clear the result, so that a failure is logged. Clear it in the
+        # hub of the producer, which reads it.
         with contextlib.suppress(NSQConnectionClosed):
             runtime.owner_thread.call_soon(setattr, publish, "result", None)
         raise

@@ -83,8 +83,8 @@ def decide(
     """Decide what happens to a publish that was not confirmed.
 
     Unless allow_duplicates is True, a retry creates no duplicate. If the error concerns the nsqd, the publish is
-    retried until each nsqd has refused it once, or a single nsqd twice. If the error concerns the message, there is no
-    retry, since every nsqd would refuse it.
+    retried until each nsqd has refused it once, or a single nsqd twice. If the error concerns the message, it is
+    not retried, since every nsqd would refuse it; but a refused batch is retried, each message alone.
 
     Args:
         refusals: Number of earlier refusals of this publish by nsqds.
@@ -116,7 +116,7 @@ def may_be_partially_stored(error: NSQException) -> bool:
     """Return True if nsqd may have stored some messages of a refused MPUB.
 
     nsqd stops at the first message that it can't store. If the error says that nsqd is exiting, it has stored none.
-    Over HTTP nsqd responds with EXITING in both cases, so there it may have stored some.
+    But over HTTP nsqd responds with EXITING in both cases, so it may have stored some.
 
     Source: nsqd topic.go, PutMessages; http.go, doMPUB.
     """
@@ -223,7 +223,7 @@ class Link(Protocol):
 
 
 class PublishOwner(Protocol):
-    """Decides how publishes end, and gives their capacity to others then.
+    """Decides how publishes end, and then gives their capacity to other publishes.
 
     Attributes:
         pending: Number of publishes whose callers were not woken yet.
@@ -254,7 +254,7 @@ class PendingPublish:
 
     Args:
         started: When publish() was called, monotonic seconds.
-        deadline: When it must have ended, monotonic seconds.
+        deadline: When the publish must have ended, monotonic seconds.
 
     Attributes:
         owner: Set when the publish is submitted.
@@ -272,14 +272,14 @@ class PendingPublish:
         link: The last link that it was submitted to.
         waiter: Greenlet that waits in Dispatcher.publish(). It is resumed when the publish ends.
         result: If there is no waiter: gets the outcome when the publish ends.
-        on_capacity: Called when the publish gets capacity, or when it ends without.
+        on_capacity: Called when the publish gets capacity, or when it ends without capacity.
         key: Argument of the strategy.
         refused_by, refusals, refused_error: Addresses of the nsqds that refused it, number of refusals, and last error.
         lost_error: If the publish was sent again after its response was lost: why the response was lost.
     """
 
     owner: PublishOwner
-    # Class attributes: most publishes need few of these, and setting each would cost time.
+    # Class attributes, since most publishes need few of them, and setting each in __init__() would cost time.
     done = False
     error: NSQException | None = None
     mpub_body_size = 0

@@ -57,10 +57,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrame:
-    """Read one frame and send it into the generator.
+    """Read one frame, and send this frame into the generator.
 
     Attributes:
-        expected: What the frame should be, for the text of a timeout.
+        expected: Describes the awaited frame, for the error text if it does not come in time.
     """
 
     expected: str
@@ -68,7 +68,7 @@ class ReadFrame:
 
 @dataclass(frozen=True, slots=True)
 class StartTLS:
-    """Start TLS as a client. If bytes follow the last frame, that is an error, since they are in clear text."""
+    """Start TLS as a client. Bytes that follow the last frame are an error, since they are in clear text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Identity:
     shorter of the two values, and heartbeat_interval the longer.
 
     Attributes:
-        heartbeat_interval: 0 without heartbeats.
+        heartbeat_interval: 0 if heartbeats are switched off.
         response: The server's response to IDENTIFY; empty if it was a plain OK.
         auth: The server's response to AUTH; empty if AUTH was not sent.
         warnings: Facts that the user should know although the connection works.
@@ -169,7 +169,7 @@ def identify_body(options: ConnectionOptions) -> dict[str, object]:
     body: dict[str, object] = {
         "client_id": client_id,
         "hostname": hostname,
-        # The names of these two fields for servers before 0.2.28.
+        # client_id and hostname by the names that servers before 0.2.28 know.
         "short_id": client_id,
         "long_id": hostname,
         "feature_negotiation": True,
@@ -262,7 +262,7 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
 
 
 def _tls(response: Mapping[str, object], options: ConnectionOptions) -> bool:
-    """Return True to start TLS. Never continue in clear text if TLS is wanted."""
+    """Return True if TLS must be started. Raise if TLS is wanted and nsqd does not offer it."""
     offered = bool(response.get("tls_v1"))
     if options.wants_tls and not offered:
         how = "it runs without --tls-cert and --tls-key" if response else "it answers IDENTIFY with a plain OK"
@@ -282,7 +282,7 @@ def _compression(response: Mapping[str, object], options: ConnectionOptions) -> 
     if options.snappy:
         return Snappy()
     level = response.get("deflate_level")
-    # A response may have 0, like the example in the specification.
+    # The server's response may have level 0, like the example in the specification.
     return Deflate(level if isinstance(level, int) and 1 <= level <= 9 else DEFAULT_DEFLATE_LEVEL)
 
 
