@@ -18,7 +18,7 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
     The path of a unix socket begins with a slash. It is returned as the host, with port 0.
 
     Raises:
-        TypeError: If it is not a str.
+        TypeError: If the address is not a str.
         ValueError: If the host is empty or the port is not 1 to 65535.
     """
     if not isinstance(address, str):
@@ -44,7 +44,7 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
 
 
 def is_port(port: object) -> bool:
-    """Return True if this is an int from 1 to 65535."""
+    """Return True if an object is an int from 1 to 65535."""
     return isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 __all__ = ["BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
 
-# Limit of the exponent. The power is above every limit of a wait then, and the numbers stay small.
+# Limit of the exponent, which keeps the numbers small. The power is then above every limit of a wait.
 _MAX_EXPONENT = 64
 
 
@@ -16,7 +16,7 @@ class BackoffTimer:
     """Computes random waits as gnsq 1.0: longer ones after failures, shorter ones after successes.
 
     Args:
-        ratio: Seconds by which each wait is multiplied; see get_interval().
+        ratio: Seconds; get_interval() multiplies a random number by them.
         max_interval: Seconds; None for no limit.
         min_interval: Seconds; None for no limit.
     """
@@ -108,8 +108,8 @@ class ConsumerBackoff:
     Attributes:
         failures: Failures in a row; each success subtracts one.
         duration: Length of the last pause, seconds.
-        until: End of the pause.
-        maximum: May be changed at any time.
+        until: When the pause ends or has ended, monotonic seconds.
+        maximum: As the argument; may be changed at any time.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Clock(Protocol):
         """Wait for an Event or AsyncResult up to a number of seconds.
 
         Returns:
-            True if it is set.
+            True if the waitable is set; False if the time was over first.
         """
 
 
@@ -38,6 +38,6 @@ class RealClock:
     timeout = staticmethod(gevent.Timeout)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait as a Clock does."""
+        """Wait as Clock.wait() does."""
         waitable.wait(seconds)
         return bool(waitable.ready())

@@ -19,7 +19,7 @@ __all__ = ["Lookupd", "Nsqd", "Reader"]
 
 
 def _warn(what: str, instead: str) -> None:
-    # The warning names the line that calls the caller of this function.
+    # stacklevel 3: the warning shows the line of the program that uses the deprecated name.
     warnings.warn(f"{what} is deprecated; use {instead}", DeprecationWarning, stacklevel=3)
 
 
@@ -83,7 +83,7 @@ def _publish_over(protocol: str, name: str) -> Callable[..., None]:
 
 
 class Nsqd:
-    """Deprecated: use NsqdTCPClient or NsqdHTTPClient. Has the attributes of both; those of NsqdTCPClient come first.
+    """Deprecated: use NsqdTCPClient or NsqdHTTPClient. Has the attributes of both, first of NsqdTCPClient.
 
     Args:
         address, tcp_port, http_port: Address and ports of nsqd.

@@ -24,10 +24,10 @@ __all__ = ["MAX_NSQDS", "AllNodes", "LookupReport", "TopicNodes", "parse_lookupd
 
 logger = logging.getLogger(__name__)
 
-# Seconds for the answer of one nsqlookupd. One that does not answer must not delay a round for long.
+# Seconds for the answer of one nsqlookupd. An nsqlookupd that is silent must not delay a round for long.
 LOOKUP_TIMEOUT = 5.0
-# Bytes of an answer. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB, 64 MB take 8.8 s and
-# 1.5 GB.
+# Limit of an answer in bytes. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB, 64 MB take
+# 8.8 s and 1.5 GB.
 MAX_ANSWER_SIZE = 16 * 1024 * 1024
 # Default limit of the nsqds of all answers together.
 MAX_NSQDS = 1000
@@ -68,7 +68,7 @@ class LookupReport:
     """Result of the last query of each nsqlookupd.
 
     Attributes:
-        failures: Why the last answer can't be used, by the address of the nsqlookupd. No entry: it can be used.
+        failures: Why the last answer can't be used, by the address of the nsqlookupd. No entry: the answer was used.
         wrong: Addresses at which another server than nsqlookupd answers, and no nsqlookupd has ever answered.
         empty_rounds: Rounds in a row in which an nsqlookupd answered and no nsqd was known.
     """
@@ -131,7 +131,7 @@ class LookupReport:
     def log_empty_round(
         self, log: logging.Logger, lookupds: Sequence[LookupdClient], topic: str, seconds: float
     ) -> None:
-        """Log that no nsqd is known, if an nsqlookupd has answered and that is so. At most once a minute and level.
+        """Log that no nsqd is known, if the last round was empty (see empty_rounds). One line per minute and level.
 
         Args:
             topic: As in explanations().
@@ -190,10 +190,10 @@ class _Lookup:
 
         Args:
             found: Called with each ``host:port`` of the answer.
-            admitted: The nsqds that count for the limit. New ones are added while there are fewer than max_nsqds.
+            admitted: The nsqds that count for the limit. New nsqds are added while there are fewer than max_nsqds.
 
         Returns:
-            True if all of its answer could be used. If only a part could, found() was called for that part.
+            True if the whole answer could be used. If only a part could, found() was called for that part.
         """
         lookupd, report = self._lookupds[number], self.report
         address = lookupd.address
@@ -266,7 +266,7 @@ class TopicNodes(_Lookup):
 
         Args:
             found: Called with each known ``host:port``, as soon as its nsqlookupd has answered or failed: a lost nsqd
-                must not wait for another nsqlookupd that is down. Called again if several name it.
+                must not wait for another nsqlookupd that is down. Called again if several nsqlookupds name it.
             connected: Further nsqds that count for the limit.
         """
         admitted = self.addresses.union(connected)
@@ -294,7 +294,7 @@ class AllNodes(_Lookup):
     """All nsqds that nsqlookupds know.
 
     An nsqd is forgotten when no nsqlookupd names it in two complete rounds in a row. A round is complete if all
-    nsqlookupds answered. Two, because an nsqlookupd that has just started knows no nsqd for some seconds.
+    nsqlookupds answered. One round is not enough: an nsqlookupd that has just started knows no nsqd for seconds.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class AllNodes(_Lookup):
     ) -> None:
         super().__init__(lookupds, port=port, max_nsqds=max_nsqds, owner=owner)
         self._addresses: set[str] = set()
-        # Known addresses that no nsqlookupd named in the last round, if that was complete.
+        # Known addresses that no nsqlookupd named in the last round, if that round was complete.
         self._missing: set[str] = set()
 
     def refresh(self, found: Callable[[str], object] = lambda address: None) -> tuple[set[str], set[str]]:
@@ -314,7 +314,7 @@ class AllNodes(_Lookup):
         those that were forgotten.
 
         Args:
-            found: Called with each ``host:port`` as soon as an answer names it, and again if several do.
+            found: Called with each ``host:port`` as soon as an answer names it, and again if other answers do.
         """
         named: set[str] = set()
         admitted = set(self._addresses)
@@ -334,7 +334,7 @@ class AllNodes(_Lookup):
 
 
 def _producers(answer: object) -> list[Any]:  # Any: whatever JSON the server sends
-    """Return the list of nsqds of an answer. Raise ValueError if there is none."""
+    """Return the list of nsqds of an answer. Raise ValueError if there is no list."""
     if not isinstance(answer, dict) or "producers" not in answer:
         raise ValueError(f"no producers in {shown(answer)}")
     producers = answer["producers"]
@@ -346,8 +346,8 @@ def _producers(answer: object) -> list[Any]:  # Any: whatever JSON the server se
 
 
 def _producer_address(producer: object, port_name: str) -> str:
-    """Return the address of an nsqd in an answer. Raise ValueError if nothing can connect to it; the text does not show
-    the nsqd, since that would take long."""
+    """Return the address of an nsqd in an answer. Raise ValueError if the address is not valid. The text does
+    not show the answer, since to format it would take long."""
     if not isinstance(producer, dict):
         raise ValueError("it is not an object")
     # nsqlookupd before 0.2.22 has "address".
@@ -360,5 +360,5 @@ def _producer_address(producer: object, port_name: str) -> str:
     if len(host) > _MAX_HOST_LENGTH or not host.isprintable() or not _NOT_IN_HOSTS.isdisjoint(host):
         raise ValueError("its broadcast_address is neither a host name nor an IP address")
     address = format_address(host, port)
-    parse_address(address)  # raises if nothing can be connected to there
+    parse_address(address)  # raises if the address is not valid
     return address

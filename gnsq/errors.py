@@ -29,7 +29,7 @@ class NSQTimeout(NSQException):
 
 
 class NSQNotSent(NSQException):
-    """nsqd has not executed the publish, and will not. To publish again creates no duplicate."""
+    """nsqd has not executed the publish, and will not execute it. To publish again creates no duplicate."""
 
 
 class NSQUnknown(NSQException):
@@ -97,7 +97,7 @@ class NSQFrameError(NSQProtocolError):
     """Received bytes are not a frame: the size is out of bounds or the type is unknown."""
 
 
-# Each class of an error frame by its code. Source: nsqd protocol_v2.go.
+# The class of each error frame, by the code of the frame. Source: nsqd protocol_v2.go.
 ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {}
 
 
@@ -109,7 +109,7 @@ class NSQErrorCode(NSQException):
     Attributes:
         code: The first word of the frame, such as ``E_BAD_TOPIC``.
         text: The words after the code, unchanged.
-        advice: What to do about the error, if that is known; the last part of str(error).
+        advice: What the user can do about the error, if that is known; the last part of str(error).
         fatal: True if nsqd closes the connection after this error.
     """
 
@@ -170,7 +170,7 @@ class NSQBadMessage(NSQErrorCode, code="E_BAD_MESSAGE"):
 
 
 class NSQPutFailed(NSQErrorCode, code="E_PUT_FAILED"):
-    """The publish failed, on a server before 0.2.16."""
+    """The publish failed. Only servers before 0.2.16 send this."""
 
 
 class NSQPubFailed(NSQErrorCode, code="E_PUB_FAILED"):
@@ -234,7 +234,7 @@ class NSQTouchFailed(NSQErrorCode, code="E_TOUCH_FAILED"):
     fatal = False
 
 
-# Older servers send these.
+# Older servers send these codes for the same errors.
 ERROR_CODES |= {b"E_FINISH_FAILED": NSQFinishFailed, b"E_REQUEUE_FAILED": NSQRequeueFailed}
 
 MESSAGE_ID_SIZE = 16  # bytes
@@ -249,7 +249,7 @@ def make_error(data: bytes) -> NSQErrorCode:
     """
     code, _, text = data[:MAX_ERROR_SIZE].partition(b" ")
     error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
-    # As in gnsq 1.0: the code stands in for a missing text.
+    # As in gnsq 1.0: args has the code if there is no text.
     error.args = (text or code,)
     return error
 

@@ -39,7 +39,7 @@ __all__ = ["HTTPClient", "HttpClientOptionsDict", "HttpOptions", "HttpOptionsDic
 
 USERAGENT = USER_AGENT
 
-# Without this, servers from 0.3 to 0.3.8 send old envelopes.
+# The value of the header Accept. Without it, servers from 0.3 to 0.3.8 send old envelopes.
 _ACCEPT = "application/vnd.nsq; version=1.0"
 _MAX_REDIRECTS = 5
 
@@ -48,8 +48,8 @@ class HTTPClient:
     """A client of one HTTP address, for all greenlets of all threads.
 
     The deadline of a call covers all of it, also if the server sends slowly. Each thread has its own connections, which
-    stay open between calls. A connection that the server has closed is replaced. If this shows only after sending, a
-    GET is retried. Other methods raise then, since the server may have executed the request.
+    stay open between calls. A connection that the server has closed is replaced. If the close shows only after sending,
+    a GET is retried. Other methods raise an error, since the server may have executed the request.
 
     A POST is retried only if no connection could be made, or if the server does not know the path. So the client
     duplicates nothing. If the caller sends a POST again after an NSQHttpTimeout, or after an NSQHttpError whose status
@@ -99,7 +99,7 @@ class HTTPClient:
         self.options = HttpOptions.from_keywords(type(self), options)
         self._headers = _headers(useragent, self.options)
         self._context = _context(self.options) if self.scheme == "https" else None
-        # Has the connections of the calling thread, and keeps them alive.
+        # Thread-local: has the connections of the calling thread, and keeps them alive.
         self._local = local()
         # Connections of all threads.
         self._all: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
@@ -119,7 +119,7 @@ class HTTPClient:
         if not isinstance(url, str):
             raise TypeError(f"URL must be a str, not {url!r}")
         kwargs: dict[str, Any] = dict(keywords)  # Any: each has its own type
-        # No text shows one with a password.
+        # No error text shows a URL with a password.
         shown = repr(url) if "@" not in url else "a URL (not shown: it holds a password)"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -185,7 +185,7 @@ class HTTPClient:
         Args:
             params: Parameters of the query; None means absent.
             old_path: The path of servers before 1.0; used if the server does not know the path.
-            timeout: Seconds for this call, in place of the option's.
+            timeout: Seconds for this call, in place of the client's option timeout.
 
         Returns:
             JSON as Python objects (without the envelope of old servers), other bodies as bytes.
@@ -201,7 +201,7 @@ class HTTPClient:
 
     def _connections(self) -> Connections:
         """Return the connections of the calling thread's hub."""
-        # First, since it may wait; other greenlets may make the connections meanwhile.
+        # Load the class first, since this may wait; other greenlets may make the connections meanwhile.
         make_connections = _connections_class()
         found: Connections | None = getattr(self._local, "connections", None)
         if found is None or found.closed or found.hub is not gevent.get_hub():
@@ -220,7 +220,7 @@ class HTTPClient:
         query: Mapping[str, str],
         body: bytes | None,
     ) -> Any:
-        """Use the path that this server is known to have, and the other one if the server does not know it."""
+        """Use the path that this server is known to have; if it does not know this path, use the other one."""
         if old_path is None:
             return self._result(call, method, path, query, body)
         probably_old = self._old_paths.get(path, any(self._old_paths.values()))
@@ -287,7 +287,7 @@ def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:
     if not isinstance(useragent, str):
         raise TypeError(f"useragent must be a str, not {useragent!r}")
     check_header("User-Agent", useragent)
-    # A compressed body could be huge after it is unpacked; nsqd sends none.
+    # Refuse compressed bodies: one could be huge after it is unpacked. nsqd sends none.
     headers = {"User-Agent": useragent, "Accept": _ACCEPT, "Accept-Encoding": "identity"}
     if options.auth is not None:
         headers["Authorization"] = options.authorization

@@ -1,7 +1,7 @@
 """Write files to local disks durably, with permissions that do not depend on the umask.
 
-All functions block and raise OSError. A mode is that of a directory; a file gets it without the x bits. None as the
-mode means the permissions of the umask.
+All functions block and raise OSError. A mode is that of a directory; a file gets the mode without its x bits. None as
+the mode means the permissions of the umask.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def write_file(path: Path, temporary: Path, data: bytes | memoryview, mode: int 
     """Write a file that is complete and on the disk when it gets its name.
 
     Args:
-        temporary: Name while it is written, in the same directory. An existing file or symlink of that name, for
-            example of a killed process, is deleted first.
+        temporary: Name of the file until it is complete, in the same directory. An old file or symlink of that name,
+            for example of a killed process, is deleted first.
     """
     try:
         descriptor = _create(temporary, os.O_WRONLY, mode)
@@ -81,7 +81,7 @@ def open_or_create(path: Path, mode: int | None = None) -> int:
     while True:
         with contextlib.suppress(FileExistsError):
             return _create(path, os.O_RDWR | os.O_APPEND, mode)
-        # If it was deleted in between, create it.
+        # If the file was deleted in between, create it.
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 

@@ -19,7 +19,7 @@ MAX_KINDS = 1000
 class RateLimitedLogger:
     """Logs the first line of each kind at its level and the others at DEBUG, until INTERVAL is over.
 
-    The first line after that has the number of those that were logged at DEBUG.
+    The first line after the INTERVAL has the number of the lines that were logged at DEBUG.
 
     Args:
         logger: Logs the lines.
@@ -73,7 +73,7 @@ class RateLimitedLogger:
 
         Args:
             noun: Names what is counted.
-            text: Has a %s for the number with the noun, after those for the arguments.
+            text: Format of the line. Its last %s is for the number with the noun, the others for the arguments.
             at_once: Do not wait until the interval is over.
         """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
@@ -86,7 +86,7 @@ class LogOwner:
     """The Consumer or Producer that log lines name. It is passed to all objects that log for it.
 
     Args:
-        label: Its name in log lines; empty: lines name none.
+        label: Name of the owner in log lines; empty: the lines name no owner.
         now: Returns monotonic seconds, for the rate limits.
     """
 

@@ -45,12 +45,12 @@ class LookupdClient(HTTPClient):
         """Ask which nsqds have a topic: ``{"channels": [...], "producers": [...]}``.
 
         Raises:
-            NSQHttpError: With status 404 if no nsqd has it; is_unknown_topic() is False for the 404 of other servers.
+            NSQHttpError: With status 404 if no nsqd has the topic; other servers have other 404s: is_unknown_topic().
         """
         try:
             return self._get("lookup", topic=topic)
         except NSQHttpError as error:
-            # The name is valid: it was checked above.
+            # The topic is unknown, even if an old server calls it invalid: the name was checked above.
             if error.status == 404 or not is_unknown_topic(error):
                 raise
             raise NSQHttpError(f"{error} (no nsqd has that topic)", 404, error.body) from error
@@ -83,7 +83,7 @@ class LookupdClient(HTTPClient):
         """Remove a channel from the registry.
 
         Raises:
-            NSQHttpError: With status 404 if it is unknown.
+            NSQHttpError: With status 404 if the channel is unknown.
         """
         return self._post("channel/delete", "delete_channel", topic=topic, channel=channel)
 

@@ -104,7 +104,7 @@ class Message:
         # exactly one succeeds. A lock would take as long as the rest of the constructor.
         self._open = True
         self._async = False
-        # True if untrack_async() must be called before the answer.
+        # True if the responder's untrack_async() must be called before the answer.
         self._tracked = False
         self.timed_out = False
         self._signals: dict[str, Signal] | None = None
@@ -132,9 +132,9 @@ class Message:
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until nsqd delivers the message again; None if nsqd's msg_timeout is unknown. Never below 0. Counted
-        from the arrival or the last touch(), up to max_msg_timeout. nsqd counts from the time when it sent the message,
-        so nsqd's timeout ends a little earlier.
+        """Seconds until nsqd delivers the message again; None if nsqd's msg_timeout is unknown. Never below 0. The
+        time is counted from the arrival or the last touch(), up to max_msg_timeout. nsqd counts from the time when it
+        sent the message, so nsqd's timeout ends a little earlier.
 
         Source: nsqd channel.go TouchMessage.
         """
@@ -146,7 +146,7 @@ class Message:
 
     @property
     def max_time_left(self) -> float | None:
-        """Seconds for which touch() can keep the message in flight, up to max_msg_timeout; None if unknown."""
+        """Seconds until touch() can no longer keep the message in flight (max_msg_timeout); None if unknown."""
         if self._responder is None or self._responder.max_msg_timeout is None:
             return None
         return max(0.0, self.received + self._responder.max_msg_timeout - self._responder.now())
@@ -178,7 +178,7 @@ class Message:
             time_ms: 0 or more; nsqd limits it to its max-req-timeout (default: 1 h). Default: the delay that the
                 Consumer computes from the attempts (options requeue_delay, requeue_initial and so on); 0 without a
                 Consumer.
-            backoff: If True, the Consumer counts this as a failure.
+            backoff: If True, the Consumer counts the requeue as a failure for its backoff.
 
         Raises:
             ValueError, TypeError: If time_ms is negative or not an int. The message is not answered then.
@@ -247,13 +247,13 @@ class Message:
         if self._responder is not None:
             if interval is None:
                 interval = (self._responder.msg_timeout or 0.0) / 3 or DEFAULT_TOUCH_INTERVAL
-            # If the connection is closed, nsqd has requeued the message already.
+            # Ignore a closed connection: nsqd has requeued the message already.
             with suppress(NSQException):
                 return self._responder.start_periodic_touch(self, interval)
         return lambda: None
 
     def drop(self) -> None:
-        """Send no answer to a message whose timeout is over: nsqd delivers the message again."""
+        """Mark a message whose timeout is over as answered, without an answer: nsqd delivers the message again."""
         if self.has_responded():
             return
         del self._open
@@ -263,7 +263,7 @@ class Message:
             self._responder.mark_timed_out(self)
 
     def mark_timed_out(self) -> None:
-        """Count the message as timed out while its handler still runs. nsqd will refuse the answer."""
+        """Count the message as timed out while its handler still runs. nsqd will refuse its answer."""
         if not self.has_responded() and not self.timed_out and self._responder is not None:
             self._tracked = self.timed_out = True
             self._responder.mark_timed_out(self)
@@ -271,7 +271,7 @@ class Message:
     def finish_if_unanswered(self) -> bool:
         """Finish the message if it is neither answered nor async, after its handler has returned. Return True if it is
         answered now. A message that was answered before is not an error."""
-        # Does not call finish(): that would cost 0.1 us for each message.
+        # Repeats finish() instead of calling it, which saves 0.1 us for each message.
         if self._async:
             return False
         try:
@@ -355,15 +355,15 @@ def read_messages(
         messages: The messages are appended to this list.
         received: The responder's now() when the data arrived.
         start: Begin of the first frame. This frame must be complete.
-        max_size: Limit of the size that a frame announces.
-        large: The body of a large message, if it is not in data; this saves a copy. Then there is only this message.
+        max_size: Limit of the size that a frame may announce.
+        large: The body of a large message, if it is not in data, which saves a copy. There is only this message then.
 
     Raises:
         NSQFrameError: If the first frame is too short for a message.
     """
-    # FrameDecoder.feed(), decode_message() and Message() are repeated here without calls, which saves 0.4 us of 0.9:
-    # this is the largest part of the cost of a message. If protocol/frames.py returned the fields and this module made
-    # the messages, it would cost 0.08 us more.
+    # FrameDecoder.feed(), decode_message() and Message() are repeated here without calls, which saves 0.4 us of 0.9
+    # us, the largest part of the cost of a message. If protocol/frames.py returned the fields and this module made the
+    # messages, a message would cost 0.08 us more.
     append = messages.append
     first, end = start, len(data)
     if large is not None:

@@ -47,8 +47,8 @@ def option(
     special: tuple[float, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """Declare an option. Special values are valid though they are not between minimum and maximum. The value of a
-    secret option is not shown in any text."""
+    """Declare an option. Special values are valid although they are not between minimum and maximum. No text shows the
+    value of a secret option."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -113,7 +113,7 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
-# Types by their names in annotations. Fields of other types are checked by the class that defines them.
+# Types by their names in annotations. If an option has another type, its class checks the value.
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "bytes": (bytes,),
@@ -128,7 +128,7 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     names = str(field.type).split(" | ")
     if not all(name in _TYPES for name in names):
         return
-    # In Python a bool is an int; here it is not.
+    # Refuse a bool where a number is expected, although a bool is an int in Python.
     if (isinstance(value, bool) and "bool" not in names) or not any(isinstance(value, _TYPES[name]) for name in names):
         shown = repr(value) if field.repr else f"a {type(value).__name__}"
         raise TypeError(f"{field.name} must be {' or '.join(names)}, not {shown}")
@@ -159,7 +159,7 @@ class TlsOptionsDict(TypedDict, total=False):
 
 
 class MoreConnectionOptionsDict(TypedDict, total=False):
-    """Typed keywords for the options of ConnectionOptions that gnsq 1.0 did not have."""
+    """Typed keywords for those options of ConnectionOptions that gnsq 1.0 did not have."""
 
     tls_context: ssl.SSLContext | None
     server_hostname: str | None

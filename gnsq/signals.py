@@ -49,7 +49,7 @@ class TypedSignal(Signal, Generic[ReceiverT]):
         ) -> ReceiverT: ...
 
 
-# Any in these: a receiver may expect a subclass as the sender.
+# The sender is Any in these types: a receiver may expect a subclass.
 
 
 class MessageReceiver(Protocol):
@@ -119,7 +119,7 @@ class CloseReceiver(Protocol):
 
 
 def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: each signal has its own keywords
-    """Send a signal. If a receiver raises, log that and go on."""
+    """Send a signal. If a receiver raises, log the exception and go on."""
     if not signal.receivers:
         return
     try:

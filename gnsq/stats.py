@@ -48,10 +48,10 @@ class Histogram:
         """Return the seconds within which a share of the durations lies.
 
         Args:
-            share: From 0 to 1.
+            share: Part of all durations, from 0 to 1.
 
         Returns:
-            The upper bound of the bucket, at most twice the exact value. inf for the last bucket, None without data.
+            The upper bound of the bucket, at most twice the exact value. inf: the last bucket. None: no durations.
         """
         left = share * self.count
         if not self.count:
@@ -98,7 +98,7 @@ class ConnectionStats:
         rdy: RDY count that was sent last.
         in_flight: Messages in flight.
         idle: Seconds since the last message; None before the first one.
-        counts: Since the connection was opened.
+        counts: Numbers of messages since the connection was opened.
         msg_timeout: Seconds until nsqd requeues an unanswered message; None if nsqd did not send it.
         max_rdy_count: Highest RDY count that the nsqd allows.
     """
@@ -121,7 +121,7 @@ class ConsumerStats:
     Attributes:
         state: init, running, closing or closed.
         connections: The open connections.
-        counts: Since the start, over all connections, including closed ones.
+        counts: Numbers of messages since the start, over all connections, including closed ones.
         given_up: Messages that were delivered more often than max_tries.
         failed: Calls of handlers that raised, except for NSQRequeueMessage.
         waiting: Messages that wait for a handler.
@@ -129,7 +129,7 @@ class ConsumerStats:
         backoff: off, waiting (RDY 0 until the delay is over) or probing (RDY 1 on one connection).
         backoff_failures: Failures in a row; each success subtracts one.
         backoff_remaining: Seconds until the next probe; 0 unless waiting.
-        latency: From the delivery of each message to its answer.
+        latency: Times from the delivery of each message to its answer.
         failures: Last error of each nsqd without a connection, by address.
         handlers_overdue: Running handlers whose message has timed out.
         handlers_timed_out: Messages that timed out while their handler ran.
@@ -197,10 +197,10 @@ class ProducerStats:
         refused: nsqd responded with an error.
         not_sent: The publish ended with NSQNotSent, so nsqd has not executed it.
         unknown: The publish ended with NSQUnknown: it was sent and got no response.
-        sent_again: Retried, once or more often.
-        repeated: Retried although nsqd may have executed the try before (allow_duplicates), so possibly duplicated.
+        sent_again: The publish was retried, once or more often.
+        repeated: Retried although nsqd may have executed an earlier try (allow_duplicates), so possibly duplicated.
         pending, pending_bytes: Publishes that have not ended: their number, and the bytes of their messages.
-        latency: From publish() to nsqd's OK.
+        latency: Times from publish() to nsqd's OK.
         connections: The open connections.
         failures: Last error of each nsqd without a connection, by address.
         lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
@@ -251,7 +251,7 @@ class NsqdClientStats(TypedDict):
         state: 3: subscribed; 4: closing.
         connect_ts: Unix time, seconds.
         name: The client_id, as servers before 1.0 call it.
-        pub_counts: Of a client that publishes.
+        pub_counts: Messages by topic, of a client that publishes.
     """
 
     version: str
@@ -353,7 +353,7 @@ class LatencyRecorder:
     """Counts durations into buckets. Each bucket is twice as wide as the one before. add() takes 0.2 us.
 
     Attributes:
-        counts: By bucket of BOUNDS.
+        counts: Number of durations in each bucket of BOUNDS.
         total: Sum of all durations, in seconds.
     """
 

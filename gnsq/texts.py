@@ -22,7 +22,7 @@ def counted(number: int, noun: str, plural: str | None = None, *, spec: str = ""
 
 def nearest(unknown: Iterable[str], known: Iterable[str], what: str = "known are") -> str:
     """Write the end of a text that refuses unknown names: similar known names first, then all known names."""
-    import difflib  # takes 2 ms, and is needed only for an error that ends most programs
+    import difflib  # imported here: takes 2 ms, and most programs never need it
 
     names = list(known)
     by_lower = {name.lower(): name for name in names}
@@ -38,7 +38,7 @@ def printable(text: str | bytes) -> str:
     UTF-8, and cuts the text after MAX_SHOWN characters.
     """
     if isinstance(text, bytes):
-        # A character has 4 bytes at most. One character more shows that something was cut.
+        # A character has at most 4 bytes. Keep one character more than is shown: it tells that the text was cut.
         text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
     shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
     return shown if len(text) <= MAX_SHOWN else f"{shown}..."
@@ -46,7 +46,7 @@ def printable(text: str | bytes) -> str:
 
 def without_address(error: object, address: str) -> str:
     """Write an error without the address at its start, for a line that has the address already."""
-    # str() of an OSError begins with its number, which says nothing more.
+    # Leave out the number with which str() of an OSError begins: it adds nothing to the text.
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     for start in (f"{address}: ", f"{address} "):
         if text.startswith(start):

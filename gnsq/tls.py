@@ -21,7 +21,7 @@ from gnsq.transport import READ_SIZE, Transport
 __all__ = ["TlsTransport", "client_context", "make_context"]
 
 
-# How many bytes of the peer's first data are kept. An error quotes them.
+# How many of the peer's first bytes are kept, for an error that quotes them.
 MAX_FIRST_SIZE = 4096
 
 
@@ -63,8 +63,8 @@ class TlsTransport:
         """Perform the TLS handshake, and check the peer's certificate if the context demands it.
 
         Raises:
-            NSQSocketError: If the peer does not speak TLS, or one side refuses. Its cause is the error of ssl. The
-                peer was sent an alert.
+            NSQSocketError: If the peer does not speak TLS, or one side refuses. The exception's cause is the error
+                of ssl. The peer was sent an alert.
         """
         while True:
             try:
@@ -82,14 +82,14 @@ class TlsTransport:
     def recv(self, size: int) -> bytes:
         pieces: list[bytes] = []
         total = 0
-        # One record has at most 16 KiB. All records that have arrived are read together.
+        # Read all records that have arrived: one record has at most 16 KiB.
         while total < size:
             try:
                 piece = self.object.read(size - total)
             except ssl.SSLWantReadError:
                 if pieces:
                     break
-                # Only a change of keys is answered; a writer at work sends that answer, too.
+                # TLS may have an answer to a change of keys. If sendall() is running, it sends this answer, too.
                 if self._outgoing.pending and not self._sending.locked():
                     self._flush()
                 self._feed()
@@ -107,7 +107,7 @@ class TlsTransport:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def sendall(self, data: bytes) -> None:
-        if data:  # ssl takes writing nothing for an error
+        if data:  # ssl raises if it is given no bytes to write
             try:
                 self.object.write(data)
             except ssl.SSLError as error:
@@ -115,7 +115,7 @@ class TlsTransport:
         self._flush()
 
     def shutdown_write(self) -> None:
-        # It raises until the peer answers; recv() returns b"" for that answer.
+        # unwrap() raises until the peer answers. The answer arrives in recv(), which returns b"" for it.
         with contextlib.suppress(ssl.SSLError):
             self.object.unwrap()
         self._flush()
@@ -141,7 +141,7 @@ class TlsTransport:
     def _translate_ssl_error(self, error: ssl.SSLError) -> NSQSocketError:
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return NSQConnectionClosed(f"{self._peer}: the peer closed the connection inside TLS")
-        # Without the errno: a number of ssl means something else to the operating system.
+        # Leave out the errno: a number of ssl means something else to the operating system.
         return NSQSocketError(f"{self._peer}: TLS failed: {_ssl_error_text(error)}")
 
 

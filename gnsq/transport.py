@@ -1,6 +1,6 @@
 """Streams of bytes: a TCP or unix connection, and compression on top of one. Knows no commands and no states.
 
-The only module that translates errors of the operating system into NSQSocketError.
+Only this module translates errors of the operating system into NSQSocketError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READ_SIZE = 64 * 1024
 
 # The event "readable" of libev and libuv.
 _READ = 1
-# Not gevent's poll(), which lets other greenlets run.
+# The original poll(), since gevent's poll() lets other greenlets run.
 _poll: Any = monkey.get_original("select", "poll")  # Any: gevent has no type hints
 
 
@@ -75,7 +75,7 @@ class TcpTransport:
         return data
 
     def recv_unless_handled(self, size: int, handle: Callable[[bytes], bool]) -> bytes:
-        """Wait for up to size bytes that handle() does not handle. Other greenlets run, even if bytes wait already.
+        """Wait for up to size bytes that handle() does not handle. Other greenlets run, even if bytes have arrived.
 
         Only one greenlet may wait. handle() is called in the hub itself, so it must not wait. Bytes that it handles
         cost no switch and no new watcher, which saves a quarter of a lone publish.
@@ -127,7 +127,7 @@ class TcpTransport:
         """Send as much as possible without waiting. Returns: number of bytes; 0 also after an error, which sendall()
         raises."""
         try:
-            # Not the socket's send(), which waits.
+            # os.write() and not the socket's send(), which would wait.
             return os.write(self._socket.fileno(), data)
         except OSError:
             return 0
@@ -149,11 +149,11 @@ class TcpTransport:
 
     def close(self) -> None:
         if self._readable is not None:
-            # Before the socket is closed: another socket may get its number next.
+            # Stop the watcher before the socket is closed: another socket may then get the number.
             watcher, self._readable = self._readable, None
             watcher.stop()
             watcher.close()
-            # In a forked child, the thread of the reader may not exist.
+            # Wake the reader only in its own thread: in a forked child, this thread may not exist.
             if self._reader is not None and self._reader.parent is get_hub_if_exists():
                 self._reader.parent.loop.run_callback(self._wake_reader, self._reader)
         self._socket.close()
@@ -205,12 +205,12 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
     """Connect over TCP, without Nagle's delay and with keepalive, or to a unix socket.
 
     Args:
-        host: Name, address, or the path of a unix socket. A path begins with a slash; the port is ignored then.
+        host: Name, address, or the path of a unix socket. A path begins with a slash; then the port is ignored.
         timeout: Seconds for all addresses of the name together.
 
     Raises:
         NSQTimeout: If no address answered in time.
-        NSQSocketError: If the name is unknown or the connection was refused; has errno.
+        NSQSocketError: If the name is unknown or the connection was refused; the error has the errno.
     """
     peer = format_address(host, port)
     try:
@@ -242,7 +242,7 @@ def time_limit(seconds: float, text: str) -> Iterator[None]:
 
 
 def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
-    """Connect to the first address that answers. Each address gets its share of the time: the first may be dead."""
+    """Connect to the first address that answers. Each address gets a share of the time, since the first may be dead."""
     found = socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
     end = time.monotonic() + timeout
     for index, (family, kind, protocol, _, address) in enumerate(found, 1):

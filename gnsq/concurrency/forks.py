@@ -1,6 +1,6 @@
 """Closes inherited sockets in a forked child.
 
-A child has copies of its parent's sockets. If the child read from them, the parent would miss these bytes. So the child
+A child has copies of its parent's sockets. If the child read from a copy, the parent would miss the bytes. So the child
 closes its copies and sends nothing to nsqd.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["ForkAware", "register_after_fork"]
 
 
 class ForkAware(Protocol):
-    """Object with sockets, which a child process must not use."""
+    """Object with sockets that a forked child process must not use."""
 
     def after_fork_in_child(self, parent: int) -> None:
         """Close this process's copies of sockets, and send nothing.

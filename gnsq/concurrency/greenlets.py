@@ -1,4 +1,4 @@
-"""Helpers for loops: run one until its greenlet is killed, and let other greenlets run between its steps."""
+"""Helpers for loops: run a loop until its greenlet is killed, and let other greenlets run between its steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CooperativeYield", "run_forever"]
 RESTART_DELAY = 1.0
 # Seconds after which a loop must let the event loop run.
 MAX_RUN_SECONDS = 0.01
-# Seconds. The shortest sleep in which the event loop runs.
+# Seconds. A sleep above 0 suffices for the event loop to run; this is the shortest one.
 _EVENT_LOOP_SLEEP = 1e-6
 
 

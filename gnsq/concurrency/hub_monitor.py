@@ -1,6 +1,6 @@
 """Logs a warning if code blocks a hub, with the stack of this code.
 
-An OS thread checks each hub that has connections. It can't interrupt the code.
+An OS thread checks each hub that has connections. This thread can't interrupt the code.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _local: Any = local()
 class HubMonitor:
     """Monitors the calling thread's hub, from the first acquire() to the last release().
 
-    A timer of the hub stores the time, and a daemon thread checks it. Neither keeps the hub or the process running.
-    Each block is logged as a warning: once with the stack, and once when it is over. A new object becomes the thread's
-    monitor.
+    A timer of the hub stores the time, and a daemon thread checks it. Neither timer nor thread keeps the hub or the
+    process running. Each block is logged as a warning: once with the stack, and once when it is over. A new object
+    becomes the thread's monitor.
 
     Args:
         blocked_after: A hub that has not run for so many seconds is considered blocked.
@@ -52,7 +52,7 @@ class HubMonitor:
         self._thread = get_ident()
         self._native_id = _get_native_id()
         self._last_heartbeat = 0.0
-        # Returns None when the thread has ended.
+        # A weak reference: it returns None when the thread has ended.
         self._token = weakref.ref(current_thread.token)
         _local.monitor = self
 
@@ -61,7 +61,7 @@ class HubMonitor:
         """Monitor the hub of the calling thread. Return the monitor; call its release() once, in the same thread."""
         monitor: HubMonitor | None = getattr(_local, "monitor", None)
         if monitor is None or monitor._hub() is not gevent.get_hub() or monitor._process != os.getpid():
-            # A forked child has a copy of the monitor, but not its thread.
+            # Also in a forked child, which has a copy of the monitor, but not the monitor's OS thread.
             monitor = cls()
         monitor._users += 1
         if monitor._users == 1:

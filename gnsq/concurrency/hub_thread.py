@@ -1,6 +1,6 @@
 """An OS thread with its own gevent hub, which other threads call into.
 
-Connections need it in programs that block their threads natively, such as with asyncio or Spark. The hub of a blocked
+Programs that block their threads natively, such as with asyncio or Spark, need it for connections. The hub of a blocked
 thread does not run. Then heartbeats are not answered, and nsqd closes the connection.
 """
 
@@ -66,7 +66,7 @@ class HubThread:
         self._on_end = on_end
         self._kills_greenlets = kill_greenlets
         self._process = os.getpid()
-        # None when the thread has ended.
+        # Id of the thread; None when the thread has ended.
         self._ident: int | None = None
         # True if further calls are refused.
         self._stopped = False
@@ -75,7 +75,7 @@ class HubThread:
         self._stop: Event
         # Futures that other threads wait for. When the thread ends, futures that are not done get an exception.
         self._awaited: dict[CrossThreadFuture[Any], None] = {}  # Any: a called function may return anything
-        # None in a monkey-patched process.
+        # None if the thread is not registered with the threading module, as in a monkey-patched process.
         self._thread: threading.Thread | None = None
         _running.add(self)
         with self._future() as started:
@@ -89,13 +89,13 @@ class HubThread:
         return get_ident() == self._ident and self._process == os.getpid()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in a greenlet of the hub, and wait for its result. In the thread itself, only call it.
+        """Call a function in a greenlet of the hub, and wait for its result. In the thread itself, call it directly.
 
         There is no timeout. If the caller is interrupted, for example by a gevent.Timeout, the greenlet is killed.
 
         Raises:
             RuntimeError: If the thread was stopped, before or during the call.
-            Exception: As the function.
+            Exception: What the function raises.
         """
         __tracebackhide__ = True
         if self.is_current:
@@ -118,7 +118,7 @@ class HubThread:
         return result
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: the function's own
-        """Soon call a function in the hub itself. Functions are called in the order of these calls, and must not wait.
+        """Let the hub itself call a function soon. The hub keeps the order of the calls. The function must not wait.
 
         Calls that are made while the thread is being stopped may be lost.
 
@@ -127,7 +127,7 @@ class HubThread:
         """
         if self._process != os.getpid():
             raise RuntimeError(f"thread {self.name} was started before the fork; make a new one in this process")
-        # Greenlets that are being killed may still use it.
+        # After stop(), only greenlets of this thread that are being killed may still call.
         if self._stopped and not self.is_current:
             raise self._ended()
         try:
@@ -155,7 +155,7 @@ class HubThread:
             if self._ident is not None and not ended.wait(timeout):
                 logger.warning("thread %s has not ended within %g s", self.name, timeout)
             elif self._thread is not None:
-                # The thread has executed all but its last lines.
+                # The thread has executed all but its last lines, so it ends soon.
                 self._thread.join(_JOIN_TIMEOUT)
 
     def __enter__(self) -> Self:
@@ -187,7 +187,7 @@ class HubThread:
         try:
             self._serve(started)
         except BaseException:
-            # SystemExit or KeyboardInterrupt in one of the greenlets.
+            # One of the greenlets has raised SystemExit or KeyboardInterrupt.
             logger.exception("thread %s has failed", self.name)
         finally:
             self._stopped, self._ident = True, None
@@ -219,7 +219,7 @@ class HubThread:
     def _destroy(self, hub: Any) -> None:  # Any: as above
         self._queue.close()
         hub.destroy(destroy_loop=True)
-        # gevent leaves the hub suspended. A greenlet that is suspended when its thread ends is never freed: 10 KiB.
+        # End the hub, which gevent leaves suspended: a greenlet that is suspended when its thread ends leaks 10 KiB.
         hub.throw()
 
 

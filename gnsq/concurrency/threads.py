@@ -57,8 +57,8 @@ SIGNAL_CHECK_INTERVAL = 1.0
 # Seconds. A waiting thread checks at this interval if the thread that must respond has ended.
 ALIVE_CHECK_INTERVAL = 1.0
 
-# --- thread primitives of the interpreter. The ones that gevent patches in would identify greenlets instead of threads,
-# or belong to one hub.
+# --- thread primitives of the interpreter. Those that gevent puts in their place when it patches would identify
+# greenlets instead of threads, or belong to one hub.
 
 # Any: gevent has no types.
 allocate_lock: Any = monkey.get_original("_thread", "allocate_lock")
@@ -100,13 +100,13 @@ def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> N
 
 
 def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: as above
-    # The threading module does this for its new threads. Debuggers and coverage need it.
+    # Set the trace function, as the threading module does for its threads. Debuggers and coverage need it.
     sys.settrace(threading.gettrace())
     sys.setprofile(threading.getprofile())
     try:
         function(*args)
     finally:
-        # A log record of this thread registers a dummy, which would stay.
+        # Remove the dummy thread that a log record of this thread registers: it would stay in the table.
         _threads.pop(get_ident(), None)
 
 
@@ -127,7 +127,7 @@ class HubCallQueue:
     def __init__(self, loop: Any) -> None:  # Any: gevent has no types
         self._loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # ref=False: the program need not wait for calls that may come.
+        # ref=False: the hub may end although calls may still come.
         self._watcher = loop.async_(ref=False)
         self._watcher.start(self._drain)
 
@@ -165,7 +165,7 @@ def hub_call_queue() -> HubCallQueue:
 
 
 def is_hub_greenlet() -> bool:
-    """Return True if the caller is a callback in its thread's hub itself. Nothing can wait there."""
+    """Return True if the caller is a callback in its thread's hub itself. Such a callback can't wait."""
     hub = get_hub_if_exists()
     return hub is not None and gevent.getcurrent() is hub
 
@@ -189,10 +189,10 @@ class Once:
 class CrossThreadFuture(Generic[T]):
     """Result that one thread sets and one other thread waits for.
 
-    It takes a microsecond to make one. In a thread without a hub it makes no hub.
+    To make a future takes a microsecond. In a thread without a hub, a future makes no hub.
 
     Attributes:
-        is_done: True if it has a result or an exception.
+        is_done: True if the future has a result or an exception.
     """
 
     __slots__ = ("_done", "_error", "_once", "_value", "_waiter", "is_done")
@@ -201,7 +201,7 @@ class CrossThreadFuture(Generic[T]):
         self.is_done = False
         self._once = Once()
         self._error: BaseException | None = None
-        # Held until the future is done: a thread without a hub waits for this.
+        # Locked until the future is done: a thread without a hub waits for this lock.
         self._done = allocate_lock()
         self._done.acquire()
         # A thread with a hub waits for this event.
@@ -233,7 +233,7 @@ class CrossThreadFuture(Generic[T]):
         A thread without a hub blocks. In a thread with a hub other greenlets run meanwhile.
 
         Returns:
-            True if it is done.
+            True if the future is done.
         """
         if self.is_done:
             return True
@@ -247,7 +247,7 @@ class CrossThreadFuture(Generic[T]):
         else:
             event = Event()
             self._waiter = (hub_call_queue(), event)
-            # In this order; _finish() uses the opposite order. So one of the two threads sees what the other has done.
+            # First _waiter, then is_done; _finish() uses the opposite order. So one of the threads sees the other.
             if not self.is_done:
                 # The timer also keeps the loop alive, which a HubCallQueue does not.
                 event.wait(min(timeout, NO_TIMEOUT))
@@ -257,7 +257,7 @@ class CrossThreadFuture(Generic[T]):
         """Return the result, or raise the exception.
 
         Raises:
-            RuntimeError: If it is not done.
+            RuntimeError: If the future is not done.
         """
         __tracebackhide__ = True
         if not self.is_done:
@@ -299,7 +299,7 @@ class ThreadEvent:
 
     def set(self) -> None:
         """Wake all waiting threads and greenlets. Does not wait."""
-        # In this order; wait() uses the opposite order. So one of the two threads sees what the other has done.
+        # First is_set, then _waiting; wait() uses the opposite order. So one thread sees what the other has done.
         self.is_set = True
         for future in list(self._waiting):
             future.set_result(None)
@@ -320,7 +320,7 @@ class ThreadEvent:
 
 
 class ThreadToken:
-    """Identifies a thread. It is deleted when the thread ends; the ident of the thread is used again then."""
+    """Identifies a thread, until it ends. An ident does not: a later thread may get the ident of an ended one."""
 
     __slots__ = ("__weakref__",)
 
@@ -329,7 +329,7 @@ class _CurrentThread(local):  # type: ignore[misc]  # gevent has no types
     """Data of the calling thread.
 
     Attributes:
-        token: The thread's. Other objects hold weak references only.
+        token: The ThreadToken of the thread. Other objects hold only weak references to it.
     """
 
     token: ThreadToken
@@ -346,7 +346,7 @@ class OwnerThread:
 
     Attributes:
         ident: What get_ident() returns in that thread.
-        token: Weak reference to its token; returns None when the thread has ended.
+        token: Weak reference to the thread's token; returns None when the thread has ended.
     """
 
     __slots__ = ("_queue", "ident", "token")
@@ -364,7 +364,7 @@ class OwnerThread:
     def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function in a new greenlet of this thread's hub. Calls begin in their order.
 
-        An NSQException that the function raises is logged: nothing waits for the function.
+        An NSQException that the function raises is logged, since no caller waits for the function.
 
         Raises:
             NSQConnectionClosed: If the thread has ended, or its hub is gone.
@@ -384,7 +384,7 @@ class OwnerThread:
             raise NSQConnectionClosed("the thread that this belongs to has ended") from error
 
     def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: as in spawn()
-        """Call a function in a greenlet of the thread's hub, and wait for its result. In this thread, only call it.
+        """Call a function in a greenlet of the thread's hub, and wait for its result. In this thread, call it directly.
 
         Args:
             limit: Seconds to wait.
@@ -413,5 +413,5 @@ def _log_exceptions(function: Callable[..., object], arguments: tuple[Any, ...])
     try:
         function(*arguments)
     except NSQException as error:
-        # nsqd delivers the message again after its timeout.
+        # Not an error: nsqd delivers the message again after its timeout.
         logger.info("an answer from another thread was not sent: %s", error)

@@ -61,7 +61,7 @@ class MessageDispatcher:
         self._consumer = consumer
         self._pool = pool
         self._overrides = overrides
-        # Limit of the delay of a REQ in ms, by address. nsqds before 1.1.0 have named it when they refused a REQ.
+        # Limit of the delay of a REQ in ms, by address of the nsqd. Known from nsqds before 1.1.0 that refused a REQ.
         self._max_req_timeouts: dict[str, int] = {}
         self.runner = HandlerRunner(
             consumer, clock, running=lambda: self.workers.running, unanswered=self._unanswered_messages
@@ -128,7 +128,7 @@ class MessageDispatcher:
     # --- messages
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
-        """Receive a chunk of messages. Receivers of signals are looked up here, once per chunk."""
+        """Receive the messages of one read. Receivers of signals are looked up here, once per read."""
         self.runner.receivers = tuple(self._consumer.on_message.receivers_for(self._consumer))
         self._set_finish_listener([connection])
         self.rdy.on_messages(connection, len(messages))
@@ -138,7 +138,7 @@ class MessageDispatcher:
 
     def _unanswered_messages(self) -> list[Message]:
         """Return the messages whose handlers still run, and the async messages."""
-        # list() of each set is one step for the interpreter: other threads may add to it.
+        # Copy each set with list(), one step for the interpreter, since other threads may add to the set.
         connections = self._pool.connections.values()
         async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
         return list(itertools.chain(self.workers.handling, *async_messages))
@@ -146,7 +146,7 @@ class MessageDispatcher:
     # --- results
 
     def _set_finish_listener(self, connections: Iterable[Connection]) -> None:
-        """Listen for FINs only while a receiver, an override or the backoff needs them: each costs a call."""
+        """Listen for FINs only while a receiver, an override or the backoff needs them: each FIN then costs a call."""
         is_off = self.rdy.backoff.phase is BackoffPhase.OFF
         wanted = self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
         for connection in connections:

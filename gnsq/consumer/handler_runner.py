@@ -31,16 +31,16 @@ __all__ = ["HandlerRunner"]
 
 # Log lines for given up messages in one INTERVAL. The rest is only counted.
 GIVEN_UP_LINES = 10
-# Limit of the given up messages that are remembered; they take 2 MB.
+# Limit of the given up messages whose ids are remembered; these take 2 MB.
 MAX_GIVEN_UP = 10_000
-# Limit of the messages whose last failure is remembered, and limit of the length of its text.
+# Limit of the messages whose last failure is remembered, and limit of the characters of such a failure.
 MAX_FAILURES = 1000
 MAX_ERROR_CHARACTERS = 200
 
 # Seconds between two searches for handlers whose message has timed out.
 OVERDUE_CHECK_INTERVAL = 10.0
 
-# Folder of the code that calls handlers. In a stack its frames come before those of a handler.
+# Folder of the code that calls handlers. In a stack, frames of this code come before those of a handler.
 _CALLERS = os.path.join(os.path.dirname(__file__), "")
 
 _OVERDUE_HINT = (
@@ -78,7 +78,7 @@ class HandlerRunner:
         unanswered: Returns the messages whose handlers run, and the async messages.
 
     Attributes:
-        receivers: The handlers to call; set once for each chunk of messages.
+        receivers: The handlers to call; set once for the messages of one read.
         failed: Number of handlers that raised, except those that raised NSQRequeueMessage.
         given_up: Messages that were delivered more often than max_tries.
         handlers_timed_out: Messages that timed out while their handler ran.
@@ -115,9 +115,9 @@ class HandlerRunner:
         self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
-        """Call the handlers, then finish or requeue the message. Return True if it is answered and not async. Raises no
-        Exception."""
-        # try and not a with block: this is called for each message, and a try costs nothing.
+        """Call the handlers, then finish or requeue the message. Return True if the message is answered and not async.
+        Raises no Exception."""
+        # A try and not a with block, since this method is called for each message, and a try costs nothing.
         try:
             options = self._consumer.options
             if 0 < options.max_tries < message.attempts:
@@ -142,7 +142,7 @@ class HandlerRunner:
                 self._on_handler_exception(message, error)
             else:
                 return message.finish_if_unanswered()
-        except Exception:  # FIN or REQ failed: logged by its kind
+        except Exception:  # FIN or REQ has failed
             with self._log_answer_errors(message):
                 raise
         return not message.is_async()
@@ -184,7 +184,7 @@ class HandlerRunner:
     def _on_handler_exception(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler raised."""
         if isinstance(error, gevent.Timeout) and error in self._batch_timeouts:
-            # The time of the handle_messages() that called this is over: handle_batch_with_override() answers.
+            # The error is the timeout of the handle_messages() that called this; handle_batch_with_override() answers.
             raise error
         if isinstance(error, NSQRequeueMessage):
             self.note_failure(message, error)
@@ -200,7 +200,7 @@ class HandlerRunner:
             raise error
 
     def _on_override_exception(self, messages: list[Message], error: BaseException) -> None:
-        """Answer messages whose override raised. This is one failure, which is reported with the first message."""
+        """Answer messages whose override raised. They count as one failure, reported with the first message."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
         is_killed = not isinstance(error, (Exception, gevent.Timeout))
         for message in others:
@@ -279,7 +279,7 @@ class HandlerRunner:
         """Log that a message timed out in the inbox."""
         self._note(message, "timed out while it waited for a handler")
         text = "not handled, it waited for a handler until its timeout was over and nsqd delivers it again: %s"
-        # Only for a line that is logged: to search all handlers for each of many messages would take seconds.
+        # Search for the hint only if the line will be logged: to search all handlers for many messages takes seconds.
         hint = self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT
         self._log(logging.WARNING, "dropped", message, text, hint)
 
@@ -308,7 +308,7 @@ class HandlerRunner:
     # --- calls of handlers
 
     def _check_result(self, handler: object, result: object, message: Message) -> None:
-        """Check the result of a handler. A coroutine or a generator raises TypeError: nothing of the handler has run.
+        """Raise TypeError if the result of a handler is a coroutine or a generator: no code of the handler has run.
         Every other result finishes the message."""
         if result is not False:
             check_ran(handler, result)
@@ -366,7 +366,7 @@ class HandlerRunner:
         message.finish_if_unanswered()
 
     def _unseen_failure(self, message: Message) -> str:
-        """Explain an unknown failure: an earlier delivery may still be unanswered here."""
+        """Explain why no failure is remembered: an earlier delivery may still be unanswered in this process."""
         is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()

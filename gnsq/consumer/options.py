@@ -14,7 +14,7 @@ from gnsq.options import ConnectionOptionsDict, Options, option
 
 __all__ = ["ConsumerOptions", "ConsumerOptionsDict", "OptionAttribute"]
 
-# Seconds. Longest interval between two rounds of lookups while an nsqd is lost. With the default jitter it is below 30.
+# Seconds. Longest interval between two rounds of lookups while an nsqd is lost; below 30 with the default jitter.
 LOST_POLL_INTERVAL = 25.0
 # Seconds after the loss of an nsqd until the usual interval is used again: the nsqd may have been replaced for good.
 LOST_FOR = 24 * 3600.0
@@ -131,7 +131,7 @@ class ConsumerOptions(Options):
         return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_recent else self.lookupd_poll_interval
 
     def requeue_after(self, attempts: int) -> int:
-        """Return the delay in milliseconds of a REQ after a failure on this attempt."""
+        """Return the delay, in milliseconds, of the REQ that follows a failure on this attempt."""
         if self.requeue_delay is not None:
             return round(self.requeue_delay)
         delay = exponential_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)

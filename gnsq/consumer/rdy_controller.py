@@ -1,6 +1,6 @@
 """Sends each nsqd its RDY count, as RdyPolicy and ConsumerBackoff decide.
 
-Asks both after each event that may change the RDY counts, and at the times that they return. Knows connections, but
+Asks both after each event that may change the RDY counts, and at the times that both return. Knows connections, but
 neither handlers nor their results.
 """
 
@@ -80,15 +80,15 @@ class RdyController:
         self._label = owner.label
         # Seconds until a probe must bring a message.
         self._idle_timeout = options.low_ready_idle_timeout
-        # Connection whose probe message has come and is not answered yet.
+        # Connection whose message for the probe has come and is not answered yet.
         self._probed: Connection | None = None
-        # When to probe another connection instead.
+        # When to probe another connection if the probe has brought no result.
         self._probe_due = 0.0
         # When to search for timed out messages; None while no message is in flight.
         self._timeout_check_due: float | None = None
         # Until this time, RDY is reserved for each address to which a connection is being made.
         self._expected_until: float | None = None
-        # Time of the next RDY update without an event, and time until which run() sleeps.
+        # When RDY is updated next if no event comes before, and until when run() sleeps.
         self._due: float | None = None
         self._sleeping_until: float | None = None
         self._update_scheduled = False
@@ -108,7 +108,7 @@ class RdyController:
         self._update_rdy()
 
     def pause(self, paused: bool) -> None:
-        """Set all RDY counts to 0, or end that."""
+        """Set all RDY counts to 0 if paused is True; otherwise allow RDY again."""
         self._policy.paused = paused
         self._update_rdy()
 
@@ -123,7 +123,7 @@ class RdyController:
 
     @property
     def backoff_remaining(self) -> float:
-        """Seconds until the end of the pause; 0 if there is none."""
+        """Seconds until the end of the backoff's pause; 0 if there is no pause."""
         if self.backoff.phase is not BackoffPhase.WAITING:
             return 0.0
         return max(0.0, self.backoff.until - self._clock.monotonic())
@@ -148,7 +148,7 @@ class RdyController:
         """Count the messages of a chunk."""
         is_due = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
-            # Send RDY 0 before the answer, otherwise a second message would come.
+            # Send RDY 0 before the message is answered; otherwise nsqd would send a second message.
             self._probed, self._policy.probe = connection, None
             self._probe_due = connection.last_message + max(
                 self._idle_timeout, connection.in_flight_messages.msg_timeout or 0.0
@@ -224,7 +224,7 @@ class RdyController:
                 self._update_rdy(self._due)
 
     def stop(self) -> None:
-        """Set all RDY counts to 0. They stay 0."""
+        """Set all RDY counts to 0 for good."""
         self._policy.paused = True
         self._update_rdy()
         self._stopped = True
@@ -255,7 +255,7 @@ class RdyController:
         for connection, count in self._policy.decide(in_flight, now).items():
             if connection.is_open:
                 connection.ready(count)
-        # Only while a connection waits for RDY that answers free: this costs a call for each answer.
+        # Listen for answers only while a connection waits for RDY that they free: each answer then costs a call.
         listener = self.schedule_update if self._policy.has_unassigned else None
         for connection in connections:
             connection.in_flight_messages.before_answer = listener
@@ -265,13 +265,13 @@ class RdyController:
         self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
-        """Probe a connection after the pause, and another one if no message comes or it is not answered."""
+        """Probe a connection after the pause. Probe another one if no message comes, or the message is not answered."""
         self.backoff.update(now)
         if self.backoff.phase is not BackoffPhase.PROBING:
             return
         probe = self._policy.probe
         if probe is not None and not probe.ready_count:
-            # It waits for RDY that other connections must free. Its time begins when it gets that.
+            # The probe waits for RDY that other connections must free. Its time begins when it gets this RDY.
             self._probe_due = now + self._idle_timeout
         elif (probe is None and self._probed is None) or now >= self._probe_due:
             # Timed out messages must not count, or nsqd would send a second message for the probe.
@@ -292,8 +292,8 @@ class RdyController:
         self.schedule_update()
 
     def _drop_timed_out_if_due(self, now: float) -> None:
-        """Search for timed out messages at intervals. They may never be answered, and then their RDY would never be
-        free."""
+        """Search for timed out messages at intervals. Otherwise messages that are never answered would occupy RDY for
+        ever."""
         if self._timeout_check_due is not None and now >= self._timeout_check_due:
             self._drop_timed_out()
             self._timeout_check_due = None

@@ -337,7 +337,7 @@ class RdyPolicy(Generic[Key]):
         eligible = [
             key
             for key, state in self._states.items()
-            # A connection with messages in flight is not idle: after a lower RDY it would wait for their answers.
+            # A connection with messages in flight is not idle: after a lower RDY it gets none before the answers.
             if not state.is_new and not (starved and self._is_idle(state, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._states[key].limit) for key in self._order}

@@ -20,7 +20,7 @@ __all__ = ["Shutdown"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds after the time limit, in which REQs are sent and nsqd closes the connections.
+# Seconds beyond the time limit, in which the REQs are sent and nsqd closes the connections.
 REQUEUE_GRACE = 2.0
 # Seconds between two checks: have other handlers ended, have further messages arrived?
 POLL_INTERVAL = 0.05
@@ -56,7 +56,7 @@ class Shutdown:
         self._waiting_handlers = 0
 
     def run(self) -> None:
-        """Close the connections when no message is in flight. After the timeout, requeue the rest before."""
+        """Close the connections as soon as no message is in flight; after the timeout, first requeue the rest."""
         connections = list(self._pool.connections.values())
         in_flight = sum(connection.in_flight for connection in connections)
         text = "%s: closing, with up to %g s for %s in flight on %s"
@@ -86,7 +86,7 @@ class Shutdown:
         self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float | None) -> None:
-        """Wait, in a handler, until all handlers that still run wait here, or the timeout (seconds) is over."""
+        """Wait, in a handler, until all handlers that still run wait in this method, up to the timeout in seconds."""
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._waiting_handlers += 1
         try:

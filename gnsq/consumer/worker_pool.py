@@ -22,7 +22,7 @@ __all__ = ["RunningHandler", "WorkerPool"]
 
 # Seconds. After this time a worker takes no further message, and another worker continues.
 MAX_RUN_SECONDS = 0.002
-# Seconds. Handlers that take less than this are counted with the same latency.
+# Seconds. Handlers that take less are not timed one by one: those of one chunk get the same latency.
 FAST_HANDLER = 0.0005
 
 
@@ -47,7 +47,7 @@ class WorkerPool:
         concurrency: Returns the limit of workers that run at the same time.
         handle: Called with each message, in a worker. Returns True if the message is answered. Must not raise an
             Exception.
-        handle_batch: If given, called instead with all messages of the inbox. Returns: the messages that are answered.
+        handle_batch: If given, called instead of handle, with the whole inbox. Returns the messages that are answered.
         on_dropped: Called with a message that timed out in the inbox.
 
     Attributes:
@@ -72,9 +72,9 @@ class WorkerPool:
         self._run = self._work if handle_batch is None else functools.partial(self._work_in_batches, handle_batch)
         self._on_dropped = on_dropped
         self._clock = clock
-        # The messages that each worker handles; [None] before the first one.
+        # The messages that each worker handles now; [None] before its first message.
         self._workers: dict[gevent.Greenlet, list[Message | None]] = {}
-        # When each worker started. It takes messages for MAX_RUN_SECONDS only, so a longer handler was called then.
+        # When each worker started: nearly the call of its handler, since it takes messages for MAX_RUN_SECONDS only.
         self._began: dict[gevent.Greenlet, float] = {}
         # The worker that was spawned and does not run yet.
         self._starting: gevent.Greenlet | None = None
@@ -140,7 +140,7 @@ class WorkerPool:
         worker.rawlink(self._on_worker_end)
 
     def _continue_in_another(self) -> None:
-        # In the next round of the loop: see _work().
+        # This worker starts in the next round of the loop; _work() says why.
         if self.inbox and self._may_start():
             self._start(gevent.spawn_later(0, self._run))
 
@@ -154,14 +154,14 @@ class WorkerPool:
         """
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
         current = self._begin_worker()
-        # To read the clock costs 0.05 us, and to count a latency 0.2 us. So the fast messages of one chunk are counted
-        # together.
+        # To read the clock costs 0.05 us, to count a latency 0.2 us. So the latencies of fast messages of one chunk are
+        # counted together.
         time = now()
         deadline = time + MAX_RUN_SECONDS
         arrived, fast = 0.0, 0
         try:
             while inbox and time < deadline:
-                # In this order: KeyboardInterrupt may be raised after any call.
+                # Store the message before it leaves the inbox: KeyboardInterrupt may be raised after any call.
                 message = current[0] = inbox[0]
                 inbox.popleft()
                 if inbox and self._starting is None and self._may_start():
@@ -210,8 +210,8 @@ class WorkerPool:
         self._continue_in_another()
 
     def _on_worker_end(self, worker: gevent.Greenlet) -> None:
-        """Put the messages of a killed worker back. KeyboardInterrupt is raised in the greenlet that runs: also in a
-        worker that has not begun, or between a message and its handler."""
+        """Put the messages of a killed worker back. KeyboardInterrupt may kill any running worker, also before it has
+        begun, or after it took a message and before it called the handler."""
         if self._starting is worker:
             self._starting = None
         self._began.pop(worker, None)
@@ -219,7 +219,7 @@ class WorkerPool:
         if current is None:
             return
         if isinstance(worker.exception, Exception):
-            # A bug, which would be raised again for the same message.
+            # A bug has ended the worker. Do not put the message back: it would raise the bug again.
             current.clear()
         unanswered = [
             message for message in current if not (message is None or message.has_responded() or message.is_async())
@@ -230,7 +230,7 @@ class WorkerPool:
     def _drop_timed_out(self) -> None:
         """Drop timed out messages: nsqd delivers them again, and would refuse their FIN.
 
-        Only from the left: the oldest messages are there. If connections differ in msg_timeout, some are dropped later.
+        Looks only at the oldest messages, on the left. If connections differ in msg_timeout, some are dropped later.
         """
         inbox = self.inbox
         while inbox and inbox[0].time_left == 0:

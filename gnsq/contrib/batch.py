@@ -1,5 +1,5 @@
-"""BatchHandler: collects messages and handles them in batches. Owns the incomplete batch and the greenlet that runs it
-in time."""
+"""BatchHandler: collects messages and handles them in batches. Owns the incomplete batch, and the greenlet that runs
+this batch in time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class BatchHandler:
     A batch runs when one of these is true:
 
     - The batch is full.
-    - Its first message has waited ``timeout`` seconds. A RuntimeWarning says that the batch size does not fit.
+    - Its first message has waited ``timeout`` seconds. Then a RuntimeWarning says that batch_size is too large.
     - Half of the msg_timeout of one of its messages is over.
-    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. A RuntimeWarning as above.
+    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. Warned of, too.
       batch_size should be below the consumer's ``max_in_flight``, which is divided among its nsqds.
     - The consumer closes.
 
@@ -60,10 +60,10 @@ class BatchHandler:
             If it raises, all are requeued, as failures for backoff unless it is an NSQRequeueMessage that says
             otherwise.
         handle_message: Called with each message when its batch runs. Returns the item for the batch; default: the
-            message. If it raises, this message is requeued and the others stay.
+            message. If handle_message raises, this message is requeued and the others stay.
         handle_batch_error: Called with (error, messages, batch) before the messages are requeued.
         handle_message_error: Called with (error, message) before the message is requeued.
-        timeout: Seconds; None: no limit except msg_timeout.
+        timeout: Seconds that a message may wait for its batch; None: no limit except msg_timeout.
         spawn: Called to run a batch; default: in a new greenlet. A number limits the batches that run at the same time.
             Further batches, and messages after them, wait.
         clock: Give the clock of the consumer if it is not a real one.
@@ -129,8 +129,8 @@ class BatchHandler:
     # --- start of a batch
 
     def _is_starved(self, consumer: Consumer) -> bool:
-        # Messages in the consumer's inbox are also in flight. While there are any, the consumer does not wait for this
-        # batch.
+        # Messages in the consumer's inbox are also in flight. While there are any, the consumer does not need to wait
+        # for this batch.
         return consumer.is_starved and consumer.total_in_flight <= len(self._messages)
 
     def _watch(self) -> None:
@@ -232,7 +232,7 @@ class BatchHandler:
     # --- answers
 
     def finish_message(self, message: Message) -> None:
-        """Finish a message if it is not answered. If its connection is lost, nsqd delivers it again."""
+        """Finish a message if it is not answered. If its connection is lost, do nothing: nsqd delivers it again."""
         if message.has_responded():
             return
         try:
@@ -271,15 +271,15 @@ class BatchHandler:
 
     def handle_batch(self, batch: list[Any]) -> object:
         """Handle a batch. If this raises, all its messages are requeued."""
-        assert self._handle_batch is not None  # checked when this was made
+        assert self._handle_batch is not None  # checked by the constructor
         return self._handle_batch(batch)
 
     def handle_message_error(self, error: BaseException, message: Message) -> object:
-        """Called with an exception of handle_message. The message is requeued after this, unless this answers it."""
+        """Called with an exception of handle_message. It is requeued afterwards, unless this method answers it."""
         return None if self._handle_message_error is None else self._handle_message_error(error, message)
 
     def handle_batch_error(self, error: BaseException, messages: list[Message], batch: list[Any]) -> object:
-        """Called with an exception of handle_batch. The messages are requeued after this, unless this answers them."""
+        """Called with an exception of handle_batch. They are requeued afterwards, unless this method answers them."""
         return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
     def _log(self, error: BaseException, text: str, *arguments: object) -> None:

@@ -18,7 +18,7 @@ The header ``{"a": "xyz"}`` and the body ``hello`` are encoded as
     00 4E 53 51 45 4E 56  01  00 08  00 01 61  00 03 78 79 7A  68 65 6C 6C 6F
 
 Each name occurs once. Neither text nor JSON begins with a NUL. Bytes that do not begin with magic and version, or that
-break one of these rules, are a body without an envelope. So one topic may have both kinds.
+break one of these rules, are a body without an envelope. So one topic may have bodies of both kinds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HEADERS = len(_START) + _SIZE.size
 def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
     """Put a body into an envelope, even if it is an envelope already.
 
-    ``wrap(b"", headers) + body`` is the same, and cheaper for many bodies with equal headers.
+    For many bodies with equal headers, ``wrap(b"", headers) + body`` with one wrap() gives the same result faster.
 
     Raises:
         ValueError: If the headers take more than MAX_HEADERS_SIZE bytes, or one can't be written in UTF-8.
@@ -90,7 +90,7 @@ def _decode_headers(data: bytes) -> dict[str, str]:
     """Decode headers.
 
     Raises:
-        struct.error, ValueError: If they are not complete headers in UTF-8 with unique names.
+        struct.error, ValueError: If the data is not complete headers in UTF-8 with unique names.
     """
     texts: list[str] = []
     end = 0

@@ -1,7 +1,7 @@
 """Give-up handlers, for ``on_giving_up``: they store messages that were delivered more often than ``max_tries``.
 
-Each handler returns after the message is stored, and the Consumer finishes it then. If it can't be stored, the handler
-raises, and the Consumer requeues it. So a message may be stored twice, but is not lost.
+Each handler returns after the message is stored; then the Consumer finishes the message. If a message can't be stored,
+the handler raises, and the Consumer requeues it. So a message may be stored twice, but is not lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LogGiveupHandler:
     """
 
     def __init__(self, log: Callable[[Any], object] | None = None, newline: str | bytes = "\n") -> None:
-        # Any: str, or bytes, as newline
+        # Any: takes str, or bytes if newline is bytes
         self.log = log
         self.newline = newline
 
@@ -58,7 +58,7 @@ class LogGiveupHandler:
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
         """Write a message."""
-        # Not bound earlier: a program may replace sys.stdout.
+        # Look up sys.stdout at each call, since a program may replace it.
         log: Callable[[Any], object] = sys.stdout.write if self.log is None else self.log
         text = self.format_message(message)
         if isinstance(self.newline, bytes):
@@ -112,7 +112,7 @@ class DirectoryGiveupHandler:
         """Write the file of a message, in another thread, since disks may be slow.
 
         Raises:
-            OSError: If it can't be written.
+            OSError: If the file can't be written.
         """
         name = f"{consumer.topic}.{consumer.channel}.{message.timestamp}.{_file_name(message.id)}.json"
         data = self.format_message(consumer, message)
@@ -133,8 +133,8 @@ class NsqdGiveupHandler:
     Args:
         topic: Topic of given up messages.
         nsqd_hosts: ``host``, ``host:port`` (of HTTP) or a URL, or several.
-        nsqd_class: A class with ``from_url()``, as HTTP clients have, or called with the host and, if given, the port.
-            Its objects have ``publish(topic, data)``.
+        nsqd_class: A class whose objects have ``publish(topic, data)``. Made with its ``from_url()``, if there is one,
+            else called with the host and, if given, the port.
 
     Raises:
         ValueError: If no host is given, or one is not valid.
@@ -228,6 +228,6 @@ def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: see NsqdG
     from_url = getattr(nsqd_class, "from_url", None)
     if from_url is not None:
         return from_url(host)
-    # 0: the class has its own default.
+    # Port 0 means that none is given: nsqd_class then uses its own default.
     name, port = parse_address(host, default_port=0)
     return nsqd_class(name, port) if port else nsqd_class(name)

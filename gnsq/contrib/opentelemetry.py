@@ -77,7 +77,7 @@ def traced(
 ) -> Callable[Concatenate[Consumer, P], None]: ...
 
 
-@overload  # mypy takes no lambda for the other one
+@overload  # for lambdas, which mypy does not accept for the other overload
 def traced(
     handler: Handler, *, envelope: bool = False, tracer_provider: trace.TracerProvider | None = None
 ) -> Handler: ...
@@ -97,13 +97,12 @@ def traced(
     Args:
         handler: Called as handler(consumer, message=message).
         envelope: Remove the envelope, also without an SDK: ``message.body`` is the published body for this handler and
-            those called after it. The span of the sender is the parent of this one, and is linked to, as the
-            conventions require. The sender's baggage is available in the handler. Bodies without an envelope are
-            handled as without this option.
+            those called after it. The sender's span is the parent of the handler's span, and is also linked to
+            it, as the conventions require. The sender's baggage is available in the handler. Other bodies stay as is.
         tracer_provider: Default: the global one, also if it is set later.
 
     Raises:
-        TypeError: If the handler could not handle a message, as for a Consumer.
+        TypeError: If the handler can't be a message_handler of a Consumer.
     """
     check_handler(handler, "traced handler")
     handle: Callable[..., object] = handler  # the consumer checks its result
@@ -146,8 +145,8 @@ class TracedProducer(_Producer):
 
     It is used as a Producer; attributes that are not defined here are those of the Producer. A span ends when nsqd has
     confirmed the publish or it has failed, also if the call returns earlier. Several messages of one call are one span.
-    An exception is recorded, sets the span's status to an error, and is raised. If publish_many() does not raise, that
-    holds for the error of the first chunk that failed. Without an SDK the Producer is only called.
+    An exception is recorded, sets the span's status to an error, and is raised. If publish_many() does not raise, the
+    error of the first chunk that failed is recorded. Without an SDK the Producer is only called.
 
     Args:
         producer: Started and closed by this object, or by the program.
@@ -184,7 +183,7 @@ class TracedProducer(_Producer):
             if not is_hub_greenlet():
                 self._finisher.wait(SPANS_TIMEOUT)
 
-    if not TYPE_CHECKING:  # as those of Producer
+    if not TYPE_CHECKING:  # type checkers see these methods of Producer
 
         def __getattr__(self, name):
             return getattr(self.producer, name)
@@ -238,7 +237,7 @@ class TracedProducer(_Producer):
                 if not is_many:
                     result = call(topic, _enveloped(prefix, payload), *arguments, **options)
                 elif isinstance(payload, (bytes, bytearray, str)):
-                    result = call(topic, payload, *arguments, **options)  # the producer refuses it
+                    result = call(topic, payload, *arguments, **options)  # the producer raises the error
                 else:
                     taken = 0
 
@@ -302,9 +301,9 @@ class _SpanFinisher:
     def wait(self, timeout: float) -> None:
         """Wait until all spans have ended, or the timeout (seconds) is over."""
         if self._process == os.getpid():
-            # _end() uses the opposite order, so one of the two sees the other.
+            # First _none_open, then _open; _end() uses the opposite order, so one of the two threads sees the other.
             none_open = self._none_open = CrossThreadFuture()
-            # In this thread: the producer's own may have ended.
+            # End them in this thread, since the producer's own thread may have ended.
             self._end_due()
             if self._open:
                 none_open.wait(timeout)
@@ -314,7 +313,7 @@ class _SpanFinisher:
             return
         self._due.append((span, result.exception, time.time_ns()))
         if not is_hub_greenlet():
-            # The result was there before, so this is the caller, which may wait.
+            # The publish had ended before it was added, so this code runs in the caller, which may wait.
             self._end_due()
         elif self._ender is None:
             self._ender = gevent.spawn(self._end_due)
@@ -363,7 +362,7 @@ def _sender_context(headers: dict[str, str]) -> Iterator[Sequence[trace.Link]]:
     sender = trace.get_current_span(context).get_span_context()
     token = contexts.attach(context)
     try:
-        # A span that is not remote is that of the caller: the headers have none.
+        # If the span is not remote, the headers have no span, and this is the caller's.
         yield [trace.Link(sender)] if sender.is_remote else ()
     finally:
         contexts.detach(token)
@@ -383,7 +382,7 @@ def _first_error(result: object) -> BaseException | None:
 
 
 def _end(span: trace.Span, error: BaseException | None, end_time: int | None = None) -> None:
-    # A killed greenlet is not a failure.
+    # GreenletExit, of a killed greenlet, is not a failure.
     if isinstance(error, (Exception, gevent.Timeout)):
         _record(span, error)
     span.end(end_time)

@@ -37,7 +37,7 @@ class Source(Protocol):
     """A Consumer or a Producer."""
 
     def stats(self) -> Any:  # Any: ConsumerStats or ProducerStats
-        """Return its statistics; called in any thread."""
+        """Return the statistics of the source; called in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Family:
 
     Attributes:
         name: Name after ``gnsq_``.
-        attribute: Attribute of the statistics that has the value, or the things to count. None: the value is computed.
+        attribute: Attribute of the statistics with the value, or with the items to count. None: a function computes it.
     """
 
     kind: str
@@ -68,7 +68,7 @@ _MAXIMA = ("consumer_backoff_failures", "consumer_backoff_remaining_seconds")
 
 
 class _Key(NamedTuple):
-    """Identifies a value. Of a histogram: a bucket by its upper bound, or the sum if that is None."""
+    """Identifies a value. In a histogram: a bucket by its upper bound, or the sum if the bound is None."""
 
     family: str
     labels: tuple[str, ...]
@@ -87,7 +87,7 @@ class _Sample(NamedTuple):
     is_total: bool = False
 
 
-# By the label that they have besides those of their source: kind, name, meaning, and attribute of the statistics.
+# Metrics, by the label that each has besides those of its source: kind, name, meaning, and attribute of the statistics.
 _Table = dict[str, list[tuple[str, str, str, str | None]]]
 
 _CONSUMER: _Table = {
@@ -260,13 +260,13 @@ class StatsCollector:
                 gauges[key] = family.merge(gauges[key], value) if key in gauges else value
                 continue
             now[key] = value
-            # A lower value is that of a new connection to the same nsqd, which began at 0.
+            # A value that has fallen is that of a new connection to the same nsqd, which began at 0.
             growth = value - before.get(key, 0) if value >= before.get(key, 0) else value
             if key.family in left:
                 growth = left[key.family] if is_total else min(growth, left[key.family])
                 left[key.family] -= growth
             self._totals[key] = self._totals.get(key, 0) + growth
-        # Without closed connections: the next one to the same nsqd begins at 0.
+        # Forget closed connections, since the next connection to the same nsqd begins at 0.
         self._seen[source] = now
 
 

@@ -29,11 +29,11 @@ __all__ = ["ChannelHandler", "QueueHandler"]
 
 
 class QueueHandler(Queue):  # type: ignore[misc]  # gevent has no types
-    """A gevent Queue, for ``on_message``. Each message becomes async and is put into it.
+    """A gevent Queue, for ``on_message``. Each message becomes async and is put into the queue.
 
     Args:
         maxsize: How many messages the queue holds. While it is full, each call of this handler waits. None:
-            only ``max_in_flight`` limits it.
+            only ``max_in_flight`` limits the messages.
     """
 
     def __call__(self, consumer: Consumer, message: Message) -> None:

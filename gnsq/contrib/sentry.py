@@ -21,8 +21,8 @@ class SentryExceptionHandler:
     Reports contain the message body, unless ``message_extra()`` is overridden.
 
     Args:
-        client: None: sentry_sdk, imported at the first report; the program calls ``sentry_sdk.init()``. Or an object
-            with a method ``captureException(extra=...)``, such as raven's Client. It is called while the exception is
+        client: None: use sentry_sdk, for which the program calls ``sentry_sdk.init()``. Or an object with a method
+            ``captureException(extra=...)``, such as raven's Client. The method is called while the exception is
             handled.
 
     Raises:

@@ -33,7 +33,7 @@ from gnsq.tls import make_context
 
 __all__ = ["Call", "Connections"]
 
-# Seconds before the first retry; the pause doubles with each further one.
+# Seconds before the first retry; the pause doubles with each further retry.
 _RETRY_DELAY = 0.1
 _MAX_RETRY_DELAY = 2.0
 _CHUNK = 64 * 1024
@@ -72,7 +72,7 @@ class Connections:
         context: Context for HTTPS.
 
     Attributes:
-        closed: Reason why they were closed; empty while they are open.
+        closed: Reason why the connections were closed; empty while they are open.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Connections:
         register_after_fork(self)
 
     def close(self, *, in_own_thread: bool) -> None:
-        """Close all connections. Calls that wait fail. If called in another thread, this happens when the hub runs."""
+        """Close all connections. Calls that wait fail. From another thread, the close happens when the hub runs."""
         self.closed = "client was closed while it waited for a response"
         if not in_own_thread:
-            # ValueError: the hub was destroyed.
+            # The hub raises ValueError if it was destroyed.
             with contextlib.suppress(ValueError):
                 self._queue.call_soon_threadsafe(self._end)
                 return
@@ -104,7 +104,7 @@ class Connections:
         self.closed = f"connection belongs to process {parent}, and this is its child"
         for call in self._calls:
             if call.socket is not None:
-                # Do this first. Otherwise the call's greenlet could read bytes that the parent waits for.
+                # Do this before the call fails. Otherwise its greenlet could read bytes that the parent waits for.
                 _close_descriptor(call.socket)
         self._end()
 
@@ -127,7 +127,7 @@ class Connections:
 
         Args:
             what: The request, for error texts.
-            timeout: Seconds; None: the option of the client.
+            timeout: Seconds; None: use the client's option timeout.
 
         Raises:
             NSQHttpError: If the client is closed. After the timeout, NSQHttpTimeout or NSQHttpUnreachable.
@@ -150,7 +150,7 @@ class Connections:
         """Send a request and read the response. Does not follow redirects.
 
         Args:
-            fresh: Use a new connection.
+            fresh: True to use a new connection.
 
         Raises:
             NoResponse: If the connection or the response is broken.
@@ -161,7 +161,7 @@ class Connections:
             if self.closed:
                 raise self._closed_error()
             if fresh:
-                # There is no wait between this and the send, so no other call can return a connection to the pool.
+                # Empty the pool. Nothing waits before the send, so no other call can return a connection to the pool.
                 self._adapter.close()
             seconds = max(call.ends - time.monotonic(), 0.001)
             timeout = (min(self.options.connect_timeout or seconds, seconds), None)
@@ -171,7 +171,7 @@ class Connections:
                 response = self._adapter.send(
                     request.prepare(), stream=True, timeout=timeout, proxies=self.options.proxies
                 )
-                # A connection whose response was read to its end is back in the pool before it is closed here.
+                # Close a broken connection. After a complete response the connection is back in the pool already.
                 with contextlib.closing(response):
                     return _read(f"{request.method} {request.url}", response, self.options.max_response_size)
             except _FAILURES as error:
@@ -216,7 +216,7 @@ class Call:
                 return self._connections.exchange(self, request, fresh=fresh)
             except NoResponse as failure:
                 if failure.reused and method == "GET" and not fresh:
-                    # The server has closed an idle connection. This does not count as a retry.
+                    # The server has closed an idle connection. Using a new one does not count as a retry.
                     fresh = True
                     continue
                 if retries >= self._connections.options.retries or not _may_be_repeated(method, failure):
@@ -239,7 +239,7 @@ class Call:
 
 
 def _may_be_repeated(method: str, failure: NoResponse) -> bool:
-    """Return True if a retry executes nothing twice, and may succeed."""
+    """Return True if a retry may succeed and can't make the server execute the request twice."""
     if failure.final:
         return False
     return not failure.sent or (method == "GET" and not failure.timed_out)
@@ -259,7 +259,7 @@ class _Adapter(HTTPAdapter):
         self._context = context
         # Any: of the keywords that the methods below have besides.
         self._tls: dict[str, Any] = {} if context is None else {"ssl_context": _BufferedTLS(context)}
-        # At most one pool for the server and one for its proxy.
+        # Two pools suffice: one for the server and one for its proxy.
         super().__init__(pool_connections=2, pool_maxsize=maxsize, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # Any: requests' own
@@ -281,7 +281,7 @@ class _Adapter(HTTPAdapter):
         """Do nothing: requests would load its own CAs into the context."""
 
     def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave out requests' own TLS settings, for the same reason."""
+        """Leave out requests' own TLS settings, since the context has ours."""
         return super().build_connection_pool_key_attributes(*args, **kwargs)[0], {}
 
 
@@ -302,7 +302,7 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
 
         def _new_conn(self) -> Any:
             if hasattr(self, "_socks_options"):
-                # PySocks has blocking sockets of its own.
+                # Connect in another thread: PySocks has blocking sockets of its own.
                 connected = call_in_thread(super()._new_conn)
                 self.gevent_socket = socket.socket(fileno=connected.detach())
             else:
@@ -327,7 +327,7 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
         def close(self) -> None:
             sock = self.gevent_socket
             if sock is not None and sock.hub.loop is None:
-                # The hub was destroyed, and gevent's close() needs its loop.
+                # The hub was destroyed, and gevent's close() would need the loop of the hub.
                 _close_descriptor(sock)
                 self.sock = None
             super().close()
@@ -339,8 +339,8 @@ class _BufferedTLS:
     """An SSLContext whose sockets do TLS in memory, over sockets of any kind.
 
     SSLContext.wrap_socket() of the standard library takes the descriptor of a gevent socket and blocks the hub. urllib3
-    sets attributes to the values that the context already has. This object keeps them, since a context that was made
-    before gevent patched ssl can't be changed.
+    sets attributes to the values that the context already has. This object keeps these attributes, since a context that
+    was made before gevent patched ssl can't be changed.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -352,7 +352,7 @@ class _BufferedTLS:
     def wrap_socket(self, sock: Any, server_hostname: str | None = None) -> SSLTransport:  # Any: gevent has no types
         try:
             if self._context.check_hostname and not server_hostname:
-                # As the standard library's does; wrap_bio() would leave out the check.
+                # SSLContext.wrap_socket() checks this, too; wrap_bio() would not check it.
                 raise ValueError("check_hostname requires server_hostname")
             return _TLSSocket(sock, self._context, server_hostname)
         except BaseException:
@@ -361,11 +361,11 @@ class _BufferedTLS:
 
 
 class _TLSSocket(SSLTransport):
-    """urllib3's TLS in memory; also below another one, as in a tunnel through a proxy that speaks TLS."""
+    """urllib3's TLS in memory. It may run over another one, as in a tunnel through a proxy that speaks TLS."""
 
     @property
     def _io_refs(self) -> int:
-        # The files that makefile() has made, which a socket counts.
+        # Number of files that makefile() has made. The inner socket counts them.
         return self.socket._io_refs  # type: ignore[attr-defined, no-any-return]  # typeshed hides it
 
     @_io_refs.setter
@@ -402,7 +402,7 @@ def _read(request: str, response: requests.Response, max_size: int) -> Response:
         if size > max_size:
             raise too_large
         if len(chunk) == _CHUNK:
-            # Reading does not wait while there is data. If the server is fast, other greenlets must run, too.
+            # Reading does not wait while there is data. Without this sleep, a fast server would starve other greenlets.
             gevent.sleep(0)
     return Response(
         response.status_code,
@@ -414,7 +414,7 @@ def _read(request: str, response: requests.Response, max_size: int) -> Response:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Unwrap the errors that requests and urllib3 wrap, the outermost first."""
+    """Return an error and the errors that requests and urllib3 have wrapped in it, the outermost first."""
     seen: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
@@ -456,7 +456,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
             return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror, False
-    # Only the first line, made printable: some texts repeat bytes of the server.
+    # Show only the first line, made printable, since some texts repeat bytes of the server.
     return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
 
 

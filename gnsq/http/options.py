@@ -1,4 +1,4 @@
-"""Options of HTTP clients: checks, and the conversion of urllib3's objects, which gnsq 1.0 took.
+"""Options of HTTP clients: checks, and the conversion of urllib3's objects, which gnsq 1.0 accepted.
 
 Loads neither urllib3 nor ssl. No error text shows a value that may have a password.
 """
@@ -151,7 +151,7 @@ class HttpOptions(Options):
 
     @property
     def authorization(self) -> str:
-        """The value of the header Authorization; empty for none."""
+        """The value of the header Authorization; empty if the header must not be sent."""
         if self.auth is None or isinstance(self.auth, str):
             return self.auth or ""
         if not isinstance(self.auth, tuple) or [type(part) for part in self.auth] != [str, str]:
@@ -165,7 +165,7 @@ def check_host(host: object) -> str:
         raise TypeError(f"host must be a str, not {host!r}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not _HOST.fullmatch(bare):
-        # Not shown: it may be a URL with a password.
+        # The error does not show the host, which may be a URL with a password.
         raise ValueError("host must be a name or an IP address; from_url() takes URLs")
     return bare
 
@@ -232,12 +232,12 @@ def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: urllib3's, requests
         total, (connect, read) = None, timeout
     elif hasattr(timeout, "connect_timeout"):
         total, connect = _number(timeout.total), _number(timeout.connect_timeout)
-        # With a total, urllib3's read_timeout raises until the Timeout was started.
+        # If there is a total, reading read_timeout of a urllib3 Timeout that was not started would raise.
         read = None if total is not None else _number(timeout.read_timeout)
     elif hasattr(timeout, "connect"):
         total, connect, read = getattr(timeout, "total", None), timeout.connect, getattr(timeout, "read", None)
     elif timeout is None:
-        # urllib3 waits for ever; here every call has a limit.
+        # In urllib3 this means no limit. Here every call has a limit, so use the default.
         return {}
     else:
         return {"timeout": timeout}
@@ -248,13 +248,13 @@ def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: urllib3's, requests
 
 
 def _number(value: object) -> float | None:
-    # urllib3 has an object of its own for "not given".
+    # A value that is not a number is urllib3's object for "not given".
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _convert_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or a number
-    """Convert a number, False, or an object that has counts, such as urllib3's Retry, to options: the first count that
-    is given of total, connect and read."""
+    """Convert a number, False, or an object that has counts, such as urllib3's Retry, to options. Of total, connect and
+    read, the first one that is given counts."""
     if retries is None:
         return {}
     if hasattr(retries, "total"):
@@ -265,7 +265,7 @@ def _convert_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or
 
 
 def _convert_cert_reqs(cert_reqs: object) -> str:
-    """Convert a name, with or without CERT_, or a constant of ssl, to the name."""
+    """Convert cert_reqs to its name, such as CERT_NONE, from a name with or without CERT_ or a constant of ssl."""
     if cert_reqs is None:
         return "CERT_REQUIRED"
     if isinstance(cert_reqs, int) and not isinstance(cert_reqs, bool) and 0 <= cert_reqs < len(_CERT_REQS):

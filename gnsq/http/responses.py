@@ -18,7 +18,7 @@ from gnsq.texts import MAX_SHOWN, printable
 __all__ = ["Response", "error_text", "is_unknown_path", "parse_result", "shown"]
 
 _REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
-# With other statuses, clients may send a GET in place of a POST.
+# Redirects that keep the method. With other statuses, clients may send a GET in place of a POST.
 _REDIRECTS_OF_OTHERS = {307, 308}
 
 
@@ -67,7 +67,7 @@ def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
     if data["status_code"] != 200:
         raise _refusal(call, response, data["status_code"], _text(data.get("status_txt", "")))
     inner = data.get("data")
-    # New servers send text, or nothing, in these places.
+    # Return what a new server would send: bytes in place of a str, and b"" in place of null.
     return inner.encode() if isinstance(inner, str) else b"" if inner is None else inner
 
 
@@ -87,15 +87,15 @@ def _error(body: bytes) -> dict[str, object]:
 
 
 def is_unknown_path(error: NSQHttpError) -> bool:
-    """Return True if the server does not know the path, or not with this method; then it has executed nothing.
+    """Return True if the server does not know the path, or the method for it. Then it has executed nothing.
 
-    A missing topic or channel is 404 as well, with a text of its own.
+    A missing topic or channel has status 404 as well, but another text.
     """
     return error.status == 405 or (error.status == 404 and not error_text(error.body).endswith("_NOT_FOUND"))
 
 
 def shown(value: object) -> str:
-    """Format a value of a response for an error text: cut and printable, however deep or long it is."""
+    """Format a value of a response for an error text: cut and printable, even if it is deeply nested or very long."""
     return ascii(value[:MAX_SHOWN]) if isinstance(value, (str, bytes)) else _SHORT.repr(value)[:MAX_SHOWN]
 
 
@@ -110,7 +110,7 @@ def _parsed(body: bytes) -> Any:  # Any: any JSON
         ValueError: If it is not JSON, or has half of a surrogate pair, which can't be encoded, or more levels or digits
             of a number than Python accepts.
     """
-    # json.loads() would guess the encoding of bytes, and accept surrogates.
+    # Decode here: json.loads() would guess the encoding of bytes, and accept surrogates.
     text = body.decode()
     try:
         data = json.loads(text)
@@ -163,7 +163,7 @@ def _text(value: object) -> str:
 
 
 def _plain_text(response: Response) -> str:
-    # Go's response to plain HTTP on a TLS port has no type.
+    # Without a type, the text is used: Go's response to plain HTTP on a TLS port has no type.
     if response.content_type and not response.content_type.lower().startswith("text/plain"):
         return ""
     return printable(response.body)

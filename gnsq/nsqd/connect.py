@@ -32,13 +32,13 @@ __all__ = ["TransportStack", "load_certificates"]
 _Result = TypeVar("_Result")
 
 # Limit of a response in bytes. nsqd's responses are shorter than 1 KiB, and an error that quotes a name has up to 17
-# KiB. The limit is low because parsed JSON takes many times the memory of its text.
+# KiB. The limit is low because JSON takes much more memory after it is parsed.
 MAX_RESPONSE_SIZE = 64 * 1024
 
 
 def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
-    """Check options before connecting, and load the files of tls_options once for all connections. Return the options,
-    with a tls_context if TLS is wanted.
+    """Check options before connecting, and load the files of tls_options once for all connections. Return the options;
+    if TLS is wanted, with a tls_context.
 
     Raises:
         ValueError, TypeError: If tls_options can't be used.
@@ -72,7 +72,7 @@ class TransportStack:
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
         self.transport = transport
         self._max_response_size = min(MAX_RESPONSE_SIZE, options.max_frame_size)
-        # allow_messages() raises the limit.
+        # The limit before SUB. allow_messages() raises it.
         self.decoder = FrameDecoder(self._max_response_size)
         self.on_frame: Callable[[int, bytes], None] | None = None
         self.expected = "connection"
@@ -204,7 +204,7 @@ class TransportStack:
 
 
 def _error_in_clear_text(first: bytes) -> NSQErrorCode | None:
-    """Decode an error frame that nsqd sent instead of starting TLS. Source: nsqd protocol_v2.go IDENTIFY."""
+    """Decode an error frame that nsqd sent in clear text, not starting TLS. Source: nsqd protocol_v2.go IDENTIFY."""
     try:
         frame = FrameDecoder(MAX_RESPONSE_SIZE).next_frame(first)
     except NSQFrameError:

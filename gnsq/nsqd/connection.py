@@ -63,7 +63,7 @@ __all__ = ["Connection", "ConnectionState", "InternalError", "LivenessMonitor"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds; in one round of the event loop, the reader reads the data that has arrived.
+# Seconds; enough for one round of the event loop, in which the reader reads the data that has arrived.
 HUB_ROUND = 0.01
 # If the messages in flight exceed the highest RDY count by this number, nsqd ignores RDY. A smaller excess is normal:
 # after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.

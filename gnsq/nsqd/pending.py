@@ -1,9 +1,9 @@
 """Pending requests of one connection: commands that wait to be sent, or for their response.
 
 nsqd responds in the order of the commands. This module knows which requests were sent. If the connection is lost, the
-unsent ones were certainly not executed. It also knows the largest sizes that nsqd has confirmed, since nsqd does not
-announce its limits. When nsqd refuses a publish, it closes the connection and executes no later command. So a publish
-that is larger than the confirmed sizes is sent alone.
+unsent ones were certainly not executed. This module also knows the largest sizes that nsqd has confirmed, since nsqd
+does not announce limits. When nsqd refuses a publish, it closes the connection and executes no later command. A publish
+that is larger than the confirmed sizes is therefore sent alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PendingRequest(Protocol):
     Attributes:
         command: The bytes to send.
         size: Number of bytes of the command.
-        largest_message: Bytes of its largest message.
+        largest_message: Bytes of the largest message in the command.
         mpub_body_size: Bytes of an MPUB's body; 0: it is not an MPUB.
         defer: Milliseconds of a DPUB; 0: it is not a DPUB.
         topic: Topic of a publish; empty: it is not a publish.
@@ -58,7 +58,7 @@ class PendingRequest(Protocol):
         """Handle the loss of the connection after the request was sent and before its response came."""
 
     def on_not_sent(self, error: NSQException) -> None:
-        """Handle that the request was not sent, or that nsqd closed the connection without executing it."""
+        """Handle that nsqd has not executed the request: it was not sent, or nsqd closed the connection before."""
 
 
 class ConfirmedLimits:
@@ -66,7 +66,7 @@ class ConfirmedLimits:
 
     Attributes:
         largest_message: Bytes of the largest message.
-        topics: Topics with a confirmed publish, any other one may be refused; None: nsqd allows all topics.
+        topics: Topics with a confirmed publish. nsqd may refuse all others. None: nsqd allows all topics.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ _Request = TypeVar("_Request", bound=PendingRequest)
 
 
 class PendingRequests:
-    """The pending requests of one connection. The object is true if there are any.
+    """The pending requests of one connection. bool() of the object is True if there are any.
 
     Args:
         unblock: Called when blocked becomes False.
@@ -140,7 +140,7 @@ class PendingRequests:
         self._risky = False
         # True if requests were added since they were sorted.
         self._unsorted = False
-        # True if sending has paused until all sent requests had a response. So the first unsent one can go alone.
+        # True if sending has paused until all sent requests had a response, so that the next one can be sent alone.
         self._drained = False
         # True if the sent request was sent alone.
         self._alone = False
@@ -199,7 +199,7 @@ class PendingRequests:
         """Move requests that may be refused to the end, the smallest first.
 
         So such a request delays each other request by one response at most, even if there are many. The first request
-        keeps its place if the others have waited for it already.
+        keeps its place if the other requests have waited for it already.
         """
         self._unsorted = False
         first = 1 if self._drained else 0
@@ -281,7 +281,7 @@ class PendingRequests:
         if sent:
             failure = connection_lost_error(address, error, max(request.size for request in sent))
             for request in sent:
-                # nsqd executes nothing after a fatal error.
+                # nsqd executes nothing after a fatal error, so these requests were not executed.
                 if isinstance(error, NSQErrorCode):
                     request.on_not_sent(failure)
                 else:

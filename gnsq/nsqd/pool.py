@@ -75,7 +75,7 @@ class PoolConnection(Protocol):
 
     @property
     def error(self) -> NSQException | None:
-        """The reason of the close."""
+        """Why the connection was closed; None if without an error."""
 
     def open(self) -> object:
         """Connect. An exception means that the attempt has failed."""
@@ -106,7 +106,7 @@ class _Reconnector:
         failures: Failed attempts in a row.
         stable: When the last stable connection was opened. Failures before and after it have separate limits of log
             lines.
-        last_no_fault: When a connection was last lost without fault of the nsqd.
+        last_no_fault: When a connection was last lost for a reason that is not the nsqd's fault.
     """
 
     permanent: bool
@@ -125,7 +125,7 @@ class ConnectionPool(Generic[_Connection]):
 
     Args:
         make: Makes a connection to an address, which the pool opens.
-        setup: Called with each opened connection, in the greenlet of its address. It may send and wait (SUB). If it
+        setup: Called with each opened connection, in the greenlet of its address. It may send and wait (SUB). If setup
             raises NSQException, the attempt has failed.
         on_lost: Called with each connection that is closed after setup has succeeded.
         closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the loss is
@@ -170,7 +170,7 @@ class ConnectionPool(Generic[_Connection]):
         """Connect to an address in the background, unless it was added before.
 
         Args:
-            permanent: Reconnect after each loss. Otherwise the address is removed when its connection fails or is lost.
+            permanent: Reconnect after each loss. Otherwise the address is removed when it can't be reached or is lost.
                 If the address was added before, its value changes only after release().
         """
         if self._pid is None:
@@ -253,7 +253,7 @@ class ConnectionPool(Generic[_Connection]):
             for connection in list(self.connections.values()):
                 connection.abort()
             for reconnector in self._reconnectors.values():
-                # Done here since a greenlet that is killed before it has started can't do it.
+                # Set the event here, since a greenlet that is killed before it has started can't set it.
                 reconnector.attempted.set()
                 if reconnector.greenlet is not None:
                     reconnector.greenlet.kill(block=False)
@@ -266,7 +266,7 @@ class ConnectionPool(Generic[_Connection]):
                 connection = self._try_open(address, reconnector)
                 reconnector.attempted.set()
                 no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
-                # Before `released` is read: a release() after this line ends the wait.
+                # Clear the event before `released` is read, so that a release() after this line ends the wait.
                 reconnector.wake_event.clear()
                 if self._is_closed:
                     return
@@ -327,8 +327,8 @@ class ConnectionPool(Generic[_Connection]):
         return self._closed_without_fault(connection)
 
     def _wait_without_backoff(self, reconnector: _Reconnector) -> float:
-        """Return the seconds to wait after a loss without fault. Not 0 for repeated losses, which would be a busy
-        loop."""
+        """Return the seconds to wait after a loss without fault. After repeated losses not 0, which would make a
+        busy loop."""
         before, reconnector.last_no_fault = reconnector.last_no_fault, self._clock.monotonic()
         initial = self._reconnect.reconnect_initial
         return initial if reconnector.last_no_fault - before < initial else 0.0

@@ -55,7 +55,7 @@ _IDENTIFY_HEAD = len(_IDENTIFY) + 4
 
 @functools.total_ordering
 class NsqdTCPClient:
-    """One connection to nsqd's TCP port. Two clients are equal if their addresses are equal.
+    """One connection to nsqd's TCP port. Clients compare as equal if their addresses are equal.
 
     Args:
         address, port: Address of nsqd's TCP port.
@@ -99,7 +99,7 @@ class NsqdTCPClient:
         self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = handshake.identify_body(self.options)
         for name in given:
-            # As sent in IDENTIFY: default names of host and client, and milliseconds.
+            # The attributes have the values that IDENTIFY sends: default names of host and client, and milliseconds.
             setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
         self.state = states.INIT
         self.ready_count = 0
@@ -185,7 +185,7 @@ class NsqdTCPClient:
             self._stack = None
             raise
         register_after_fork(self)
-        # Made in connect(): answers from other threads are sent in the hub of the thread that calls connect().
+        # Made here, since answers from other threads are sent in the hub of the thread that calls connect().
         messages = self._messages = InFlightMessages(self.nsqd, self.send, self._check_connected, RealClock())
         messages.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
         messages.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
@@ -228,8 +228,8 @@ class NsqdTCPClient:
         return dict(identity.response) or None
 
     def auth(self) -> dict[str, object]:
-        """Send AUTH, as identify() does if nsqd requires it. Return nsqd's response: ``identity``, ``identity_url``,
-        ``permission_count``.
+        """Send AUTH, which identify() does only if nsqd requires it. Return nsqd's response: ``identity``,
+        ``identity_url``, ``permission_count``.
 
         Raises:
             ValueError: If there is no auth_secret.
@@ -247,11 +247,11 @@ class NsqdTCPClient:
         self._perform(handshake.upgrade_steps(StartTLS()), "TLS")
 
     def upgrade_to_snappy(self) -> None:
-        """Start snappy, as upgrade_to_tls()."""
+        """Start snappy. As for upgrade_to_tls(), the caller must have sent IDENTIFY and read the response."""
         self._perform(handshake.upgrade_steps(StartCompression(Snappy())), "snappy")
 
     def upgrade_to_defalte(self) -> None:
-        """Start deflate, as upgrade_to_tls(). The misspelled name is that of gnsq 1.0."""
+        """Start deflate, as upgrade_to_snappy() starts snappy. The misspelled name is that of gnsq 1.0."""
         self._perform(handshake.upgrade_steps(StartCompression(Deflate(self.options.deflate_level))), "deflate")
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result], subject: str) -> _Result:
@@ -267,7 +267,7 @@ class NsqdTCPClient:
 
         Raises:
             NSQTimeout: If nothing came within options.timeout.
-            NSQConnectionClosed: If nsqd has closed the connection. Then this side is closed, too.
+            NSQConnectionClosed: If nsqd has closed the connection. Then the client is closed, too.
             NSQFrameError: If the bytes are not a frame. The connection is closed then.
         """
         stack = self._connected
@@ -288,7 +288,7 @@ class NsqdTCPClient:
         Raises:
             NSQErrorCode: If nsqd sends an error instead.
             NSQTimeout: If no response came within options.timeout.
-            NSQException: If the frame is something else.
+            NSQException: If the frame is neither the expected response nor an error.
         """
         with self._time_limit(f"no response {expected!r}"):
             frame_type, data = self.read_response()

@@ -40,16 +40,16 @@ class Writer:
         self.pending = PendingRequests(self._wake_if_sendable)
         self._now = now
         self._refuse = refuse
-        # True if put() must do more than queue the command: the greenlet sleeps, or the writer is closed.
+        # True if put() must also wake the greenlet, which sleeps, or refuse the command, since the writer is closed.
         self._needs_attention = False
         self._commands: list[bytes] = []
         # Ids of messages to finish after the commands. Building all FINs together takes a tenth of the time.
         self._finished_ids: list[bytes] = []
-        # The unsent rest of a request that its caller has sent in part.
+        # The unsent rest of a request of which the caller of submit() has sent a part.
         self._unsent_tail = b""
         self._sent_at = 0.0
         self._peer_closed = False
-        # The transport, if callers may send directly. Not with TLS or compression, which need all bytes in one order.
+        # The transport, if callers of submit() may send directly. None with TLS or compression: only run() sends then.
         self._direct_transport: TcpTransport | None = None
         self._greenlet: gevent.Greenlet | None = None
         self._sleeping = False
@@ -160,7 +160,7 @@ class Writer:
             self._peer_closed = self._direct_transport.peer_has_closed()
         return self._peer_closed
 
-    # The greenlet sleeps in the hub and is woken by one callback: an Event costs a lone publish 3 us more.
+    # The greenlet sleeps by a switch to the hub, and one callback wakes it: an Event would cost a lone publish 3 us.
 
     def _sleep(self) -> None:
         self._greenlet = gevent.getcurrent()

@@ -1,4 +1,4 @@
-"""Automatic batches: publishes to one topic are sent together as one MPUB. Each keeps its own deadline and outcome.
+"""Automatic batches: sends publishes to one topic together as one MPUB. Each publish keeps its deadline and outcome.
 
 Owns the batches that are not full. A full batch is sent in the same way as a single publish.
 """
@@ -74,7 +74,7 @@ class Batcher:
     """Collects publishes by topic and key.
 
     A batch is sent when it has batch_messages messages or batch_bytes bytes, or when its first publish has waited for
-    batch_linger seconds. If max_body_size is set, no batch is longer.
+    batch_linger seconds. No batch is longer than max_body_size, if that is set.
 
     Args:
         send: Called with each batch, and with each publish that can't be in a batch.

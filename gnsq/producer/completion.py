@@ -54,12 +54,12 @@ class CompletionQueue:
     def _drain(self) -> None:
         """Wake the callers of all publishes in the queue: those that ended with one read of the connection.
 
-        This switches to each waiting greenlet directly. The greenlet switches back to the hub, and thus to this code,
-        when it waits again. This saves one callback for each publish.
+        It switches to each waiting greenlet directly, which saves one callback for each publish. The greenlet switches
+        back to the hub, and thus to this code, when it waits again.
         """
         ended, counts, publishes, add_latency = self._ended, self._counts, self._publishes, self._counts.latency.add
         now = self._now()
-        # Do this before the woken callers publish again: the publishes that wait are older.
+        # Retry failed publishes before the woken callers publish again: the failed ones are older.
         publishes.retry_failed()
         try:
             while ended:
@@ -104,8 +104,8 @@ class CompletionQueue:
                 elif member.result is not None:
                     member.result.confirm()
         finally:
-            # The code of a woken greenlet has raised into the hub. Wake the other callers, which are counted already,
-            # in the next round.
+            # A woken greenlet has raised into the hub. Wake the other callers in the next round; their publishes are
+            # counted already.
             for member in members:
                 member.reserved_bytes = member.messages = 0
                 publishes.pending += 1

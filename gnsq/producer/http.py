@@ -78,9 +78,9 @@ _CODES: dict[str, type[NSQErrorCode]] = {
     "TLS_REQUIRED": NSQInvalid,
 }
 _EXITING = "EXITING"
-# A proxy did not receive the whole request in time. It may have forwarded a part.
+# A proxy did not receive the whole request in time. The proxy may have forwarded a part to nsqd.
 _REQUEST_TIMEOUT = 408
-# Login needed, wrong path, too many requests: publishing at this address is not possible, or not possible now.
+# Statuses such as login needed, wrong path, too many requests: this address takes no publishes, at least now.
 _REJECTED = {401, 403, 404, 405, 407, 421, 429}
 
 
@@ -88,14 +88,14 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
     """Return the error of a publish that nsqd has certainly not stored; None if nsqd may have stored it.
 
     Args:
-        multi, deferred: True for a multipublish, and for a deferred publish. They have other errors over TCP.
+        multi, deferred: True for a multipublish, and for a deferred publish, which have other errors over TCP.
     """
     code = error_text(error.body)
     refused: NSQErrorCode
     if code == _EXITING:
         refused = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
     elif code in _CODES:
-        # Do not check the status: old servers responded with 500.
+        # Check only the code, not the status: old servers responded with status 500.
         refused = _CODES[code](str(error))
     elif error.status is not None and 300 <= error.status < 500 and error.status != _REQUEST_TIMEOUT:
         refused = NSQErrorCode(str(error), f"HTTP_{error.status}")
@@ -131,7 +131,7 @@ def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = F
 
 
 def is_nsqd_response(error: NSQHttpError) -> bool:
-    """Return True if nsqd itself has refused a ping: its disk is full, but it may still take messages."""
+    """Return True if nsqd itself has refused a ping, as with a full disk. It may still take messages."""
     return error.status == 500 and error.body.startswith(b"NOK")
 
 
@@ -140,7 +140,7 @@ def is_nsqd_response(error: NSQHttpError) -> bool:
 # Seconds. Limit of the wait for a connection if http_options does not set it. It is short since another nsqd may take
 # the publish.
 CONNECT_TIMEOUT = 5.0
-# A request ends so many seconds before the deadline of its publish. Then the request's error shows if it was sent.
+# A request ends so many seconds before the deadline of its publish, so that its error shows if it was sent.
 DEADLINE_MARGIN = 0.01
 # Seconds. Limit of the wait for nsqd's version.
 INFO_TIMEOUT = 5.0
@@ -254,7 +254,7 @@ class HttpLink:
 
     Attributes:
         has_published: True if nsqd has confirmed a publish.
-        error: Failure of a ping or request, after which the link takes no more publishes.
+        error: Failure of a ping or a request; after it the link takes no more publishes. None before.
         workers: Greenlets that send requests. Each ends when nothing is left to send.
     """
 
@@ -266,7 +266,7 @@ class HttpLink:
         self.error: NSQException | None = None
         self.workers: set[gevent.Greenlet] = set()
         self._pool = pool
-        # Start of log lines.
+        # How log lines of this link begin.
         self._subject = pool.owner.at(address)
         self._max_requests = pool.clients.max_requests
         self._max_seconds = pool.clients.max_seconds
@@ -310,7 +310,7 @@ class HttpLink:
         logger.info("%s: answers, and is published to over HTTP", self._subject)
 
     def close(self, timeout: float) -> None:
-        """End all requests: the producer has waited for them."""
+        """End all requests immediately: the producer has already waited for them."""
         self.abort(NSQConnectionClosed(f"{self.address}: the producer was closed"))
         gevent.joinall(list(self.workers), timeout=KILL_TIMEOUT)
 
@@ -338,7 +338,7 @@ class HttpLink:
         if self._closed.is_set():
             return
         self.error = error
-        # First: the unsent publishes must go to other links.
+        # Remove this link first, so that its unsent publishes go to other links.
         self._pool.dispatcher.remove(self)
         self._return_unsent(error)
         self._closed.set()
@@ -431,7 +431,7 @@ class HttpLink:
         except NSQHttpUnreachable:
             raise
         except NSQHttpError as error:
-            # Not an error: a proxy may forward nothing but publishes.
+            # The version stays unknown, which is not an error: a proxy may forward nothing but publishes.
             logger.debug("%s: does not tell its version: %s", self.address, error)
             return ()
         found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
@@ -472,7 +472,7 @@ class HttpPool(ConnectionPool[HttpLink]):
     """Links to the HTTP ports of nsqds. Pings each nsqd until it responds, and again after a request has failed.
 
     Args:
-        dispatcher: Its links are those that the pool has opened.
+        dispatcher: Gets each link that the pool has opened.
         on_response, on_error: Called with each response to a publish, and each error of nsqd.
         owner: Producer that log lines name.
     """
@@ -497,7 +497,7 @@ class HttpPool(ConnectionPool[HttpLink]):
         self.on_response = on_response
         self.on_error = on_error
         self.owner: LogOwner = owner
-        # Also has the links that have failed and still have requests.
+        # All links, even those that have failed and still have requests.
         self._links: weakref.WeakSet[HttpLink] = weakref.WeakSet()
 
     def _make_link(self, address: str) -> HttpLink:
@@ -516,8 +516,8 @@ class HttpPool(ConnectionPool[HttpLink]):
 
     def _wait_with_backoff(self, failures: int, connection: HttpLink | None) -> float:
         if connection is not None and failures == 1 and isinstance(connection.error, NSQHttpError):
-            # Only this one request may have failed, so ping soon. But if nsqd has said that it is exiting, this stays
-            # true for a while.
+            # Only this one request may have failed, so ping soon. But not if nsqd has said that it is exiting: this
+            # stays true for a while.
             return 0.0
         return super()._wait_with_backoff(failures, connection)
 

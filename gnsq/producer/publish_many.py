@@ -19,7 +19,7 @@ __all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
 
 logger = logging.getLogger(__name__)
 
-# Limits of a chunk. They are lower than nsqd's default limits of a body.
+# Limits of a chunk; a chunk of this size is smaller than the bodies that nsqd allows by default.
 MAX_CHUNK_MESSAGES = 1000
 MAX_CHUNK_BYTES = 1024 * 1024
 MAX_CONCURRENT_CHUNKS = 8
@@ -40,8 +40,8 @@ class Chunk(NamedTuple):
 
 
 class NSQManyFailed(NSQException):
-    """Some chunks of publish_many() were not confirmed, or its iterable raised. Then ``__cause__`` is the iterable's
-    error.
+    """Some chunks of publish_many() were not confirmed, or its iterable raised. In the latter case ``__cause__`` is
+    the error of the iterable.
 
     Attributes:
         chunks: All chunks in the order of the messages, including confirmed ones.

@@ -79,8 +79,8 @@ class ResultWaiters:
 
     def notify_if_ended(self, waiters: _Waiters, result: PublishResult) -> None:
         """Wake the waiters if the result has ended. Otherwise the producer's thread wakes them later."""
-        # The producer's thread uses the opposite order. So at least one of the two threads sees what the other has
-        # done.
+        # First add the waiters, then check the result; the producer's thread uses the opposite order. So at least one
+        # of the two threads sees what the other has done.
         if result.ready():
             self.pending.pop(result, None)
             self._call(waiters, result)
@@ -234,7 +234,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
                 job.rawlink(lambda job: self.waiters.links.pop(key, None) is job and callback(self))
 
     def unlink(self, callback: Callable[[PublishResult], object]) -> None:
-        """Undo a rawlink() of the same thread."""
+        """Undo a rawlink() that the same thread has called."""
         job = self.waiters.links.pop((self, callback, get_ident()), None)
         if job is None:
             super().unlink(callback)
@@ -274,6 +274,6 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         while not self.ready():
             with contextlib.suppress(NSQUnknownTimeout):
                 self._wait_in_other_thread(None)
-            # Wait without a limit, as gevent does: the hub of the producer's thread may run again.
+            # Wait on without a limit, as gevent does: the hub of the producer's thread may run again.
             if not self.ready():
                 gevent.sleep(ALIVE_CHECK_INTERVAL)

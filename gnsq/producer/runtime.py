@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 # Seconds that connections have to drain and close, even if the timeout of close() is over.
 CLOSE_GRACE = 0.5
 
-# Limit in seconds: the first publish waits so long until the producer has tried to connect to every nsqd.
+# Limit in seconds: how long the first publish waits until the producer has tried to connect to every nsqd.
 FIRST_ATTEMPT_TIMEOUT = 1.0
 
 
@@ -121,7 +121,7 @@ class ProducerRuntime:
         self._pools = self._tcp_pools() if config.http_clients is None else [self._http_pool(config.http_clients)]
         port = "tcp_port" if config.http_clients is None else "http_port"
         self._nodes = AllNodes(config.lookupds, port, options.max_nsqds, config.owner)
-        # Events: an nsqd is known; all nsqlookupds, if there are any, were queried once.
+        # Set when an nsqd is known, and when all nsqlookupds were queried once or there are none.
         self._any_known, self._queried = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
         # Greenlet that is changing connections or batches and does not wait while it does so.
@@ -239,17 +239,17 @@ class ProducerRuntime:
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.pending:
-                # The deadline has passed, so nothing waits for these responses. Release the address first. Otherwise
-                # the pool, which does not know of the close yet, would log that it tries again.
+                # The deadline has passed, so no caller waits for these responses. Release the address first: the pool,
+                # which does not know of the close yet, would otherwise log that it tries again.
                 for pool in self._pools:
                     pool.release(connection.address)
                 connection.abort()
         for task in self._tasks:
             task.kill(block=False)
-        # Close all pools at the same time: each may need the whole time limit.
+        # Close all pools at the same time, since each may need the whole time limit.
         left = max(deadline - self._clock.monotonic(), CLOSE_GRACE)
         gevent.joinall([gevent.spawn(pool.close, left) for pool in self._pools])
-        # Let the hub run: in its next round the last callers are woken.
+        # Let the hub run one round, in which the last callers are woken.
         gevent.sleep(0)
         return unconfirmed
 
@@ -309,7 +309,7 @@ class ProducerRuntime:
 
     @property
     def lookup_failures(self) -> dict[str, str]:
-        """By address of an nsqlookupd: why its last response could not be used."""
+        """Return why the last response of an nsqlookupd could not be used, by its address."""
         return dict(self._nodes.report.failures)
 
     def why_not_ready(self) -> str:
@@ -395,5 +395,5 @@ class ProducerRuntime:
 
 
 def _is_blameless(connection: Connection) -> bool:
-    """Return True if nsqd has closed a connection because it refused a message or topic. Then nsqd is not at fault."""
+    """Return True if nsqd is not at fault: it has closed a connection because it refused a message or a topic."""
     return isinstance(connection.error, NSQErrorCode) and not is_node_error(connection.error)

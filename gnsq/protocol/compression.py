@@ -19,7 +19,7 @@ __all__ = ["Codec", "DEFAULT_DEFLATE_LEVEL", "Deflate", "Snappy", "require_snapp
 
 DEFAULT_DEFLATE_LEVEL: Final = 6
 
-# No zlib header and checksum around the stream. Source: Go's compress/flate.
+# The stream has neither zlib's header nor its checksum. Source: Go's compress/flate.
 _RAW: Final = -zlib.MAX_WBITS
 
 _STREAM_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -147,12 +147,12 @@ class Snappy:
             if kind == _UNCOMPRESSED:
                 size = stop - content
             elif kind == _COMPRESSED and content + 1 < stop:
-                # Usually one or two bytes. Decoding these without a call halves the time of small chunks.
+                # The size usually has one or two bytes. Decoding them without a call halves the time of small chunks.
                 size, more = buffer[content], buffer[content + 1]
                 if size >= 0x80:
                     size = size - 0x80 + (more << 7) if more < 0x80 else _announced_size(buffer[content : content + 5])
                 if size > _MAX_CONTENT:
-                    # The library may allocate this size before the bytes arrive.
+                    # Refuse the chunk now: the library may allocate this size before the bytes arrive.
                     raise NSQProtocolError(
                         "the received bytes are no snappy stream: "
                         f"a chunk announces {size} bytes, the most is {_MAX_CONTENT}"
@@ -181,7 +181,7 @@ def require_snappy() -> snappy:
     """Import python-snappy. It is slow to load, so only connections that use it import it.
 
     Raises:
-        ImportError: If that fails; the text says what to do.
+        ImportError: If the import fails; the text says what to do.
     """
     try:
         import snappy

@@ -47,7 +47,7 @@ MESSAGE_HEADER: Final = struct.Struct(">qH16s")
 # The same fields, after size and type of the frame.
 MESSAGE_FRAME: Final = struct.Struct(">iiqH16s")
 
-# Bytes. nsqd's only limit is max-msg-size, and no reasonable message is larger than this. The limit detects the two
+# Bytes. nsqd's only limit is max-msg-size, and no reasonable message is larger. The limit detects the two
 # most common wrong servers: "HTTP" read as a size is 1.2 GB, and a TLS alert is 353 MB.
 DEFAULT_MAX_FRAME_SIZE: Final = 256 * 1024 * 1024
 
@@ -89,8 +89,8 @@ def decode_message(data: bytes) -> tuple[int, int, bytes, bytes]:
 
 
 class FrameDecoder:
-    """Splits a stream of bytes into frames. Keeps an incomplete frame. Reserves no memory for a size that is only
-    announced.
+    """Splits a stream of bytes into frames. Keeps an incomplete frame. Reserves no memory for bytes that
+    are only announced.
 
     Args:
         max_frame_size: Bytes; a frame that announces more is an error.
@@ -104,10 +104,10 @@ class FrameDecoder:
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE, large_frame_size: int = LARGE_FRAME_SIZE) -> None:
         self._max_size = max_frame_size
-        # A large frame must be at least as long as the headers.
+        # At least the size of the headers, since a large frame must be longer than they are.
         self._large_size = max(large_frame_size, MESSAGE_FRAME.size)
         self._tail = bytearray()
-        # The bytes of a large frame after its headers, which are in the tail. Its value is not copied.
+        # The bytes of a large frame after its headers; the headers are in the tail. Reading the bytes copies nothing.
         self._large: io.BytesIO | None = None
         self._wanted = 0
         self.failure: NSQFrameError | None = None

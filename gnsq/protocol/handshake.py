@@ -1,7 +1,7 @@
 """The handshake, which follows connecting: magic, IDENTIFY, TLS, compression, AUTH. Pure.
 
 The handshake is a generator that yields steps (Write, ReadFrame, StartTLS, StartCompression) and returns the Identity.
-Its caller performs the steps. Frames are read one at a time: bytes after a response may be encrypted or compressed.
+Its caller performs the steps. Frames are read one at a time, as bytes after a response may be encrypted or compressed.
 All steps raise NSQErrorCode if nsqd refuses, and NSQProtocolError for a response that nsqd does not send.
 Source: the V2 specification, IDENTIFY and AUTH; nsqd protocol_v2.go IDENTIFY, AUTH.
 """
@@ -40,7 +40,7 @@ __all__ = [
 
 # max_rdy_count of a server that does not negotiate. Source: the client guide, "nsqd Max RDY Count".
 DEFAULT_MAX_RDY_COUNT = 2500
-# nsqd's defaults in seconds. A server that does not negotiate may use them and ignore the client's values.
+# nsqd's defaults in seconds. A server that does not negotiate may use these and ignore the client's values.
 DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
 # Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a lower value nsqd flushes for each message.
@@ -114,7 +114,7 @@ class Identity:
             major, minor = (int(part) for part in (self.version or "").split(".")[:2])
         except ValueError:
             # The version is unknown. Assume that RDY counts down: an unneeded RDY does no harm, but without a needed
-            # one no messages come.
+            # RDY no messages come.
             return True
         return (major, minor) < (0, 3)
 
@@ -291,7 +291,7 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
         if getattr(options, name) and not response.get(name):
             yield f"{name} was asked for and nsqd does not offer it; going on without compression"
     if response.get("deflate") and options.output_buffer_size == -1:
-        # Source: nsqd's writer then flushes into the compressor, but does not flush the compressor.
+        # nsqd's writer then flushes into the compressor, but does not flush the compressor.
         yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
     if not options.wants_tls and (options.tls_options is not None or options.server_hostname is not None):
         yield "tls_options or server_hostname are given and tls_v1 is not: going on in clear text"
