@@ -203,7 +203,7 @@ class PipelineConfig:
                 )
 
     def _check_places(self) -> None:
-        """See that no directory is in another one, whose files would be taken for its own."""
+        """Check that no directory lies in another one, which would take its files for its own."""
         places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "dead")}
         for query in QUERIES:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
@@ -250,7 +250,7 @@ class PipelineConfig:
 
     @property
     def schema(self) -> EventSchema:
-        """What an event has to be."""
+        """The fields that an event must have."""
         return EventSchema(
             self.fields or {"user": "string", "page": "string"},
             self.time_field,
@@ -287,11 +287,11 @@ class PipelineConfig:
 
     @property
     def log(self) -> Path:
-        """Where Spark's messages go."""
+        """The file that Spark's messages are written to."""
         return Path(self.log_file or f"{self.work}/spark.log")
 
     def channel(self, query: str) -> str:
-        """Which channel a query reads."""
+        """Return the channel that a query reads."""
         return self.archive_channel if query == "archive" else self.metrics_channel
 
     def source_options(self, query: str) -> dict[str, str]:
@@ -310,7 +310,7 @@ class PipelineConfig:
         }
 
     def read_options(self, query: str) -> ReadOptions:
-        """Build the same, checked."""
+        """Build the options of the source for one query as checked ReadOptions."""
         return ReadOptions.parse(self.source_options(query))
 
     def sink_options(self, topic: str) -> dict[str, str]:
@@ -323,16 +323,16 @@ class PipelineConfig:
             options["lookupdHttpAddresses"] = ",".join(self.lookupd_http_addresses)
         https = not addresses and any(url.lower().startswith("https://") for url in self.lookupd_http_addresses)
         if options.get("tls", "").lower() != "true" and not https:
-            # They are for the nsqds' HTTP, which the sink does not use.
+            # Leave out the TLS options: here they are for the HTTP of nsqd, which the sink does not use.
             options = {name: value for name, value in options.items() if not name.startswith("tls")}
         return {**options, "topic": topic}
 
     def spool_of(self, query: str) -> str:
-        """Where a query's spool is."""
+        """Return the location of a query's spool."""
         return _below(self.spool, query) if self.spool else str(Path(self.work, query, "spool").absolute())
 
     def checkpoint_of(self, query: str) -> str:
-        """Where a query's checkpoint is."""
+        """Return the location of a query's checkpoint."""
         if self.checkpoint:
             return _below(self.checkpoint, query)
         return str(Path(self.work, query, "checkpoint").absolute())
@@ -351,7 +351,7 @@ def _is_uri(place: str) -> bool:
 
 
 def _resolved(place: str) -> PurePath:
-    # Its query says how to get there, not where it is.
+    # Drop the query of a URI: it has options of the connection, and is not part of the place.
     return PurePath(place.partition("?")[0]) if _is_uri(place) else Path(place).resolve()
 
 

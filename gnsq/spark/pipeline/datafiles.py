@@ -53,13 +53,13 @@ __all__ = [
     "write_file",
 ]
 
-# Rows are held until they have so many bytes, and then written: this bounds the memory of a task.
+# Rows stay in memory until they have so many bytes, and are written then. This bounds the memory of a task.
 HELD_BYTES = 64 * 1024 * 1024
 # Files of a task that are written and synced side by side.
 _CONCURRENT_WRITES = 16
-# Values of a field that a table is partitioned by. Each is a file in each batch.
+# Limit of the different values of a field that a table is partitioned by: each batch writes a file for each value.
 MAX_FIELD_VALUES = 10_000
-# Characters of a text in statistics: the whole of long ones would make the log long.
+# Limit of the characters of a text in statistics: whole long texts would make the log large.
 _STATS_STRING = 64
 # Almost every row has its own value there: a dictionary of them costs time and saves no bytes.
 _DISTINCT = frozenset({"body", "message_id"})
@@ -275,7 +275,7 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
             writer.write_table(table)
             all_stats.append(_stats(table))
     data = sink.getvalue()
-    # Unique: a task that runs again, or twice at once, never touches the file of another attempt.
+    # The name is unique, so a task that runs again, or twice at once, never touches the file of another attempt.
     path = f"part-{target.batch_id:012d}-{uuid.uuid4().hex}.parquet"
     if isinstance(store, LocalStore):
         with open(store.root / path, "xb", buffering=0) as file:
@@ -323,7 +323,7 @@ def _stats(table: Any) -> dict[str, Any]:  # Any: pyarrow has no types
 
 
 def _joined_stats(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
-    # Texts of dates and times are ordered as these.
+    # min() and max() may compare texts of dates and times, which are ordered as the dates and times themselves.
     joined: dict[str, Any] = {"numRecords": one["numRecords"] + other["numRecords"]}
     for kind, choose in (("minValues", min), ("maxValues", max)):
         both = {**other[kind], **one[kind]}
@@ -397,7 +397,7 @@ def _publish(
 
 
 def store_error(location: str, error: Exception) -> JobFailed:
-    """Say in one line why a table's store can't be used, and what to do."""
+    """Make the JobFailed that says in one line why a table's store can't be used, and what to do."""
     words = " ".join(_NOISE.sub(" ", str(error)).split())
     lower = words.lower()
     advice = "mend that"

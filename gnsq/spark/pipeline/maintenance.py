@@ -7,9 +7,9 @@ Steps, of which each may be the last before a kill:
     vacuum       delete files that no version needs which is younger than the retention: those that were merged, and
                  those of tasks that were killed
 
-What replaces something is on disk before that is deleted. Batches only append, so that they never lose against a merge.
-delta-rs can merge, too, but commits over another merge of the same files, after which every row is there twice; and it
-writes whole bodies into the log as statistics.
+A merged file is on disk before the files that it replaces are deleted. Batches only append, so a merge never makes a
+batch's commit fail. The merge of delta-rs itself is not used: after two merges of the same files at once every row is
+in the table twice; and it writes whole bodies into the log as statistics.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DAY = 86_400.0
-# A reader of a version that is older may fail.
+# Seconds for which files are kept after a merge has replaced them. A reader of an older version may fail.
 RETENTION = 7 * DAY
-# A partition is over if none of its files is younger. If a replay adds files later, they are merged again.
+# A partition is over if all its files are older than this (s). Files that a replay adds later are merged, too.
 QUIET = 600.0
-# Bytes of a merged file. It is in memory while it is made.
+# Bytes of a merged file. The whole file is in memory while it is made.
 TARGET = 64 * 2**20
 # A partition that is not over is merged if it has so many files that are smaller than this. Others are left.
 BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
@@ -118,7 +118,7 @@ def groups(files: Iterable[TableFile], now: float, quiet: float = QUIET) -> Iter
 
 
 def maintain_table(location: str, *, retention: float | None, quiet: float = QUIET) -> int:
-    """Do all steps; nothing if there is no table yet. Returns how many files were merged.
+    """Merge, checkpoint and vacuum one table, if it exists. Return how many files were merged.
 
     Args:
         retention: Seconds; None: leave out the vacuum, which lists all files.
@@ -144,7 +144,7 @@ def maintain_table(location: str, *, retention: float | None, quiet: float = QUI
 
 
 def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
-    """Merge small files with bounded memory; returns how many.
+    """Merge small files with bounded memory; return how many files were merged.
 
     Raises:
         MergedElsewhere: If another process has merged or deleted the same files; what this one has written is left to
@@ -239,9 +239,9 @@ def _replace(
 
 
 def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
-    """Delete the files that no version of the last seconds needs; retention says how many seconds."""
+    """Delete the files that no version of the last ``retention`` seconds needs."""
     hours = math.ceil(retention / 3600)
-    # Without full it finds only files that the log names, and none of killed tasks. The files are deleted here, since
+    # full=True also finds files of killed tasks, which the log does not name. dry_run=True, and deletion here, since
     # delta-rs would write log entries without a sync: a power failure could tear them under later entries.
     paths = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
     store = open_store(location, "output")
@@ -264,7 +264,7 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
     """Maintain a job's tables, one after the other. Does nothing while another process maintains them.
 
     Args:
-        is_forced: Vacuum also if that was done within a day: it lists all files.
+        is_forced: Vacuum even if the last vacuum was less than a day ago. A vacuum lists all files, which is slow.
 
     Returns:
         How many files were merged, and why something was not done.
@@ -288,7 +288,7 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
 
 
 def _retention(config: PipelineConfig) -> float:
-    """Compute the retention: longer than the age of a batch that runs, whose files belong to no version yet."""
+    """Compute the retention. It exceeds the age of a running batch, whose files belong to no version yet."""
     retention = RETENTION
     for query in QUERIES:
         with contextlib.suppress(OSError, ValueError):
@@ -334,7 +334,7 @@ class Maintenance:
             self._finish(self._start())
 
     def stop(self) -> None:
-        """End the process, in any step. The next one goes on."""
+        """End the maintenance process, in any step. The next process does what is left."""
         if self._process is not None:
             self._process.terminate()
             self._process.communicate()

@@ -187,7 +187,7 @@ def open_location(location: str) -> tuple[Any, str]:
 
 
 def checkpoint_id(location: str) -> str | None:
-    """Read what Spark calls the query of a checkpoint; None of a checkpoint that does not exist yet.
+    """Read Spark's id of the query from its checkpoint. Return None if the checkpoint does not exist yet.
 
     Raises:
         ValueError: As open_location().

@@ -86,14 +86,14 @@ class EventSchema:
         return (*self.keys, *(name for name in named if name not in self.keys))
 
     def ddl(self, *, as_strings: bool = False) -> str:
-        """Write it as Spark's schema, with a column for what can't be read."""
+        """Build Spark's schema as DDL, with a column for bodies that can't be parsed."""
         fields = {name: "string" if as_strings else kind for name, kind in self.fields.items()}
         fields |= {self.time_field: "string", "_malformed": "string"}
         return ", ".join(f"`{name}` {kind}" for name, kind in fields.items())
 
 
 def plain_type(kind: str) -> str:
-    """Write a type as all its synonyms are written."""
+    """Return the one spelling that a type and all its synonyms have."""
     kind = kind.strip().lower()
     match = _DECIMAL.fullmatch(kind)
     return f"decimal({int(match[1])},{int(match[2] or 0)})" if match is not None else _SYNONYMS.get(kind, kind)

@@ -23,9 +23,9 @@ from gnsq.spark.java import prepare_environment
 
 __all__ = ["OpenSession", "is_submitted", "open_session", "session_settings"]
 
-# Seconds for the JVM to end.
+# Seconds to wait for the JVM to end.
 JVM_PATIENCE = 10.0
-# They bound what RocksDB takes outside of Java's heap, for all states of a process together.
+# Limit of the memory that RocksDB takes outside of Java's heap, for all states of a process together.
 STATE_MEMORY_MB = 256
 _STATE = "spark.sql.streaming.stateStore"
 _SETTINGS = {
@@ -35,7 +35,7 @@ _SETTINGS = {
     # Rows go to Python in parts of so many bytes, not only of 10,000 rows: bodies may have 5 MiB. Spark before 4.1 has
     # no such setting.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
-    # They only let go of old state; that comes with the next batch that has rows.
+    # No batches without rows: they would only remove old state, which the next batch with rows does, too.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # State on disk instead of in the heap. Of a checkpoint that exists Spark takes the provider that it was made with.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -47,7 +47,7 @@ _SETTINGS = {
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Costs more than it gains where there are as few partitions as cores.
+    # Adaptive execution costs more than it gains if there are only as many partitions as cores.
     "spark.sql.adaptive.enabled": "false",
 }
 _LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
@@ -144,7 +144,7 @@ def _prepare(spark: SparkSession) -> None:
     spark.sparkContext.setLogLevel("WARN")
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
-        # It prints a traceback when the JVM is killed, of which the job tells in one line.
+        # This server would print a traceback when the JVM is killed; the job reports that in one line.
         server.handle_error = lambda request, client: None
     register(spark)
 
@@ -154,7 +154,7 @@ def _reason(error: BaseException, log: Path | None, written: int) -> str:
     if isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED" and log is not None:
         words = startup_error(log.read_bytes()[written:].decode(errors="replace"))
         return f"Java has ended at once: {words or 'it did not say why'}: see the settings spark and master"
-    # Spark's errors keep Java's causes there.
+    # Spark's errors keep Java's cause in _cause.
     while (cause := getattr(error, "_cause", None)) is not None:
         error = cause
     # With str() such an error asks the session for a setting, which takes seconds and fails if a bad one is the cause.
@@ -162,7 +162,7 @@ def _reason(error: BaseException, log: Path | None, written: int) -> str:
 
 
 def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) -> None:
-    # What is interrupted in the middle of a batch complains, on this side too.
+    # A batch that is interrupted writes errors to stderr, in this process too: send them to the log.
     with _stderr_to(log):
         # If the JVM was killed, there is nothing to stop.
         with contextlib.suppress(PySparkException, Py4JError, ConnectionError):

@@ -33,7 +33,7 @@ class SpoolState:
         rows, size: Messages and bytes that are in no committed batch.
         oldest: When the first of these was written.
         set_aside, rows_set_aside: Segments that could not be read, and their messages.
-        receivers: That have not ended in order: they run, or were killed.
+        receivers: Number of receivers that have not ended in order: they run, or were killed.
     """
 
     rows: int = 0
@@ -64,7 +64,7 @@ def spool_state(config: PipelineConfig, query: str, offset: Any) -> SpoolState: 
     return SpoolState(
         sum(segment.rows for segment in waiting),
         sum(segment.size for segment in waiting),
-        # One that was just read to its end has none.
+        # A segment that the query has just deleted has no time.
         min((time for time in times if time is not None), default=None),
         len(contents.quarantined),
         contents.rows_quarantined,
@@ -86,7 +86,7 @@ def depth_of(config: PipelineConfig, query: str) -> int:
 
 
 def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
-    """Tell where things stand; what can't be found out is told, too."""
+    """Format the state of each query as lines. A fact that can't be found out has a line that says so."""
     try:
         pid = running_job(Path(config.work))
         yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"

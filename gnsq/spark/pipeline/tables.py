@@ -4,8 +4,8 @@ A table's log says which batches of which checkpoint are in it: each commit is a
 checkpoint's id, which is Spark's id of the query. So a batch that runs again is committed once, and a new checkpoint,
 whose batches begin at 0 again, is never taken for the old one. The property gnsq.owner says whose the table is.
 
-delta-rs itself accepts a batch id that is not higher than the last one, and tells nothing: commit() looks first. It
-refuses a commit if the same application or the table's properties have changed since that look.
+delta-rs accepts a batch id that is not higher than the last one, without an error. So commit() reads the log first.
+delta-rs refuses the commit if the same application or the table's properties have changed since that reading.
 
 Local disks: delta-rs syncs nothing. commit() syncs the log entry and its directory before it returns, after the data
 files, which are synced by the tasks. A power failure may leave an entry that is torn, of a commit that nobody has
@@ -58,13 +58,13 @@ logger = logging.getLogger(__name__)
 _OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
 # Delta's property that says which columns have statistics. New columns do not get any: files before have none of them.
 _STATS = "delta.dataSkippingStatsColumns"
-# In the commit's information, beside what delta-rs writes there.
+# Keys that gnsq adds to the information of a commit.
 _BATCH, _FILES, _ROWS, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.rows", "gnsq.facts"
 # A commit fails when somebody changes the table's properties at the same moment.
 _TRIES = 5
 # The application whose transaction says that files of an earlier release are in the table.
 _ADOPTED = "gnsq-adopted"
-# Of a merge: how many files it has added and removed.
+# Key in the information of a merge's commit: how many files the merge has added and removed.
 MERGED = "gnsq.merged"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # Commits at the same moment that tell whether a store has conditional PUT. delta-rs looks for the newest version just
@@ -75,7 +75,7 @@ _HISTORY = 200
 # Log entries that are checked at the start. Older ones were followed by so many synced ones.
 _CHECKED_ENTRIES = 20
 _ENTRY = re.compile(r"\d{20}\.json")
-# Maintenance does these: after a batch there must be nothing that is not synced.
+# No checkpoint or cleanup after a batch's commit: delta-rs would not sync what they write. Maintenance does both.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
@@ -124,7 +124,7 @@ class Table:
         self._values: set[str | None] = set()
 
     def target(self, batch_id: int) -> TableTarget:
-        """Say to tasks where to write, and how."""
+        """Build the TableTarget, which tells the tasks of a batch where and how to write."""
         return TableTarget(self.name, self.location, self.schema, self.partition, batch_id)
 
     def exists(self) -> bool:
@@ -139,7 +139,7 @@ class Table:
         return True
 
     def claim(self, owner: str | None, *, take_over: bool) -> int:
-        """Make sure that the table is there, fits, and belongs to this checkpoint. Nothing is changed if it does not.
+        """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
         Args:
             owner: Spark's id of the query. None if there is no checkpoint yet: then this looks, and makes nothing.
@@ -191,8 +191,8 @@ class Table:
         """Make a batch's files part of the table, all or none, and durable.
 
         Args:
-            files: Those of other tables are left out.
-            facts: Stay with the commit; see TableStatus.
+            files: Files of several tables. Those of other tables are left out.
+            facts: Names and values that the commit keeps; TableStatus.facts returns them.
 
         Returns:
             False if there was nothing to do: no files and no facts, or the log has the batch already.
@@ -205,7 +205,7 @@ class Table:
         own = [file for file in files if file.table == self.name]
         if not own and not facts:
             return False
-        # Of all tables: how rows are divided between archive and dead may change with a setting.
+        # Count the rows of all tables: a changed setting may divide the rows of a batch otherwise between two tables.
         rows = sum(file.rows for file in files)
         notes: dict[str, object] = {_ROWS: rows, **({_FACTS: dict(facts)} if facts else {})}
         for attempt in range(_TRIES):
@@ -281,8 +281,8 @@ class Table:
         """Make a table of files that lie in its directory already, in one commit.
 
         Args:
-            batch_id: The last one of the checkpoint whose rows are in the files.
-            files: Gives them.
+            batch_id: The last batch of the checkpoint whose rows are in the files.
+            files: Returns descriptions of the files. Not called if the table has adopted files before.
 
         Returns:
             The files; None if the table has adopted files before.
@@ -303,7 +303,7 @@ class Table:
         return found
 
     def status(self) -> TableStatus:
-        """Tell what the log tells. Changes nothing."""
+        """Read the status from the table's log. Changes nothing."""
         delta = self._open()
         with _errors(self.location):
             files = pa.table(delta.get_add_actions())
@@ -422,7 +422,7 @@ class Table:
     # --- durability on local disks
 
     def _synced(self, delta: DeltaTable, before: int) -> None:
-        """Read what was written after a version, and sync it."""
+        """Read the log entries after a version, and sync them on a local disk."""
         with _errors(self.location):
             delta.update_incremental()
             if self._root is None:
@@ -433,7 +433,7 @@ class Table:
             sync_directory(log)
 
     def _check_log(self) -> None:
-        """Check the newest log entries and their files. Set a torn entry at the end aside: nobody waits for it.
+        """Check the newest log entries and their files. Rename a torn newest entry: its commit has not returned.
 
         Raises:
             JobFailed: If an entry is torn that others follow, or a file is not whole.
@@ -455,7 +455,7 @@ class Table:
                         "it back from a copy"
                     )
             removed.update(remove["path"] for remove in _each(actions, "remove"))
-            # Its writer may have been killed before it did that, and what the log has is not written again.
+            # Sync the entry: its writer may have been killed before its own sync, and the entry is not written again.
             _sync(path)
         if entries:
             sync_directory(log)

@@ -80,7 +80,7 @@ class Metric:
 
     @classmethod
     def parse(cls, values: Mapping[str, object]) -> Metric:
-        """Make it of what a file or the command line gives; there, lists are texts with commas.
+        """Make a Metric of values from a file or the command line. On the command line a list is a text with commas.
 
         Raises:
             ValueError: As the constructor, and for an unknown name or a value of a wrong type.
@@ -104,7 +104,7 @@ class Metric:
         return cls(**given, aggregates=_aggregates(calls))
 
     def check(self, fields: Mapping[str, str]) -> None:
-        """See that it fits the fields of events (name -> type).
+        """Check that the metric fits the fields of events (name -> type).
 
         Raises:
             ValueError: If a field is missing, or is no number where one is needed.
@@ -145,7 +145,7 @@ class Metric:
         return ("window_start", "window_end", *self.keys)
 
     def describe(self) -> dict[str, object]:
-        """Tell what the state in a checkpoint depends on."""
+        """Return the values that the state in a checkpoint depends on."""
         calls = [f"{each.function}({each.field})" for each in self.aggregates]
         described = {"name": self.name, "window": self.window, "slide": self.slide}
         return {**described, "keys": list(self.keys), "aggregates": calls}
