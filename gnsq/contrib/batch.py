@@ -41,9 +41,9 @@ class BatchHandler:
     A batch runs when one of these is true:
 
     - The batch is full.
-    - Its first message has waited ``timeout`` seconds. Then a RuntimeWarning says that batch_size is too large.
+    - Its first message has waited ``timeout`` seconds. Then a RuntimeWarning says that batch_size does not fit.
     - Half of the msg_timeout of one of its messages is over.
-    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. Warned of, too.
+    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. The RuntimeWarning as above.
       batch_size should be below the consumer's ``max_in_flight``, which is divided among its nsqds.
     - The consumer closes.
 
@@ -275,11 +275,11 @@ class BatchHandler:
         return self._handle_batch(batch)
 
     def handle_message_error(self, error: BaseException, message: Message) -> object:
-        """Called with an exception of handle_message. It is requeued afterwards, unless this method answers it."""
+        """Called with an exception of handle_message. Then the message is requeued, unless this method answers it."""
         return None if self._handle_message_error is None else self._handle_message_error(error, message)
 
     def handle_batch_error(self, error: BaseException, messages: list[Message], batch: list[Any]) -> object:
-        """Called with an exception of handle_batch. They are requeued afterwards, unless this method answers them."""
+        """Called with an exception of handle_batch. Then messages that this method does not answer are requeued."""
         return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
     def _log(self, error: BaseException, text: str, *arguments: object) -> None:

@@ -98,7 +98,7 @@ def traced(
         handler: Called as handler(consumer, message=message).
         envelope: Remove the envelope, also without an SDK: ``message.body`` is the published body for this handler and
             those called after it. The sender's span is the parent of the handler's span, and is also linked to
-            it, as the conventions require. The sender's baggage is available in the handler. Other bodies stay as is.
+            it, as the conventions require. The sender's baggage is available in the handler. Other bodies are kept.
         tracer_provider: Default: the global one, also if it is set later.
 
     Raises:

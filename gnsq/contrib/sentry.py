@@ -21,9 +21,9 @@ class SentryExceptionHandler:
     Reports contain the message body, unless ``message_extra()`` is overridden.
 
     Args:
-        client: None: use sentry_sdk, for which the program calls ``sentry_sdk.init()``. Or an object with a method
-            ``captureException(extra=...)``, such as raven's Client. The method is called while the exception is
-            handled.
+        client: None: sentry_sdk, imported at the first report; the program calls ``sentry_sdk.init()``. Or an object
+            with a method ``captureException(extra=...)``, such as raven's Client. The method is called while the
+            exception is handled.
 
     Raises:
         ImportError: If client is None and sentry_sdk is not installed.
