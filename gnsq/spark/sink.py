@@ -46,7 +46,7 @@ class Published(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not ty
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Identifies the rows of a task. It is the same if the task runs again."""
+    """Identifies the rows of a task. The identity is the same if the task runs again."""
 
     query: str = ""
     batch: str = ""
@@ -252,8 +252,8 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Made on the driver, once for all tasks and their attempts. The id of the query would not do: foreachBatch may
-        # write twice, and then rows of both writes would have the same keys.
+        # Made on the driver, once for all tasks and their attempts. Not the id of the query: foreachBatch may write
+        # twice, and then rows of both writes would have the same keys.
         self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Published:

@@ -61,7 +61,7 @@ _CONCURRENT_WRITES = 16
 MAX_FIELD_VALUES = 10_000
 # Limit of the characters of a text in statistics: whole long texts would make the log large.
 _STATS_STRING = 64
-# Almost every row has its own value there: a dictionary of them costs time and saves no bytes.
+# Columns in which almost every row has its own value: a Parquet dictionary would cost time and save no bytes.
 _DISTINCT = frozenset({"body", "message_id"})
 # Rows that are in memory while letters are made of them; a body has up to 5 MiB.
 _READ_ROWS = 64

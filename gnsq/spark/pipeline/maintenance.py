@@ -324,7 +324,7 @@ class Maintenance:
             self._start()
 
     def run_daily(self) -> None:
-        """Maintain the tables and wait, if that was not done for a day: --once may never have enough batches."""
+        """Maintain the tables and wait, if the last vacuum is a day old: --once may never have enough batches."""
         if self._process is not None:
             self._finish(self._process)
         stamp = Path(self._config.work, _VACUUMED)
@@ -348,7 +348,7 @@ class Maintenance:
         self._process = process
         assert process.stdin is not None  # as Popen was told
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            # Not as arguments, which everybody on the machine could read: a location may have a password.
+            # Pass the settings on stdin: every user could read arguments, and a location may have a password.
             pickle.dump(self._config, stdin)
         process.stdin = None  # communicate() expects an open one
         return process

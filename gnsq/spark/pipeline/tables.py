@@ -142,7 +142,7 @@ class Table:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
         Args:
-            owner: Spark's id of the query. None if there is no checkpoint yet: then this looks, and makes nothing.
+            owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates nothing.
             take_over: Let this checkpoint have a table that belongs to another one.
 
         Returns:

@@ -82,7 +82,7 @@ CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
 # Largest segments that may be in memory. Above that no more messages are asked for until half of them are written.
 MAX_BUFFERED_SEGMENTS = 8
-# More objects than at the last search for cycles, until the next search: more than the messages in flight.
+# Python searches for cycles after so many new objects. The number exceeds the messages in flight.
 GC_THRESHOLD = 50_000
 
 
@@ -106,7 +106,7 @@ class Receiver:
 
     Attributes:
         id: Name of its directory in the spool.
-        rows, segments: Numbers of durable ones. May be read from any thread.
+        rows, segments: Numbers of durable rows and segments. May be read from any thread.
         not_finished: Durable messages whose connection was lost before FIN: nsqd delivers them again.
         failing: True if the last write failed.
         is_stuck: True if close() has left a write that does not return. The end of the process may wait for that write.
@@ -143,7 +143,7 @@ class Receiver:
         self._writing_size = 0
         self._accepted = 0
         self._closing = False
-        # Reasons.
+        # The reasons to pause that hold now.
         self._paused: set[str] = set()
         self._wake = Event()
         self._spool_size = SpoolSizeEstimator(options.max_spool_bytes)
@@ -179,7 +179,7 @@ class Receiver:
         return self._spool.writer(self.id)
 
     def close(self) -> None:
-        """Shut down: finish the messages that are durable, requeue the others (REQ 0), disconnect; wait for that."""
+        """Finish the messages that are durable, requeue the others (REQ 0), and disconnect. Waits for all of it."""
         if self._closing or self._write_greenlet is None:
             return
         self._closing = True
@@ -372,7 +372,7 @@ class Receiver:
             try:
                 message.requeue(0, backoff=False)
             except NSQException:
-                # Its connection is gone. Messages of other nsqds can still be requeued.
+                # The connection of this message is lost. Messages of other nsqds can still be requeued.
                 lost += 1
         if lost:
             logger.info(
@@ -432,7 +432,7 @@ class SpoolSizeEstimator:
     def is_due(self, now: float) -> bool:
         """Return True if the spool must be listed now."""
         if self.size >= self._limit and not self.is_full:
-            # At once: messages that come meanwhile are over the limit.
+            # List at once: messages that come until the listing exceed the limit.
             return True
         is_urgent = self.is_full or self._added >= self._limit / LISTINGS_PER_LIMIT
         return now - self._listed_at >= (MIN_LISTING_INTERVAL if is_urgent else MAX_LISTING_INTERVAL)
@@ -452,12 +452,12 @@ class BlockingIOThread:
     """
 
     def __init__(self) -> None:
-        # Not the hub's own pool, which resolves host names and has ten threads: order matters here.
+        # One thread keeps the calls in order. The hub's own pool has ten threads, and also resolves host names.
         self._pool = ThreadPool(1)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and wait for its result; an exception of the function is raised here."""
-        # As a value: gevent's pool prints the traceback of an exception that is raised in it.
+        # Return an exception as a value: gevent's pool would print the traceback of one that is raised in it.
         result = self._pool.spawn(wrap_errors(Exception, function), *args, **kwargs).get()
         if isinstance(result, Exception):
             raise result

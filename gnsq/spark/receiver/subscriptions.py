@@ -41,7 +41,7 @@ OUTPUT_BUFFER_TIMEOUT_MS = 25
 
 
 def matching_topics(options: ReadOptions, names: Iterable[str]) -> list[str]:
-    """Pick the topics that the options name or match; sorted, each once."""
+    """Return the topics that the options name or match; sorted, each once."""
     if options.topic_pattern:
         # nsqlookupd has the names from nsqd, so all of them are valid.
         matches = re.compile(options.topic_pattern).fullmatch
@@ -265,7 +265,7 @@ class Subscriptions:
         return {address: text for failures in each for address, text in failures}
 
     def add_connections(self) -> None:
-        """Add a consumer to each topic that is busy. To be called when a segment is full."""
+        """Add a consumer to each topic that is busy. The receiver calls it when a segment is full."""
         now = time.monotonic()
         if not self._paused and now - self._extended_at >= self._rebalance_interval:
             self._extended_at = now
@@ -306,7 +306,7 @@ class Subscriptions:
             self._options.channel,
             max_tries=0,
             max_in_flight=max_in_flight,
-            # No handler fails here. The receiver pauses by itself while the disk fails.
+            # No backoff: the handler never fails, and the receiver pauses by itself while the disk fails.
             max_backoff_duration=0,
             concurrency=1,
             close_timeout=self._close_timeout,

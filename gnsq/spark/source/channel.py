@@ -270,7 +270,7 @@ class ChannelMonitor:
         try:
             self._client.create()
         except NSQException as error:
-            # A consumer's SUB will create it. Until then the depth does not show it.
+            # A consumer's SUB will create the channel. Until then the depth does not include it.
             logger.warning("channel %s not created: %s", self._options.source, error)
         gevent.spawn(self._poll).name = f"gnsq-depth-{self._options.source}"
 

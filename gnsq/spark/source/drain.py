@@ -62,7 +62,7 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True)
 class DepthSample:
-    """The facts at one time.
+    """What the planner knows at one time about the spool and the channel.
 
     Attributes:
         rows: Rows that came into the spool since the start. The spool is listed after the request for the depth, so it

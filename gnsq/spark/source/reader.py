@@ -56,7 +56,7 @@ class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not
 
 
 def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterator[Any]:
-    """Yield the record batches of a partition. Reads files only, so a task may do it again.
+    """Yield the record batches of a partition. Changes no segment that can be decoded, so a task may run again.
 
     A segment that can't be decoded is renamed, logged as ERROR, and left out.
     """
@@ -119,13 +119,13 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             except SpoolError:
                 raise
             except (NSQException, OSError) as error:
-                # An error would end the query.
+                # Do not raise: an error would end the query.
                 logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
                 if not planner.is_draining:
                     # Spark asks again within 10 ms.
                     time.sleep(self._retry_interval)
                     return start
-                # While draining, start would end the query, as if all had been read.
+                # While draining, do not return start: the query would end, as if all messages had been read.
                 if time.monotonic() >= deadline:
                     raise SpoolError(
                         f"spool {planner.spool.location} can't be listed for {self._options.idle_timeout:g} s "
@@ -177,7 +177,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             if self._options.receives_here:
                 # Spark gives the reader of each query a process of its own.
                 tune_gc()
-            # Assigned before it starts: a signal may have to stop it then, with messages in flight already.
+            # Assign the planner before it starts: a signal may come during the start, and must stop this planner.
             self._planner = planner = Planner(self._options, times=self._times or TIMES)
             if threading.current_thread() is threading.main_thread():
                 self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -195,12 +195,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             self._previous_handler = None
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Shut down, then end by the signal, as its sender expects."""
-        # Spark sends it twice. The second one must not interrupt the shutdown.
+        """Shut down, then end the process by the same signal, as the sender of the signal expects."""
+        # Spark sends the signal twice. The second signal must not interrupt the shutdown.
         signal.signal(number, signal.SIG_IGN)
         self._signal = number
         if self._is_stopping:
-            # The interrupted stop() goes on, and ends by the signal.
+            # Return: the interrupted stop() goes on, and ends the process by the signal.
             return
         try:
             self.stop()
