@@ -1,7 +1,7 @@
 """The pipeline's processes and nsqd are killed at random, with tables on a local disk and on S3: each event is in the
 archive once, and counted once.
 
-PIPELINE_KILLS is the number of kills, 3 unless said otherwise; PIPELINE_KILLS_SEED repeats an order. Maintenance runs
+PIPELINE_KILLS is the number of kills, 2 unless said otherwise; PIPELINE_KILLS_SEED repeats an order. Maintenance runs
 after each batch, so that a kill may strike it.
 """
 
@@ -29,7 +29,7 @@ from tests.spark.pipeline.helpers import delta_table, table_rows
 from tests.spark.queries import descendants, kill, named, running_query
 from tests.spark.s3server import s3_server
 
-KILLS = int(os.environ.get("PIPELINE_KILLS", "3"))
+KILLS = int(os.environ.get("PIPELINE_KILLS", "2"))
 LIMIT = 150
 
 pytestmark = [
