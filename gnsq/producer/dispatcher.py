@@ -543,7 +543,7 @@ class Dispatcher:
         """Wait until more publishes have ended. Return False if the deadline has passed."""
         pause = deadline - self._clock.monotonic()
         if pause > 0:
-            # The result comes from the clock, not from the event: another flush() may clear the event after it was set.
+            # The result says if time was left before the wait, not if the event is set: another flush() may clear it.
             self._completion.completed.clear()
             self._clock.wait(self._completion.completed, pause)
         return pause > 0

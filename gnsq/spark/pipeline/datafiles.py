@@ -77,6 +77,7 @@ _ADVICE = (
 )
 
 _EPOCH = dt.datetime(1970, 1, 1)
+_DAY_MS = 86_400_000
 # Name of a partition column -> microseconds, type of the column, and format of its values.
 _PERIODS: dict[str, tuple[int, Any, str]] = {
     "day": (86_400_000_000, pa.date32(), "%Y-%m-%d"),
@@ -333,23 +334,32 @@ def _joined_stats(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(column: Any) -> tuple[Any, Any]:  # Any: JSON
-    """Return two values between which all values of a column are."""
-    found = pc.min_max(column)
-    lowest, highest = found["min"].as_py(), found["max"].as_py()
+    """Return two values between which all values of a column are; for times beyond Python's years, the nearest ones."""
+    if pa.types.is_date(column.type):
+        lowest, highest = _min_max(column.cast(pa.int32()))
+        return _milliseconds(lowest * _DAY_MS)[:10], _milliseconds(highest * _DAY_MS)[:10]
+    if pa.types.is_timestamp(column.type):
+        lowest, highest = _min_max(column.cast(pa.int64()))
+        # Whole milliseconds: JVM readers take no more digits. Rounded so that every row is inside.
+        return _milliseconds(lowest // 1000), _milliseconds(-(-highest // 1000))
+    lowest, highest = _min_max(column)
     if pa.types.is_string(column.type):
         cut = highest[:_STATS_STRING]
         return lowest[:_STATS_STRING], highest if cut == highest else cut + chr(sys.maxunicode)
-    if pa.types.is_date(column.type):
-        return lowest.isoformat(), highest.isoformat()
-    if pa.types.is_timestamp(column.type):
-        found = pc.min_max(column.cast(pa.int64()))
-        # Whole milliseconds: JVM readers take no more digits. Rounded so that every row is inside.
-        return _milliseconds(found["min"].as_py() // 1000), _milliseconds(-(-found["max"].as_py() // 1000))
     return lowest, highest
 
 
+def _min_max(column: Any) -> tuple[Any, Any]:  # Any: pyarrow has no types
+    found = pc.min_max(column)
+    return found["min"].as_py(), found["max"].as_py()
+
+
 def _milliseconds(time: int) -> str:
-    return (_EPOCH + dt.timedelta(milliseconds=time)).isoformat(timespec="milliseconds") + "Z"
+    try:
+        found = _EPOCH + dt.timedelta(milliseconds=time)
+    except OverflowError:
+        found = dt.datetime.max if time > 0 else dt.datetime.min
+    return found.isoformat(timespec="milliseconds") + "Z"
 
 
 def read_bodies(target: TableTarget, path: str, body: Callable[[dict[str, Any]], bytes]) -> Iterator[Any]:

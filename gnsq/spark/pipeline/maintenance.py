@@ -232,8 +232,10 @@ def _replace(
         except CommitFailedError:
             delta.update_incremental()
             continue
+        before = delta.version()
         delta.update_incremental()
-        _sync_log(location, f"{delta.version():020}.json")
+        # A batch may have been committed meanwhile, so the merge is not always the newest entry.
+        _sync_log(location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
         return
     raise MergedElsewhere(f"{counted(len(old), 'file')} of {new.partition or 'the table'}")
 
@@ -245,7 +247,9 @@ def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
     # delta-rs would write log entries without a sync: a power failure could tear them under later entries.
     paths = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
     store = open_store(location, "output")
-    store.remove(*(unquote(path) for path in paths))
+    # Only what tasks and merges have named: other files may belong to an adoption that was killed.
+    names = (unquote(path) for path in paths)
+    store.remove(*(name for name in names if name.startswith("part-")))
 
 
 def _sync_log(location: str, *names: str) -> None:

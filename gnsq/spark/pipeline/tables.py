@@ -174,10 +174,12 @@ class Table:
         before = delta.version()
         with _errors(self.location):
             if missing and owner is not None:
-                delta.alter.add_columns(missing)
+                delta.alter.add_columns(missing, post_commithook_properties=NO_HOOKS)
             if owner is not None and found != owner:
                 changed = {_OWNER: owner, f"{_EPOCH}{owner}": str(epoch)}
-                delta.alter.set_table_properties(changed, raise_if_not_exists=False)
+                delta.alter.set_table_properties(
+                    changed, raise_if_not_exists=False, post_commithook_properties=NO_HOOKS
+                )
         self._synced(delta, before)
         return epoch
 
@@ -206,7 +208,7 @@ class Table:
         if not own and not facts:
             return False
         # Count the rows of all tables: a changed setting may divide the rows of a batch otherwise between two tables.
-        rows = sum(file.rows for file in files)
+        rows = sum(file.rows for file in files if file.path)
         notes: dict[str, object] = {_ROWS: rows, **({_FACTS: dict(facts)} if facts else {})}
         for attempt in range(_TRIES):
             delta = self._open()
@@ -555,9 +557,11 @@ def check_store(location: str) -> None:
     schema = Schema.from_arrow(pa.schema([("x", pa.int32())]))
     with _errors(location):
         DeltaTable.create(uri, schema, storage_options=options)
+        # Opened here: a thread that fails before the barrier would leave the others waiting there.
+        rivals = [DeltaTable(uri, storage_options=options) for _ in range(_RIVALS)]
         with ThreadPoolExecutor(_RIVALS) as pool:
             # list() raises the exceptions of the threads.
-            list(pool.map(functools.partial(_commit_probe, uri, options, threading.Barrier(_RIVALS)), range(_RIVALS)))
+            list(pool.map(functools.partial(_commit_probe, threading.Barrier(_RIVALS)), rivals, range(_RIVALS)))
         version = DeltaTable(uri, storage_options=options).version()
         store.remove(*(path for path, _ in store.list()))
         store.remove_directory("")
@@ -568,8 +572,7 @@ def check_store(location: str) -> None:
         )
 
 
-def _commit_probe(uri: str, options: dict[str, str], barrier: threading.Barrier, number: int) -> None:
-    delta = DeltaTable(uri, storage_options=options)
+def _commit_probe(barrier: threading.Barrier, delta: DeltaTable, number: int) -> None:
     barrier.wait()
     properties = CommitProperties(app_transactions=[Transaction(str(number), 0)])
     delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)

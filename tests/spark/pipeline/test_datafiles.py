@@ -10,7 +10,15 @@ import pytest
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import datafiles
-from gnsq.spark.pipeline.datafiles import Partition, TableTarget, read_bodies, store_error, write, write_file
+from gnsq.spark.pipeline.datafiles import (
+    Partition,
+    TableTarget,
+    file_stats,
+    read_bodies,
+    store_error,
+    write,
+    write_file,
+)
 from gnsq.spark.spool.storage import LocalStore
 
 UTC = dt.UTC
@@ -182,3 +190,14 @@ def test_errors_of_a_store_say_what_to_do(text, words):
     assert words in str(error)
     assert "\n" not in str(error)
     assert "unknown" not in str(error)
+
+
+def test_bounds_end_with_the_years_of_python():
+    time = pa.array([9 * 10**17, -(9 * 10**17)], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+    day = pa.array([10**7, 0], pa.int32()).cast(pa.date32())
+
+    stats = json.loads(file_stats([pa.table({"time": time, "day": day})]))
+
+    assert stats["minValues"]["time"] == "0001-01-01T00:00:00.000Z"
+    assert stats["maxValues"] == {"time": "9999-12-31T23:59:59.999Z", "day": "9999-12-31"}
