@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Failure(enum.Enum):
-    """What is known about a publish that was not confirmed."""
+    """Reasons why a publish was not confirmed."""
 
     NOT_EXECUTED = "nsqd has not executed it, and will not"
     REFUSED = "nsqd has answered with an error"
@@ -60,7 +60,7 @@ class Failure(enum.Enum):
 
 
 class Decision(enum.Enum):
-    """What happens to a publish that was not confirmed."""
+    """Ways to go on with a publish that was not confirmed."""
 
     RETRY = "send it again"
     RETRY_ALONE = "send it again, outside of a batch"
@@ -163,7 +163,7 @@ class PublishCounts:
 
 
 class WaitingFor(enum.Enum):
-    """What a publish waits for."""
+    """Steps for which a publish can wait."""
 
     CAPACITY = "capacity"
     BATCH = "its batch to fill"

@@ -152,7 +152,11 @@ def _note(log: Path) -> None:
 
 
 def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new_topic: bool, take_over: bool) -> bool:
-    """Run the job to its end. Return False if it was stopped. Without a session function, open_session() is used."""
+    """Run the job until its queries end, or until SIGINT or SIGTERM. Return False if a signal has stopped it.
+
+    Args:
+        session: Makes the Spark session; None: open_session().
+    """
     # Imported here, since they load slowly and --help and errors in the settings do not need them.
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.process import StopRequest, lock_job
