@@ -7,7 +7,6 @@ import datetime as dt
 import logging
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,8 +72,6 @@ def main(
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     _quiet_py4j()
-    # Spark imports pandas for mapInArrow() and warns of new versions. The job does not use pandas, so hide the warning.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
     try:
         config = load_config(config_file, settings)
         if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
@@ -169,7 +166,7 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
             check_places(config, take_over=take_over)
             create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
             if stop.is_set:
-                return False
+                return _stopped(once)
             from gnsq.spark.pipeline.job import Job
             from gnsq.spark.pipeline.report import batch_line, summary_lines
             from gnsq.spark.pipeline.session import is_submitted, open_session
@@ -195,11 +192,17 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
                         job.maintain()
                     elif stop.is_set:
                         click.echo("stopping in order; a second Ctrl-C ends it at once")
-            if finished:
-                job.check_drained()
-            elif once:
-                raise JobFailed(f"stopped before all was read ({job.unread() or 'nothing yet'}): start again")
-            return finished
+            if not finished:
+                return _stopped(once, job.unread())
+            job.check_drained()
+            return True
+
+
+def _stopped(once: bool, unread: str = "") -> bool:
+    """Return False: a signal has stopped the job. With once that is a failure, since not all was read."""
+    if once:
+        raise JobFailed(f"stopped before all was read ({unread or 'nothing yet'}): start again")
+    return False
 
 
 @contextlib.contextmanager

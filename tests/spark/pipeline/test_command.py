@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fakensqd import on
+from fakensqd.faults import delay
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
@@ -135,6 +137,18 @@ def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, t
     assert process.returncode == 0
     assert output.endswith("stopped in order; the next start goes on where this one ended\n")
     assert not list((tmp_path / "out").rglob("_delta_log"))
+
+
+def test_once_that_is_stopped_while_channels_are_created_says_that_it_is_not_done(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS[:1])
+    command = arguments(fakensqd, tmp_path, "--once")[len(COMMAND) :]
+
+    with fakensqd.add(
+        on.http("/channel/create", where=lambda event: not signal.raise_signal(signal.SIGTERM)), delay(0)
+    ):
+        done = CliRunner().invoke(main, command, obj=pytest.fail)
+
+    assert (done.exit_code, done.stderr) == (1, "Error: stopped before all was read (nothing yet): start again\n")
 
 
 @pytest.mark.parametrize("place", ["local", "object store"])
