@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import TableTarget, collect_files, publish_files, write
+from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.layout import archive_tables
 
 __all__ = ["ArchiveBatches", "dead_letter"]
@@ -50,11 +50,14 @@ class ArchiveBatches:
         self._is_claimed = False
         self._is_spread = False
 
-    def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> None:
+    def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> list[DataFile]:
         """Write one batch. Its rows are the result of events.parse().
 
         Args:
             owner: Spark's id of the query.
+
+        Returns:
+            The files that were committed: none of a table that has the batch already.
         """
         if not self._is_claimed:
             for table in self._tables:
@@ -64,9 +67,9 @@ class ArchiveBatches:
         rows = parsed.repartition(_partition_key(self._partition_by)) if self._is_spread else parsed
         files = collect_files(rows, functools.partial(write, route=functools.partial(_route, archive, dead)))
         self._is_spread = len({file.partition for file in files if file.table == archive.name}) > SPREAD
-        for table in self._tables:
-            table.commit(owner, batch_id, files)
+        committed = [table.name for table in self._tables if table.commit(owner, batch_id, files)]
         publish_files(parsed.sparkSession, files, dead, dead_letter, self._sink)
+        return [file for file in files if file.table in committed]
 
 
 def _partition_key(partition_by: str) -> Column:

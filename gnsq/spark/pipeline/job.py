@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime as dt
 import itertools
 import json
 import logging
@@ -30,14 +32,15 @@ from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.datafiles import DataFile
 from gnsq.spark.pipeline.events import deduplicated, parse
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
 from gnsq.spark.pipeline.preflight import note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, source_of, start_of
-from gnsq.spark.pipeline.report import Batch, Silence, Summary, table_text
-from gnsq.spark.pipeline.status import depth_of, spool_state
+from gnsq.spark.pipeline.report import Batch, Silence, Summary
+from gnsq.spark.pipeline.status import depth_of, spool_state, table_state
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
@@ -104,6 +107,8 @@ class Job:
         # Query -> what kept messages from being received, as of its last batch; "" for nothing.
         self._troubles: dict[str, str] = {}
         self._maintenance = Maintenance(config)
+        # Query and batch -> files that the batch has committed, until Spark tells of the batch.
+        self._committed: dict[tuple[str, int], list[DataFile]] = {}
         # With once: what a query must read before it may end. Number of messages at the start; and the segments in its
         # spool at the start: the first progress says which of them were read before, the rest is added to _due.
         self._due: dict[str, int] = {}
@@ -212,10 +217,8 @@ class Job:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
         for table in itertools.chain.from_iterable(query_tables(self._config).values()):
-            with contextlib.suppress(JobFailed):
-                if table.exists():
-                    status = table.status()
-                    self._summary.tables[table.name] = table_text(status.rows, status.files, status.size)
+            if text := table_state(table, dt.datetime.now(dt.UTC)):
+                self._summary.tables[table.name] = text
         for query in QUERIES:
             try:
                 state = spool_state(self._config, query, None)
@@ -259,7 +262,7 @@ class Job:
         except NSQException as error:
             raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
 
-    def _start(self, name: str, batches: Callable[[DataFrame, int, str], None], once: bool) -> None:
+    def _start(self, name: str, batches: Callable[[DataFrame, int, str], list[DataFile]], once: bool) -> None:
         config = self._config
         # Spark may call write() before start() returns the query, so write() must wait for the query's id.
         owner: Future[str] = Future()
@@ -272,7 +275,7 @@ class Job:
 
         def write(rows: DataFrame, batch_id: int) -> None:
             self._notebooks[name].begin(batch_id)
-            batches(rows, batch_id, owner.result())
+            self._committed[name, batch_id] = batches(rows, batch_id, owner.result())
 
         if name == "metrics":
             writer = aggregated(events, config).writeStream.outputMode("update")
@@ -297,6 +300,10 @@ class Job:
             vector = decode_offset(start, self._config.read_options(name).source) if start is not None else {}
             self._due[name] += sum(segment.rows for segment in pending(self._spooled.pop(name), vector))
         batch = batch_of(name, progress)
+        tables: dict[str, list[int]] = {}
+        for file in self._committed.pop((name, batch.batch_id), ()):
+            tables.setdefault(file.table, []).append(file.rows)
+        batch = dataclasses.replace(batch, tables=tables)
         self._notice_silence(name, batch.rows, source_of(progress))
         self._notebooks[name].finish(progress, batch)
         if not batch.rows:

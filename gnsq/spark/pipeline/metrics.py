@@ -63,11 +63,14 @@ class MetricsBatches:
         # Epoch -> number of events that have entered the aggregation in it.
         self._entered: dict[str, int] = {}
 
-    def __call__(self, changed: DataFrame, batch_id: int, owner: str) -> None:
+    def __call__(self, changed: DataFrame, batch_id: int, owner: str) -> list[DataFile]:
         """Append the rows that a batch has changed, then publish them.
 
         Args:
             owner: Spark's id of the query.
+
+        Returns:
+            The files that were committed: none if the table has the batch already.
         """
         if self._epoch is None:
             self._epoch = self._table.claim(owner, take_over=self._take_over)
@@ -81,8 +84,9 @@ class MetricsBatches:
         self._entered |= {f"{ENTERED}.{self._epoch}": file.rows for file in found if file.table == ENTERED}
         facts = {name: str(number) for name, number in self._entered.items()}
         facts[ENTERED] = str(sum(self._entered.values()))
-        self._table.commit(owner, batch_id, found, facts if found else None)
+        is_new = self._table.commit(owner, batch_id, found, facts if found else None)
         publish_files(changed.sparkSession, found, target, functools.partial(metric_body, metric), self._sink)
+        return [file for file in found if is_new and file.table == target.name]
 
 
 def aggregated(parsed: DataFrame, config: PipelineConfig) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ class Batch:
             count as one; in the query archive the number is 0 unless the driver's clock was set back.
         trouble: What keeps messages from being received, in the words of the source; "" for nothing.
         state_rows, state_bytes: Size of the query's state after the batch; bytes on disk and in memory.
+        tables: Table -> number of rows of each file that the batch has committed to it.
     """
 
     query: str
@@ -41,6 +42,7 @@ class Batch:
     trouble: str = ""
     state_rows: int = 0
     state_bytes: int = 0
+    tables: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class Silence:
@@ -89,7 +91,7 @@ class Summary:
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
     # Query -> rows and bytes of its state after its last batch.
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # Table -> its size at the end, as text.
+    # Table -> where it stands at the end, as text.
     tables: dict[str, str] = field(default_factory=dict)
     # Number of files of tables that maintenance has merged.
     merged: int = 0
@@ -110,6 +112,7 @@ def batch_line(batch: Batch) -> str:
     """Format a batch as one line of text."""
     rate = batch.rows / batch.seconds if batch.seconds else 0.0
     parts = [f"{batch.query:8} batch {batch.batch_id:6}: {counted(batch.rows, 'row', spec='9,')}, {rate:9,.0f} rows/s"]
+    parts += [f"{table} {_rows_in_files(sum(rows), len(rows))}" for table, rows in batch.tables.items()]
     backlog = [
         f"{number:,} {place}"
         for number, place in ((batch.waiting, "at nsqd"), (batch.spooled, "in the spool"))
@@ -133,7 +136,11 @@ def state_text(rows: int, size: int) -> str:
 
 def table_text(rows: int, files: int, size: int) -> str:
     """Format the size of a table."""
-    return f"{counted(rows, 'row', spec=',')} in {counted(files, 'file', spec=',')}, {size / 2**20:,.1f} MiB"
+    return f"{_rows_in_files(rows, files)}, {size / 2**20:,.1f} MiB"
+
+
+def _rows_in_files(rows: int, files: int) -> str:
+    return f"{counted(rows, 'row', spec=',')} in {counted(files, 'file', spec=',')}"
 
 
 def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:

@@ -22,7 +22,7 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
-__all__ = ["SpoolState", "depth_of", "spool_state", "status_lines"]
+__all__ = ["SpoolState", "depth_of", "spool_state", "status_lines", "table_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
         except (NSQException, OSError, ValueError) as error:
             yield f"         spool {redact_uri(config.spool_of(query))}: {error}"
         for table in query_tables(config)[query]:
-            if text := _table(table, now):
+            if text := table_state(table, now):
                 yield f"         table {table.name} {text}"
         if config.nsqd_http_addresses or config.lookupd_http_addresses:
             try:
@@ -126,7 +126,8 @@ def _progress(note: Note, now: dt.datetime) -> str:
     return text
 
 
-def _table(table: Table, now: dt.datetime) -> str:
+def table_state(table: Table, now: dt.datetime) -> str:
+    """Describe a table: its size, its last commit, its maintenance. Return "" if it does not exist."""
     try:
         if not table.exists():
             return ""

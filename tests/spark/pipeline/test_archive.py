@@ -23,7 +23,7 @@ OURS, THEIRS = "ours", "theirs"
 
 def run(config, frame, batch_id=0, owner=OURS, *, take_over=False):
     """A batch of a job that has just started."""
-    ArchiveBatches(config, take_over=take_over)(frame, batch_id, owner)
+    return ArchiveBatches(config, take_over=take_over)(frame, batch_id, owner)
 
 
 def archived(config):
@@ -117,13 +117,16 @@ def test_letter_is_json_with_the_body_in_base64():
 
 @pytest.mark.spark
 def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
-    for batch_id, frame in (
-        (7, messages(spark, config, BODIES).repartition(5)),
-        (7, messages(spark, config, BODIES).coalesce(1)),
-        (8, messages(spark, config, BODIES[:1])),
-    ):
-        run(config, frame, batch_id)
+    committed = [
+        sum(file.rows for file in run(config, frame, batch_id))
+        for batch_id, frame in (
+            (7, messages(spark, config, BODIES).repartition(5)),
+            (7, messages(spark, config, BODIES).coalesce(1)),
+            (8, messages(spark, config, BODIES[:1])),
+        )
+    ]
 
+    assert committed == [5, 0, 1]
     assert (len(archived(config)), len(dead(config))) == (4, 2)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
 
 import pyarrow as pa
@@ -72,6 +73,9 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     assert summary.set_aside["archive"] == (0, 0)
     assert all(None not in (batch.spooled, batch.waiting) and batch.lag > 0 for batch in reports)
     assert [batch.dropped for batch in reports] == [0] * len(reports)
+    written = [sum(map(sum, (batch.tables.get(name, ()) for batch in reports))) for name in ("archive", "dead")]
+    assert written == [35, 2]
+    assert re.match(r"35 rows in \d+ files?, 0\.\d MiB, committed 20.* ago\)$", summary.tables["archive"])
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
     note = read_note(config, "archive")
     assert note.committed == note.begun == max(batch.batch_id for batch in reports if batch.query == "archive")

@@ -4,10 +4,12 @@ from gnsq.spark.pipeline.report import Batch, Silence, Summary, batch_line, summ
 
 
 def test_batch_is_one_line():
-    line = batch_line(Batch("archive", 7, 50_000, 2.5, waiting=1200, spooled=300, lag=3.26))
+    tables = {"archive": [40_000, 9_996], "dead": [4]}
+    line = batch_line(Batch("archive", 7, 50_000, 2.5, waiting=1200, spooled=300, lag=3.26, tables=tables))
 
     assert line == (
-        "archive  batch      7:    50,000 rows,    20,000 rows/s, backlog 1,200 at nsqd + 300 in the spool, lag 3.3 s"
+        "archive  batch      7:    50,000 rows,    20,000 rows/s, archive 49,996 rows in 2 files, "
+        "dead 4 rows in 1 file, backlog 1,200 at nsqd + 300 in the spool, lag 3.3 s"
     )
 
 
