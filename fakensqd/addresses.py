@@ -1,4 +1,4 @@
-"""Addresses to listen on and to connect to: ``host:port``, or the path of a unix socket, with UNIX_PORT as its port.
+"""Addresses to listen on and to connect to: ``host:port``, or the path of a unix socket, whose port is UNIX_PORT.
 
 Opens sockets. Imports gevent only to serve or connect, so that a program can listen before gevent is loaded.
 """
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-# In place of a port, as in nsqd.
+# The port of each unix socket's address, as in nsqd.
 UNIX_PORT = -1
 _MAPPED = "::ffff:"
 # Sockets that listen_before_start() has opened, by address; listen() takes them over.
@@ -48,7 +48,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listen_address(address: str) -> tuple[str, int]:
-    """Split an address to listen on: ``host:port``, or a path, which has a slash.
+    """Split an address to listen on: ``host:port``, or the path of a unix socket if the address has a slash.
 
     Raises:
         ValueError: If there is no slash and no port from 0 to 65535.
@@ -57,7 +57,7 @@ def listen_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Join host and port, with an IPv6 host in brackets; an IPv4 address inside of IPv6 becomes IPv4."""
+    """Join host and port. An IPv6 host is put in brackets; an IPv4-mapped IPv6 host is written as IPv4."""
     if port == UNIX_PORT:
         return host
     host = host.removeprefix(_MAPPED)
@@ -90,10 +90,10 @@ def listen(address: tuple[str, int]) -> Any:  # Any: gevent has no types
 
 
 def listen_before_start(address: str) -> str:
-    """Listen before the rest of the emulator is loaded. Clients that connect wait.
+    """Listen before the rest of the emulator is loaded. Clients that connect meanwhile wait until they are served.
 
     Returns:
-        The address with its real port; listen() takes over its socket.
+        The address with its real port. Given this address, listen() uses the socket that was opened here.
 
     Raises:
         ValueError: If the address is not valid.
@@ -109,7 +109,7 @@ def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.s
     """Bind a socket, and listen. With listening=False the socket only reserves its port: connections are refused.
 
     Raises:
-        OSError: If the address cannot be bound; its filename is the address.
+        OSError: If the address cannot be bound; the error's filename is the address.
     """
     host, port = address
     family = socket.AF_UNIX if port == UNIX_PORT else socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -149,7 +149,7 @@ def remove_socket_file(address: tuple[str, int]) -> None:
 
 
 def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.socket:
-    """Connect, and return the socket. Connecting may take ``seconds`` of the clock; the socket has no timeout.
+    """Connect within ``seconds`` of the clock, and return the socket. The socket itself has no timeout.
 
     Raises:
         TimeoutError: If connecting takes longer.

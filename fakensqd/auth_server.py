@@ -1,6 +1,6 @@
 """FakeAuthServer: the HTTP server that an nsqd with auth_http_addresses asks about secrets.
 
-Owns its port. Does not check the answers that it sends: nsqd checks them.
+Owns an HTTP port. Does not check the answers that it sends: nsqd checks them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
 
 _REFUSAL = {"message": "NOT_AUTHORIZED"}
-# Grants, a whole JSON document, the bytes of a body, or the HTTP status of a refusal; None: 403.
+# Answers a query with Grants, a whole JSON document, the bytes of a body, or the HTTP status of a refusal; None is 403.
 AuthAnswer = Iterable[Grant] | Mapping[str, object] | bytes | int | None
 
 
@@ -44,18 +44,18 @@ class AuthQuery:
 
 
 class FakeAuthServer(Server):
-    """Answers ``GET /auth`` in the hub of the caller. Starts with start() or ``with``.
+    """Answers ``GET /auth`` in the hub in which start() was called. Call start() or use ``with``.
 
     Args:
         grants: Answer for each secret: Grants, a whole JSON document, the bytes of a body, or an HTTP status.
-        answer: Called for a secret that is not in grants; returns such an answer, or None for 403. May wait.
+        answer: Called for a secret that is not in grants. Must return such an answer, or None for 403; may wait.
         http_address: Where to listen; port 0 takes a free port.
         ttl: Seconds for which nsqd keeps an answer that is made of Grants.
         identity: Identity of the client in an answer that is made of Grants; default: the client's secret.
         threaded: Run on a thread with its own hub, see fakensqd.thread.
 
     Attributes:
-        grants: The current answers. They may be changed; use set_grants() from another thread.
+        grants: The current answers, which the server's thread may change. Other threads must use set_grants().
         queries: All queries so far, in order.
         errors: Exceptions that answer() has raised.
     """

@@ -1,4 +1,4 @@
-"""Clocks of the emulator: RealClock, and ManualClock, which a test moves.
+"""Clocks of the emulator: RealClock, and ManualClock, whose time a test moves forward.
 
 Servers and connections get a clock; broker and sessions get the time as ``now``. Either clock may also be the
 ``clock`` of a client.
@@ -24,8 +24,8 @@ from gnsq.clock import RealClock as RealClientClock
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
 _Value = TypeVar("_Value")
-# A hub is idle if there was no event in this many rounds of its loop and this many real seconds. The seconds are needed
-# because greenlets may sleep for a microsecond, the rounds because a busy machine may not run the process for a while.
+# A hub is idle after this many rounds of its loop and this many real seconds without an event. The seconds are needed
+# because a greenlet may sleep for a microsecond; the rounds, because a busy machine may stop the process for longer.
 _IDLE_ROUNDS = 4
 _IDLE_SECONDS = 20e-6
 
@@ -52,7 +52,7 @@ class _HubTimer:
 
     def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
         self._watcher = gevent.get_hub().loop.timer(max(0.0, seconds))
-        # update=True: count from now. Libev's own time is the time when this iteration of the loop began.
+        # update=True counts the seconds from now. Otherwise libev counts from the start of this round of the loop.
         self._watcher.start(callback, update=True)
 
     def cancel(self) -> None:
@@ -81,7 +81,7 @@ class _ManualTimer:
 
 
 class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no types
-    """A gevent.Timeout by the time of a ManualClock."""
+    """A gevent.Timeout that expires by the time of a ManualClock."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
             expire()
 
     def _expire(self, waiting: gevent.Greenlet) -> None:
-        # _expire() runs one round of the hub after the deadline: the ``with`` block may have ended by then.
+        # The hub calls _expire() one round after the deadline, and the ``with`` block may have ended by then.
         if self._timer is not None:
             waiting.throw(self)
 
@@ -118,10 +118,10 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
 class ManualClock:
     """A clock that moves only in advance(), for the emulator and its clients in one hub.
 
-    The greenlet that calls advance() must not itself wait with a timeout of this clock: such a timeout never ends.
+    The greenlet that calls advance() must not itself wait with a timeout of this clock: such a timeout never expires.
 
     Args:
-        start_ns: The wall clock's first time, in nanoseconds since 1970; default: the real time.
+        start_ns: First value of time_ns(), in nanoseconds since 1970; default: the real time.
         idle_timeout: Real seconds after which advance() raises if the hub does not become idle.
     """
 
@@ -133,7 +133,7 @@ class ManualClock:
         self._order = itertools.count()
 
     def monotonic(self) -> float:
-        """Seconds since this clock was made."""
+        """Seconds by which the clock has advanced since it was made."""
         return self._now
 
     def time_ns(self) -> int:
@@ -159,7 +159,7 @@ class ManualClock:
         return timer
 
     def timeout(self, seconds: float) -> gevent.Timeout:
-        """Make a context manager that raises itself when the clock has advanced by these seconds."""
+        """Make a timeout for a ``with`` block: it is raised there when the clock has advanced by these seconds."""
         return _ManualTimeout(self, seconds)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
@@ -186,10 +186,10 @@ class ManualClock:
         return bool(waitable.ready())
 
     def advance(self, seconds: float) -> None:
-        """Add seconds to the time. Before, after, and at each deadline between, wait until the hub is idle.
+        """Move the time forward. Wait until the hub is idle, first of all and then at each deadline on the way.
 
-        In an idle hub, no greenlet can continue before the next deadline. advance() waits for threads of gevent's pool,
-        but not for other threads and processes.
+        A hub is idle if no greenlet in it can continue before the next deadline. advance() waits for threads of
+        gevent's pool, but not for other threads and processes.
 
         Raises:
             ValueError: If the seconds are negative.
@@ -221,14 +221,14 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
                 rounds += 1
                 switches.clear()
                 has_result = len(threads) > 0
-                # Data that was sent over loopback is in the receiver's socket when send() returns. So the loop finds
-                # this socket ready before idle() returns.
+                # Data that was sent over loopback is in the receiver's socket when send() returns. Therefore the loop
+                # finds that socket ready before idle() returns.
                 gevent.idle()
                 if len(threads):
                     # gevent resolves addresses on threads, even numeric addresses.
                     threads.join()
                     has_result = True
-                # idle() itself makes two switches. The loop has not yet handled the result of a thread that ended now.
+                # idle() itself makes two switches; more: a greenlet ran. The result of a thread is not handled yet.
                 if has_result or len(switches) > 2:
                     idle_since, rounds = real_time(), 0
     finally:
@@ -236,10 +236,10 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
 
 
 def run_with_timeout(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
-    """Call a function that may take at most some seconds by a clock.
+    """Call a function, and interrupt it if it takes longer than these seconds of the clock.
 
     Raises:
-        TimeoutError: If the function takes longer. The function is then interrupted.
+        TimeoutError: If the function was interrupted.
         Exception: The exception of the function.
     """
     timeout = clock.timeout(seconds)

@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 
 __all__ = ["FakeCluster"]
 
-# Offsets: nsqd 0 and nsqlookupd 0 from base_port; daemon N + 1 from daemon N; a daemon's ports from its TCP port.
+# Differences of port numbers: nsqd 0 and nsqlookupd 0 to base_port; daemon N + 1 to daemon N; a port to its TCP port.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
 _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
@@ -26,13 +26,13 @@ _MAX_PORT = 65535
 
 
 class FakeCluster(MessageAssertions, Server):
-    """Fake nsqds and nsqlookupds; each nsqd is registered with every nsqlookupd. Starts with start() or ``with``.
+    """Fake nsqds and nsqlookupds; each nsqd is registered with every nsqlookupd. Call start() or use ``with``.
 
     Args:
         nsqds: Number of nsqds.
         lookupds: Number of nsqlookupds.
-        clock: For all servers; default: real time.
-        record, seed, faults_over_http: For all servers, as in FakeNsqd.
+        clock: Clock of all servers; default: real time.
+        record, seed, faults_over_http: Options of all servers, with the same meanings as in FakeNsqd.
         base_port: TCP port of nsqd 0; 0: all servers take free ports. The HTTP port of a server is its TCP port + 1,
             the port of ``/faults`` is + 3. The ports of nsqd N are 100 above those of nsqd N - 1, and the ports of
             nsqlookupd N are 10 above those of nsqd N. With 4150, nsqd 0 and nsqlookupd 0 have NSQ's usual ports.
@@ -91,7 +91,7 @@ class FakeCluster(MessageAssertions, Server):
                 nsqd.start()
             for nsqd in self.nsqds:
                 nsqd.wait_registered()
-        except BaseException:  # ctrl-C and timeouts, too: nothing may keep running
+        except BaseException:  # also after ctrl-C or a timeout, no server may keep running
             self.stop()
             raise
         return self
@@ -108,12 +108,12 @@ class FakeCluster(MessageAssertions, Server):
         optional: bool = False,
         name: str = "",
     ) -> AddedRules:
-        """Add a rule or a scenario to all nsqds; rules about HTTP to the nsqlookupds, too.
+        """Add a rule or a scenario to all nsqds; if it is only about HTTP, add it to all nsqlookupds, too.
 
         A rule counts the events of all servers together.
 
         Raises:
-            ValueError: If an action is not allowed for such events.
+            ValueError: If a rule's action is not allowed for the events that the rule matches.
         """
         rules = make_rules(match, actions, optional=optional, name=name)
         is_http = all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules)
@@ -161,7 +161,7 @@ class FakeCluster(MessageAssertions, Server):
 
     @property
     def errors(self) -> list[BaseException]:
-        """Exceptions of all servers that are bugs of the emulator."""
+        """Exceptions that bugs of the emulator have raised, in all servers."""
         return [error for daemon in (*self.nsqds, *self.lookupds) for error in daemon.errors]
 
     @property

@@ -38,7 +38,7 @@ class Send:
 
     Attributes:
         delay: Seconds until these bytes are sent; later bytes do not wait for them.
-        after_next: True: send this frame after the next frame. Connections get neither delay nor after_next.
+        after_next: True: send this frame after the next frame. Only steps of faults have delay or after_next.
     """
 
     data: bytes
@@ -87,7 +87,7 @@ class AskAuth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsEstablished:
-    """TLS is established. Version and cipher suite are as in /stats; the common name is the client certificate's."""
+    """TLS is established. Version and cipher suite are as in /stats; common_name is of the client's certificate."""
 
     version: str
     cipher_suite: str
@@ -105,12 +105,12 @@ IoRequest = StartTLS | StartCompression | AskAuth | Wait
 IoResult: TypeAlias = "TlsEstablished | TlsFailed | Authorization | None"
 Effect = Send | Close | Reset | IoRequest
 
-# --- steps of faults: connections never see those below ---------------------------------------------------------------
+# --- steps of faults: connections never get the classes below ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute the command or request, or serve the accepted connection. A body replaces the received one."""
+    """Execute the command or request, or serve the accepted connection. If ``body`` is set, it is used as the body."""
 
     body: bytes | None = None
 

@@ -26,10 +26,10 @@ Read = Generator[IoRequest | None, IoResult, _Value]
 
 
 class CommandError(Exception):
-    """The error that answers a command.
+    """A command gets an error frame as its response.
 
     Args:
-        data: Code and text, as in the frame.
+        data: Data of the frame: the error code, then the text.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -67,7 +67,7 @@ _BODY_ERRORS = {
 
 
 class InputBuffer:
-    """The bytes of one client. When there will be no more, ``ended`` is True.
+    """The bytes that one client has sent. ``ended`` is True when the client will send no more.
 
     The argument ``error`` of methods is the text of the CommandError that they raise if the input ends too early.
     """
@@ -116,7 +116,7 @@ class InputBuffer:
     def read_messages(self, limit: int, body_limit: int) -> Read[list[bytes]]:
         """Read the count and the messages of MPUB."""
         count = yield from self.read_size(b"E_BAD_BODY MPUB failed to read message count")
-        # The body has 4 bytes of count, then at least 5 bytes per message: its size, and one byte.
+        # The body has 4 bytes of count, then at least 5 bytes per message: 4 bytes of size, and 1 byte of message.
         if not 0 < count <= (body_limit - 4) // 5:
             raise CommandError(b"E_BAD_BODY MPUB invalid message count %d" % count)
         take, take_size = self.decoder.take, self.decoder.take_size
@@ -137,5 +137,5 @@ class InputBuffer:
         return messages
 
 
-# Reads the bytes after the line of one command.
+# A function that reads the bytes that follow the line of a command.
 BodyReader = Callable[[InputBuffer], Read[object]]

@@ -25,7 +25,7 @@ _NAMES = {logging.CRITICAL: "FATAL"}
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as ``[nsqd] 2026/11/21 07:25:31.125729 INFO: text``; the prefix begins each record."""
+    """Formats a record as ``[nsqd] 2026/11/21 07:25:31.125729 INFO: text``, with ``[nsqd] `` as the prefix."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class LineFormatter(logging.Formatter):
 
 
 class NonBlockingLogHandler(logging.Handler):
-    """Writes lines to a file descriptor, but never waits for it. Also a stream for sys.stderr."""
+    """Writes lines to a file descriptor, but never waits for it. It has write(), so it can replace sys.stderr."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()

@@ -242,7 +242,7 @@ class NsqdOptions(Options):
 
     @property
     def tls_policy(self) -> TlsRequired:
-        """Which clients must use TLS. False becomes TCP_AND_HTTP with a tls_client_auth_policy. Source: nsqd.go New."""
+        """Which clients must use TLS. With tls_client_auth_policy, "false" means TCP_AND_HTTP. Source: nsqd.go New."""
         required = _TLS_REQUIRED[str(self.tls_required).lower()]
         return required or (TlsRequired.TCP_AND_HTTP if self.tls_client_auth_policy else required)
 

@@ -1,8 +1,8 @@
 """The pytest fixtures: fakensqd, fakelookupd, fakecluster, fakensqd_certificates.
 
-Each test gets a new server on its own thread, which records a transcript. A marker with the name of the fixture sets
-options for a test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``. With ``threaded=False`` the server
-runs in the hub of the test. The plugin itself imports only pytest; a fixture imports gevent when it is used.
+Each test gets a new server, which runs on its own thread and records a transcript. A marker with the fixture's name
+sets options for a test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``. With ``threaded=False`` the
+server runs in the hub of the test. The plugin itself imports only pytest; a fixture imports gevent when it is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "f
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
-# Of a test: its fixtures, with functions that report on their servers; and True if the test itself has failed.
+# Values stored for a test: names of its fixtures, each with a function that describes its server; True after a failure.
 _REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -43,7 +43,7 @@ def fakensqd_options() -> dict[str, Any]:  # Any: options are of all types
 
 
 @pytest.fixture
-def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -> Iterator[FakeNsqd]:  # Any: as above
+def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -> Iterator[FakeNsqd]:  # Any: options
     """A running FakeNsqd on its own thread."""
     from fakensqd import FakeNsqd
 
@@ -61,7 +61,7 @@ def fakelookupd(request: pytest.FixtureRequest) -> Iterator[FakeLookupd]:
 @pytest.fixture
 def fakecluster(
     request: pytest.FixtureRequest,
-    fakensqd_options: dict[str, Any],  # Any: as above
+    fakensqd_options: dict[str, Any],  # Any: options are of all types
 ) -> Iterator[FakeCluster]:
     """Two FakeNsqds that are registered with a FakeLookupd, on one thread."""
     from fakensqd import FakeCluster
@@ -80,9 +80,9 @@ def fakensqd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certifica
 def _running(
     request: pytest.FixtureRequest,
     make: Callable[..., _Server],
-    options: dict[str, Any],  # Any: as above
+    options: dict[str, Any],  # Any: options are of all types
 ) -> Iterator[_Server]:
-    """Run a server during a test. Fail the test if it has internal errors, unfired rules or leaked greenlets."""
+    """Run a server in a test. Fail the test if the server has internal errors, unfired rules or leaked greenlets."""
     marker = request.node.get_closest_marker(str(request.fixturename))
     options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
     threaded = options.pop("threaded", True)
@@ -116,9 +116,9 @@ def pytest_runtest_makereport(
     if call.when != "call" or call.excinfo is None:
         return (yield)
     sections = [(name, describe()) for name, describe in item.stash.get(_REPORTS, [])]
-    shown = getattr(call.excinfo.value, "transcript", "")  # the transcript of wait_until()
+    shown = getattr(call.excinfo.value, "transcript", "")  # a WaitError of wait_until() has a transcript
     if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
-        call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # it is fakensqd.transcript.WaitError
+        call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # the value is a WaitError
     report = yield
     if report.failed:
         item.stash[_FAILED] = True

@@ -26,7 +26,7 @@ __all__ = ["Server", "ServerThread", "ThreadProxy"]
 P = ParamSpec("P")
 T = TypeVar("T")
 _Server = TypeVar("_Server", bound="Server")
-# After a server has stopped, the number of its hub's watchers must become lower within this many seconds.
+# After a server has stopped, wait for its hub's watchers until their number has not fallen for this many seconds.
 _WATCHER_GRACE = 0.5
 # Seconds that the thread may run after its server has stopped.
 _THREAD_GRACE = 5.0
@@ -39,7 +39,7 @@ class Server(ABC):
     and type checkers treat it as the server.
     """
 
-    def __new__(cls, *args: Any, threaded: bool = False, **kwargs: Any) -> Self:  # Any: those of __init__()
+    def __new__(cls, *args: Any, threaded: bool = False, **kwargs: Any) -> Self:  # Any: arguments of __init__()
         if threaded:
             return cast(Self, ServerThread(cls(*args, **kwargs)))
         return super().__new__(cls)
@@ -64,7 +64,7 @@ class Server(ABC):
 
 
 class ThreadProxy:
-    """Proxy of an object that belongs to another thread. Reads the object's attributes and calls its methods there.
+    """Proxy of an object of another thread. Reads the object's attributes and calls its methods on that thread.
 
     A result that is an object of the emulator becomes a proxy, too. Lists, tuples and dicts are returned as copies;
     other results, exceptions, enum members and frozen dataclasses are returned unchanged. In the arguments of a call,
@@ -86,10 +86,10 @@ class ThreadProxy:
     def __repr__(self) -> str:
         return f"<proxy of {self._target!r}>"
 
-    def __getattr__(self, name: str) -> Any:  # Any: as above
+    def __getattr__(self, name: str) -> Any:  # Any: the attribute's type
         """Read an attribute of the target on its thread."""
         __tracebackhide__ = True
-        # Methods do not change, so this thread may read them itself, which saves half the time of a call.
+        # Methods do not change, so the calling thread may read them itself: a call then takes half the time.
         if isinstance(getattr(type(self._target), name, None), FunctionType):
             return self._wrapped(getattr(self._target, name))
         return self._wrapped(self._call(getattr, self._target, name))
@@ -101,7 +101,7 @@ class ThreadProxy:
         else:
             self._call(setattr, self._target, name, self._unwrapped(value))
 
-    def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
+    def _wrapped(self, value: Any) -> Any:  # Any: of all types
         if type(value) in (list, tuple):
             return type(value)(self._wrapped(item) for item in value)
         if isinstance(value, dict):
@@ -110,7 +110,7 @@ class ThreadProxy:
             return iter(self._wrapped(self._call(list, value)))
         if callable(value) and not isinstance(value, type):
 
-            def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: as above
+            def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: those of the callable
                 __tracebackhide__ = True
                 return self._wrapped(self._call(value, *self._unwrapped(args), **self._unwrapped(kwargs)))
 
@@ -118,7 +118,7 @@ class ThreadProxy:
         is_ours = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
         return ThreadProxy(self._call, value) if is_ours and not _is_data(value) else value
 
-    def _unwrapped(self, value: Any) -> Any:  # Any: as above
+    def _unwrapped(self, value: Any) -> Any:  # Any: of all types
         if isinstance(value, ThreadProxy) and value._call == self._call:
             return value._target
         if type(value) in (list, tuple):
@@ -131,7 +131,7 @@ class ThreadProxy:
 def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: any operator
     """Make a method of ThreadProxy for an operator: Python looks for operators in the class, not in the object."""
 
-    def operate(self: ThreadProxy, *args: Any) -> Any:  # Any: as above
+    def operate(self: ThreadProxy, *args: Any) -> Any:  # Any: operands and results of all types
         __tracebackhide__ = True
         return self._wrapped(self._call(function, self._target, *self._unwrapped(args)))
 
@@ -157,7 +157,7 @@ def _is_data(value: object) -> bool:
 
 
 class ServerThread(ThreadProxy, Generic[_Server]):
-    """A thread that runs a server, and proxy of this server. start(), stop() and ``with`` are for both.
+    """A thread that runs a server, and proxy of this server. start(), stop() and ``with`` act on thread and server.
 
     start() returns another proxy, whose start() and stop() only start and stop the server. While the thread does not
     run, attributes are read and methods are called on the caller's thread. call() runs a function of the caller on the
@@ -190,18 +190,18 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             TimeoutError: If the server does not start in time.
         """
         if self._thread is None:
-            # is_known=False: the test may import a program that monkey-patches; Python must then know no other thread.
+            # A test may import a program that monkey-patches. Python must then know no other thread: is_known=False.
             thread = HubThread("fakensqd", self._stop, is_known=False, kill_greenlets=False)
             try:
                 thread.call(self._start)
-            except BaseException:  # ctrl-C, too: nothing else stops the thread
+            except BaseException:  # also after ctrl-C: nothing else stops the thread
                 thread.stop()
                 raise
             self._thread = thread
         return cast(_Server, ThreadProxy(self._call_anywhere, self._server))
 
     def stop(self) -> None:
-        """Stop the server, its hub and its thread. Running calls raise a RuntimeError.
+        """Stop the server, its hub and its thread. Each call() that still runs raises a RuntimeError.
 
         Raises:
             RuntimeError: If a greenlet or watcher is left over.
@@ -256,7 +256,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             gevent.killall(list(self._calls))
             if left := self._count_watchers():
                 raise RuntimeError(f"{counted(left, 'watcher')} of the hub left over after the server was stopped")
-        except BaseException as error:  # noqa: BLE001  # raised by stop() on the caller's thread
+        except BaseException as error:  # noqa: BLE001  # stop() raises it on the caller's thread
             self._stop_error = error
 
     def _killable(self, function: Callable[[], T]) -> T:
@@ -274,8 +274,8 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             self._calls.discard(greenlet)
 
     def _count_watchers(self) -> int:
-        """Count the watchers that are still active. Wait as long as their number becomes lower: watchers of thousands
-        of connections need time to end, and so does the watcher of a name that another thread resolves."""
+        """Count the watchers that are still active. Wait while their number falls: the watchers of thousands of
+        connections need time to end, and also the watcher of a name that another thread resolves."""
         fewest = math.inf
         while True:
             gevent.sleep(0)

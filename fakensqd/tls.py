@@ -1,4 +1,4 @@
-"""TLS of nsqd: contexts from its flags, the handshake as server, and its outcome in Go's words.
+"""TLS of nsqd: contexts from its flags, the handshake as server, and the handshake's outcome in Go's words.
 
 Owns no connection. The contexts are gevent's, so that the HTTPS port can use them. Source: nsqd nsqd.go buildTLSConfig,
 buildClientTLSConfig; client_v2.go prettyConnectionState; Go's crypto/tls.
@@ -34,7 +34,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext:
 
     Raises:
         OSError: If a file cannot be loaded.
-        ValueError: If the policy needs CAs, but there are none.
+        ValueError: If tls_client_auth_policy requires certificates, but there is no tls_root_ca_file.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, options)
     try:
@@ -84,7 +84,7 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
 
 
 def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTransport, TlsEstablished] | TlsFailed:
-    """Do the handshake with a client; return the transport inside TLS and the negotiated parameters, or the failure."""
+    """Do the handshake with a client; return the encrypted transport and the negotiated parameters, or the failure."""
     peeked = _PeekedTransport(transport)
     tls = TlsTransport(peeked, context, server_side=True)
     try:

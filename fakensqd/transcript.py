@@ -1,8 +1,8 @@
 """Transcript of a server's events, as text and as JSON lines; wait_until() waits until a value is as expected.
 
-The events are commands, replies, pushed frames, connections, HTTP requests, and rules that fired. An entry for a sent
-frame means that the connection has the bytes: the client may not have read them yet. Above a limit, the oldest entries
-are dropped. wait_until() waits in the hub; the rest is pure.
+The events are commands, replies, pushed frames, connections, HTTP requests, and rules that fired. An entry for a frame
+is made when the connection gets the bytes, which is before the client reads them. Above a limit, the oldest entries are
+dropped. wait_until() waits in the hub; the rest is pure.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def wait_until(
     Args:
         expected: The wanted value; True accepts every value that is true.
         timeout: Seconds of real time.
-        transcript: The predicate is called at once after each new entry. A failure shows the transcript's end.
+        transcript: If given, the predicate is called after each new entry, and a WaitError shows the transcript's end.
 
     Raises:
         WaitError: If the time is over.
@@ -364,7 +364,7 @@ def difference(expected: object, nearest: object) -> str:
 
 
 def _distance(value: object, expected: object) -> float:
-    """Return how much a value differs from the expected one: for sequences from 0 to 1."""
+    """Return how much a value differs from the expected one: the difference of numbers; 0 to 1 for sequences."""
     if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
         return abs(expected - value)
     if isinstance(value, Sequence) and isinstance(expected, Sequence):

@@ -1,7 +1,7 @@
-"""Flags of nsqd and nsqlookupd 1.3.0: their tables, made from the options, and how they are read.
+"""Flags of nsqd and nsqlookupd 1.3.0: their tables, made from the options, and the functions that read flags.
 
-Pure: arguments in, options out. click is an optional dependency, and argparse does not read ``-snappy=false``. Source:
-nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
+Pure: arguments in, options out. Parses by itself, since click is optional and argparse cannot read ``-snappy=false``.
+Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Flag:
     Attributes:
         read: Converts the text of the flag's value.
         field: The option that the flag sets; empty if the program itself uses the flag, or ignores it.
-        default: Value of the option without the flag; None: the option has no default here.
+        default: Value of the option if the flag is not given; None: the option has no default here.
         meaning: Text for the usage; empty if the flag is ignored.
         config: The flag's key in a configuration file; default: the flag's name with underscores.
     """
@@ -59,7 +59,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """True if the flag may have no value. The next argument is never its value."""
+        """True if the flag may be given without a value. A value can then only follow an equals sign."""
         return self.read in (_boolean, _tls_required)
 
 
@@ -156,7 +156,7 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
         field = option.name
         if field in OWN_OPTIONS:
             continue
-        # For a list, the flag is given once for each item.
+        # The name of a list's flag is singular, since the flag is given once for each item.
         name = re.sub("(ss)es$|s$", r"\1", field) if str(option.type).startswith("tuple") else field
         read = _READERS.get(field) or _READERS[str(option.type)]
         default: Any = defaults.get(field, option.default)  # Any: options are of all types
@@ -169,10 +169,10 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
 
 
 def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> dict[str, Value]:
-    """Read flags and their values. Stop before the first argument that is not a flag or a value.
+    """Read flags and their values. Stop before the first argument that is neither a flag nor a flag's value.
 
     Returns:
-        Values by the name of the flag; "help" for -h and --help.
+        Values by the name of the flag; the name of both -h and --help is "help".
 
     Raises:
         FlagError: If a flag is unknown or its value is not valid.
@@ -208,7 +208,7 @@ def _set(values: dict[str, Value], flag: Flag, text: str) -> None:
 
 
 def from_config_file(flags: Iterable[Flag], document: Mapping[str, object]) -> dict[str, Value]:
-    """Read the values of a configuration file, by the name of the flag. Skip keys that belong to no flag.
+    """Return the values in a configuration file, by the name of the flag. Skip keys that belong to no flag.
 
     Raises:
         FlagError: If a value does not have the type of its flag.
@@ -224,7 +224,7 @@ def from_config_file(flags: Iterable[Flag], document: Mapping[str, object]) -> d
                 if not isinstance(item, (str, int, float)):
                     raise FlagError(f"{type(item).__name__} is not the type of a value")
                 text = str(item)
-                # Here a duration without a unit is in milliseconds.
+                # In a configuration file, a duration without a unit is in milliseconds.
                 _set(values, flag, f"{text}ms" if flag.read is parse_duration and text.isdecimal() else text)
         except FlagError as error:
             raise FlagError(f"failed to resolve {key} = {given!r}: {error}") from None
@@ -248,7 +248,7 @@ def options_of(flags: Iterable[Flag], values: Mapping[str, Value], *, hostname: 
 
 
 def ignored_flags(flags: Iterable[Flag], values: Mapping[str, Value]) -> list[str]:
-    """List the given flags that do nothing here."""
+    """List the given flags that this emulator ignores."""
     return [flag.name for flag in flags if flag.name in values and not flag.meaning]
 
 

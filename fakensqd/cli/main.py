@@ -115,7 +115,7 @@ def _addresses(daemon: Daemon) -> dict[str, str]:
 
 
 def _nsqadmin(cluster: FakeCluster) -> str:
-    """Build the command that shows the cluster; without nsqlookupds, nsqadmin asks the nsqds."""
+    """Build the nsqadmin command that shows the cluster. Without nsqlookupds, nsqadmin asks the nsqds."""
     daemons = cluster.lookupds or cluster.nsqds
     flag = "--lookupd-http-address" if cluster.lookupds else "--nsqd-http-address"
     return " ".join(["nsqadmin", *(f"{flag}={daemon.http_address}" for daemon in daemons)])

@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 _RECEIVE_SIZE = 65536
 # If more bytes than this wait to be sent, the server does not read from the client.
 _MAX_UNSENT = 4 * 1024 * 1024
-# If a timer is later than this many seconds, the process was suspended, and the socket may hold data that came in time.
-# The timer then runs again _TIMER_RETRY_DELAY seconds later, so that this data is read first.
+# If a timer is late by more seconds than this, the process was suspended, and the socket may have data that came in
+# time. The timer then runs again _TIMER_RETRY_DELAY seconds later, so that this data is read first.
 _MAX_TIMER_DELAY = 0.05
 _TIMER_RETRY_DELAY = 0.01
 # Seconds that a client may take to read the last bytes before a close. Source: nsqd, one heartbeat interval.
 _CLOSE_GRACE = 5.0
-# Seconds for the handshake of a client. Source: client_v2.go UpgradeTLS.
+# Seconds that the TLS handshake with a client may take. Source: client_v2.go UpgradeTLS.
 _HANDSHAKE_TIMEOUT = 5.0
 
 
@@ -57,8 +57,8 @@ class Connection:
 
     Args:
         stack: The transports of the connection.
-        open_session: Makes the session. Its argument wakes the writer, which pumps the session, and returns True if the
-            writer is idle.
+        open_session: Makes the session. Its argument is a function that wakes the writer, which then calls the
+            session's pump(). That function returns True if no bytes wait to be sent.
         on_error: Called with an exception of the session, which is a bug of the emulator.
         ask_auth: Asks the auth servers.
         processing_delay: Seconds between receiving data and processing it. May be changed.
@@ -83,7 +83,7 @@ class Connection:
         self._output: list[bytes] = []
         self._unsent = 0
         self._closing = self._resetting = False
-        # The request in progress. During StartTLS or StartCompression, output is collected for the new transport.
+        # The IoRequest in progress. During StartTLS or StartCompression, output is collected for the new transport.
         self._io_request: IoRequest | None = None
         self._collected: list[bytes] | None = None
         self._timer: Timer | None = None
@@ -142,19 +142,19 @@ class Connection:
                 self._perform_io_requests()
                 receive = self._stack.top.recv
             if not data:
-                # Faults may still delay frames; a client that shut down only its sending side can read them.
+                # Wait for frames that faults delay: a client that shut down only its sending side can read them.
                 self._wait_while(lambda: session.due < math.inf)
                 return
             if self._unsent > _MAX_UNSENT:
                 self._wait_while(lambda: self._unsent > _MAX_UNSENT)
-            # recv() does not yield while data waits; without this, no other greenlet would run.
+            # recv() does not yield while data waits; without sleep(0), no other greenlet would run.
             gevent.sleep(0)
 
     def _perform_io_requests(self) -> None:
-        """Perform the IoRequests of the session, one after another, before it reads more bytes."""
+        """Perform the IoRequests of the session, one after another, before the session gets more bytes."""
         while (io_request := self._io_request) is not None and not self._closing:
             if isinstance(io_request, AskAuth):
-                assert self._ask_auth is not None  # sessions request it only if there are auth servers
+                assert self._ask_auth is not None  # sessions use AskAuth only if there are auth servers
                 answer = self._ask_auth(io_request)
             elif isinstance(io_request, Wait):
                 self._clock.sleep(io_request.seconds)
@@ -217,7 +217,7 @@ class Connection:
                         self._collected = []
             self._awake.set()
         due = self.session.due
-        # Most deadlines move to a later time with each command. The timer stays, and tick() sets the next one.
+        # Most deadlines move to a later time with each command. The timer then stays, and tick() sets the next timer.
         if due < self._timer_due:
             self._arm(due)
 
@@ -250,10 +250,10 @@ class TransportStack:
         tcp: The lowest transport.
         addresses: Addresses of the server and the client, for the text about a handshake that timed out.
         context: TLS context; None if the server does not offer TLS.
-        reset: Ends the connection with a TCP RST; default: closes it.
+        reset: Ends the connection with a TCP RST; default: close the lowest transport.
 
     Attributes:
-        top: The transport for the bytes of the session.
+        top: The uppermost transport, by which the session's bytes are sent and received.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class TransportStack:
         """Start TLS or compression; return the result of the request."""
         if isinstance(request, StartTLS):
             return self._start_tls()
-        # This import is slow, and few clients need it.
+        # Few clients need this import, which is slow.
         from gnsq.transport import CompressedTransport
 
         self.top = CompressedTransport(self._below_compression, request.codec)
@@ -286,14 +286,14 @@ class TransportStack:
         self._tcp.close()
 
     def reset(self) -> None:
-        """End the connection. Data that has not reached the client is lost."""
+        """End the connection with a TCP RST. Data that has not reached the client is lost."""
         self._reset()
 
     def _start_tls(self) -> IoResult:
         from fakensqd import tls
 
         context = self._context
-        assert context is not None  # sessions request it only if it is offered
+        assert context is not None  # sessions request TLS only if it is offered
         try:
             outcome = run_with_timeout(self._clock, _HANDSHAKE_TIMEOUT, lambda: tls.handshake(self._tcp, context))
         except TimeoutError:

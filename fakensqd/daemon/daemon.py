@@ -66,7 +66,7 @@ class Daemon(Server):
         seed: Seed for the random numbers of faults.
     """
 
-    # Events that rules can act on; nsqlookupd has others.
+    # Defines the events that rules can act on; FakeLookupd has other events.
     fault_protocol: ServerProtocol = NSQD
 
     def __init__(
@@ -98,11 +98,11 @@ class Daemon(Server):
         self._faults_over_http = faults_over_http
         self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
         self._context = context
-        # Set by a subclass that has auth servers.
+        # Function that asks the auth servers; a subclass sets it if there are any.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
         self._processing_delay = 0.0
-        # Cleared by stop_reading(), which adds the toxic _stall to the TCP connections.
+        # stop_reading() clears _resumed for HTTP, and adds the toxic _stall to the TCP connections.
         self._resumed = GeventEvent()
         self._resumed.set()
         self._stall: ActiveToxic | None = None
@@ -125,13 +125,13 @@ class Daemon(Server):
         """Make the WSGI function of the HTTP port, or of the HTTPS port."""
 
     def _on_started(self) -> None:
-        """Continue the start; the addresses of all ports are known."""
+        """Continue the start. The addresses of all ports are known by now."""
 
     def _on_restart(self, *, keep_messages: bool) -> None:
         """Drop the state that a new process would not have."""
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:
-        """Call a function in a greenlet that ends with this daemon. An exception is recorded in errors."""
+        """Call a function in a greenlet that is killed when this daemon stops. An exception is recorded in errors."""
 
         def run() -> None:
             try:
@@ -192,7 +192,7 @@ class Daemon(Server):
         for port in self._http_ports:
             port.close()
         tcp_server.stop(timeout=0)
-        # stop() waits a second at most for its killed greenlets: too short for hundreds of them on a busy machine.
+        # stop() waits at most a second for the greenlets that it kills, too short for hundreds of them; so wait longer.
         tcp_server.pool.kill()
         for port in self._http_ports:
             port.stop()
@@ -246,15 +246,15 @@ class Daemon(Server):
     ) -> AddedRules:
         """Add a rule or a scenario: ``add(on.reply("PUB", topic="orders").nth(3), disconnect())``.
 
-        Open connections get the rule, too. If several rules match an event, the first one that was added acts.
+        The rule also applies to connections that exist already. If several rules match an event, the oldest rule acts.
 
         Args:
             optional: Do not report the rule if it never fires.
             name: Name in the transcript.
 
         Raises:
-            TypeError: If the arguments are in another order.
-            ValueError: If the action is not allowed for such events, or this server has no such events.
+            TypeError: If the arguments are in another order, a match has no action, or a scenario gets actions.
+            ValueError: If an action is not allowed for the events that are matched, or this server has no such events.
         """
         rules = make_rules(match, actions, optional=optional, name=name)
         self.faults.add(rules, self.now())
@@ -265,7 +265,7 @@ class Daemon(Server):
         return self.faults.unfired()
 
     def record(self) -> None:
-        """Begin to record a transcript. Does nothing if one is recorded already, as with ``record=True``."""
+        """Begin to record a transcript. Does nothing if one is recorded already, for example by ``record=True``."""
         self.faults.start_transcript()
 
     @property
@@ -330,7 +330,7 @@ class Daemon(Server):
         self.start()
 
     def restart(self, *, keep_messages: bool = True) -> None:
-        """Go down, and come up like a new process on the same ports, which only has the state that was in files.
+        """Go down, and come up on the same ports like a new process, which has only the state that was in files.
 
         Args:
             keep_messages: True: like an nsqd that is stopped and writes its messages to files. False: like an nsqd that
@@ -356,7 +356,7 @@ class Daemon(Server):
             self._resumed.set()
 
     def set_processing_delay(self, seconds: float) -> None:
-        """Process commands and HTTP requests after a delay. Commands that arrive together are delayed together.
+        """Process commands and HTTP requests after a delay. Commands that arrive together are delayed only once.
 
         Args:
             seconds: The delay; 0: none.
@@ -371,7 +371,7 @@ class Daemon(Server):
             connection.processing_delay = seconds
 
     def states(self) -> dict[str, bool | float]:
-        """Return the states by name: True if the server is in it; the seconds of processing_delay."""
+        """Return the states by name: True if the server is in this state; for processing_delay, the seconds."""
         return {
             "down": not self.running,
             "stop_reading": not self._resumed.is_set(),
@@ -383,8 +383,8 @@ class Daemon(Server):
             self._reserved.pop().close()
 
     def _apply_state(self, application: Application) -> Application:
-        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI's
-            self._resumed.wait()  # until resume_reading() sets it; a stop kills this greenlet
+        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: of WSGI
+            self._resumed.wait()  # until resume_reading() sets the event, or stop() kills this greenlet
             if self._processing_delay:
                 self.clock.sleep(self._processing_delay)
             return application(environ, start_response)
@@ -417,10 +417,10 @@ class Daemon(Server):
         if self.faults.is_active:
             connection.session.attach(self.faults, number)
         try:
-            # If a client disconnected before this client connected, the server must see that end first. Otherwise it
-            # pushes messages for this client to the closed connection. Connections that are accepted together are
-            # served in one round of the event loop. So wait two rounds: in the first, the last data of the closed
-            # connection is read, in the second its end.
+            # If another client disconnected before this client connected, the server must first see that end. Otherwise
+            # it pushes messages to the closed connection. Since connections that are accepted together are served in
+            # the same round of the event loop, wait two rounds: in the first, the last data of the closed connection is
+            # read; in the second, its end.
             for _ in range(2):
                 socket.wait_read(sock.fileno())
             connection.run()
@@ -435,7 +435,7 @@ class Daemon(Server):
         """Record a new connection, and apply the rules about connections.
 
         Returns:
-            False if a rule has closed the connection, or has dropped it and the client has closed it.
+            False if a rule has closed the connection, or has left it without service until the client closed it.
         """
         self.faults.record(Entry(self.now(), number, "connect", detail=peer))
         for step in self.faults.apply_rules(Event(Point.CONNECT, "", self.now(), number), (Execute(),)):

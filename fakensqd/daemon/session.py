@@ -20,7 +20,7 @@ from gnsq.protocol.commands import CommandDecoder
 
 __all__ = ["ConnectionSession", "Handler"]
 
-# Gets a session and the words of a command. Executes the command, or returns a generator that executes it.
+# A function of a session and the words of a command. It executes the command, or returns a generator that does so.
 Handler = Callable[[Any, list[bytes]], Read[None] | None]  # Any: a subclass of ConnectionSession
 
 
@@ -28,17 +28,17 @@ class ConnectionSession(InterceptableSession):
     """The server's side of one connection.
 
     Args:
-        now: When the client connected, seconds.
+        now: Time at which the client connected, in seconds.
         decoder: Splits the bytes of the client; default: as nsqd does.
 
     Attributes:
-        now: The time, seconds; set by each call of the connection.
+        now: The time in seconds, which each call by the connection sets.
         input: Bytes from the client.
         output: Frames that are not sent yet.
     """
 
     magic: ClassVar[bytes]
-    # The frame that answers a client whose magic is another one than ``magic``.
+    # The frame that is sent to a client whose magic differs from ``magic``.
     bad_magic: ClassVar[bytes]
 
     def __init__(self, now: float = 0.0, decoder: CommandDecoder | None = None) -> None:
@@ -48,7 +48,7 @@ class ConnectionSession(InterceptableSession):
         # True: send the output now, and do not wait for more.
         self._flush = False
         self._handlers: Mapping[bytes, Handler] = {}
-        # The request that the session waits for.
+        # The IoRequest whose result the session waits for.
         self._request: IoRequest | None = None
         self._executed = False
         self._closed = False
@@ -67,7 +67,7 @@ class ConnectionSession(InterceptableSession):
             self._intercepted = InterceptedSession(faults, number, self)
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Take bytes of the client."""
+        """Take bytes that the client has sent, and execute the commands in them."""
         self.input.decoder.feed(data)
         return self._advance(now)
 
@@ -82,7 +82,7 @@ class ConnectionSession(InterceptableSession):
         return self._advance(now, result)
 
     def pump(self, now: float) -> list[Effect]:
-        """Return the output; called after a wake-up."""
+        """Return the output. The connection calls pump() after its writer was woken."""
         self.now = now
         return self._effects()
 
@@ -91,12 +91,12 @@ class ConnectionSession(InterceptableSession):
         return self.pump(now)
 
     def disconnected(self) -> None:
-        """Note that the connection has ended, and release what the session holds. Frames may still be sent."""
+        """Note that the connection ends, and release what the session holds. Earlier output may still be sent."""
         self._closed = True
 
     @property
     def due(self) -> float:
-        """When to call tick(), seconds; infinity if never. Read this again after each call of a method."""
+        """Time in seconds at which tick() must be called; infinity: never. Each call of a method may change it."""
         return math.inf if self._intercepted is None else self._intercepted.due
 
     def expire_message(self, message_id: bytes) -> None:
@@ -106,13 +106,13 @@ class ConnectionSession(InterceptableSession):
 
     @abstractmethod
     def _refuse(self, words: list[bytes]) -> None:
-        """Raise the CommandError for a command that has no handler now."""
+        """Raise the CommandError for a command that has no handler in the session's present state."""
 
     def _on_connected(self) -> None:
-        """Continue after the magic."""
+        """Prepare for commands: the client has sent the right magic."""
 
     def _on_advanced(self) -> None:
-        """Continue after commands were executed as far as the input allows."""
+        """Act after all commands were executed that have arrived completely."""
 
     def respond(self, frame: bytes) -> None:
         """Send a frame, with all output before it."""
@@ -152,7 +152,7 @@ class ConnectionSession(InterceptableSession):
         while True:
             try:
                 line = decoder.take_line()
-            except ValueError:  # too long: the connection is closed without an error
+            except ValueError:  # the line is too long: nsqd closes the connection without an error
                 return
             if line is None:
                 if source.ended:

@@ -59,7 +59,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name: servers without rules do not load the actions. Source: PEP 562."""
+    """Load a public name when it is used, so that servers without rules do not load the actions. Source: PEP 562."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,7 +1,7 @@
 """Actions of rules. Each action is a function that gets the steps for an event, and returns the steps to take instead.
 
-Pure. Several actions apply in order: ``delay(0.2), corrupt("size")``. A function of the user may be an action, too: it
-gets the steps (see fakensqd.effects) and the Event, and returns steps.
+Pure. Several actions act one after another: ``delay(0.2), corrupt("size")``. A function of the user may be an action,
+too: it gets the steps (see fakensqd.effects) and the Event, and returns steps.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def action(
     """Decorate a function that returns an ActionFunction: register it in ACTIONS, and let it return an Action.
 
     Args:
-        points: The kinds of events that the action can change; may depend on the arguments of the action.
+        points: The kinds of events that the action can change; a function if they depend on the action's arguments.
         nsqd_only: Returns True if the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
     """
 
@@ -98,7 +98,8 @@ def action(
 
 @action(points=_TCP)
 def error(code: str, text: str = "") -> ActionFunction:
-    """Send an error frame instead. nsqd closes the connection after a fatal error, nsqlookupd after every error.
+    """Send an error frame, and do not execute the command or send the frame. Close the connection if the error is
+    fatal; on nsqlookupd, every error is fatal.
 
     Args:
         code: A code of nsqd, such as "E_FIN_FAILED".
@@ -123,7 +124,7 @@ def error(code: str, text: str = "") -> ActionFunction:
 
 @action(points=_EVERYWHERE)
 def drop() -> ActionFunction:
-    """Do nothing instead: do not execute the command, not send the frame, not serve the connection or HTTP request."""
+    """Do nothing: do not execute the command, send the frame, or serve the connection or HTTP request."""
     return lambda steps, event: _replace_subject(steps, [])
 
 
@@ -190,7 +191,7 @@ def corrupt(part: str, to: int | bytes | None = None) -> ActionFunction:
 
 @action(points=_EVERYWHERE)
 def disconnect(*, after: bool = False) -> ActionFunction:
-    """Close the connection instead.
+    """Close the connection, and do not execute the command or send the frame.
 
     Args:
         after: First execute the command or send the frame, then close the connection.
@@ -200,7 +201,7 @@ def disconnect(*, after: bool = False) -> ActionFunction:
 
 @action(points=_EVERYWHERE)
 def reset(*, after: bool = False) -> ActionFunction:
-    """Reset the connection instead, with a TCP RST.
+    """Reset the connection with a TCP RST, and do not execute the command or send the frame.
 
     Args:
         after: First execute the command or send the frame, then reset the connection. Bytes that the client has not
@@ -248,7 +249,7 @@ def expire_message() -> ActionFunction:
 
 @action(points=_HTTP)
 def answer(status: int | None = None, body: bytes | None = None) -> ActionFunction:
-    """Send this response to an HTTP request instead.
+    """Send this response to an HTTP request in place of the server's response.
 
     Args:
         status: Default: the status of the original response; 200 if the request is not executed.
@@ -277,7 +278,7 @@ def answer(status: int | None = None, body: bytes | None = None) -> ActionFuncti
 
 
 def _is_subject(step: FaultStep) -> bool:
-    """Return True if a step is the purpose of its event: it sends the frame, executes or serves."""
+    """Return True if a step does what its event is about: sends the frame, executes the command, or responds."""
     return isinstance(step, (Send, Execute, HttpResponse))
 
 

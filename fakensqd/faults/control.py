@@ -1,6 +1,6 @@
 """Fault rules and transcript of one server: decides which rule acts on an event, and records events.
 
-Pure: events carry the time. The first armed rule that fires takes the event; the rules after it do not see it.
+Pure: events carry the time. Only the first armed rule that fires on an event acts; later rules do not see the event.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FaultControl:
     # --- rules --------------------------------------------------------------------------------------------------------
 
     def add(self, rules: Sequence[Rule], now: float) -> int:
-        """Append a sequence of rules and arm its first; return the number of the sequence.
+        """Append a sequence of rules and arm its first rule; return the number of the sequence.
 
         Raises:
             ValueError: If a rule needs an event that this server does not have.
@@ -148,7 +148,7 @@ class FaultControl:
 
 
 def _arm(sequence: Sequence[Rule], now: float) -> None:
-    """Arm the rules of a sequence up to the first one that is not finished."""
+    """Arm the rules of a sequence up to and including the first one that is not finished."""
     for rule in sequence:
         if rule.armed_at is None:
             rule.armed_at = now
@@ -162,8 +162,8 @@ def make_rules(
     """Make the rules from the arguments of add().
 
     Raises:
-        TypeError: If there are actions after a scenario, no actions after a match, or the order is another one.
-        ValueError: If an action is not allowed for events of that kind.
+        TypeError: If there are actions after a scenario or no actions after a match, or the order is wrong.
+        ValueError: If an action is not allowed for the events of the match.
     """
     if not isinstance(match, Scenario):
         return [Rule(match, *actions, optional=optional, name=name)]

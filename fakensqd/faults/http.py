@@ -1,7 +1,7 @@
 """Faults and HTTP. FaultyApplication applies rules to HTTP requests. FaultsEndpoint serves ``/faults``, with which
 another process or language sets rules, toxics and states of a daemon.
 
-Both are WSGI functions. json_rules defines the JSON documents; it is loaded with the first document.
+Both are WSGI functions. json_rules defines the JSON documents; it is imported when the first document arrives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["STATE_METHODS", "FaultsEndpoint", "FaultyApplication"]
 _PUBLISH_PATHS = ("/pub", "/mpub")
 _CLOSE = ("Connection", "close")
 _ROOT = "/faults"
-# Most digits in the number of a rule or toxic.
+# Maximum number of digits in the id of a rule or toxic.
 _MAX_DIGITS = 19
 # Methods that begin or end a state. FakeLookupd does not have all of them.
 STATE_METHODS = (
@@ -48,8 +48,8 @@ STATE_METHODS = (
 # These methods close the connections of the daemon's HTTP port.
 _CLOSING_METHODS = ("down", "restart")
 
-_Environ = dict[str, Any]  # Any: WSGI, as below
-_StartResponse = Callable[..., Any]
+_Environ = dict[str, Any]  # Any: WSGI's environ holds anything
+_StartResponse = Callable[..., Any]  # Any: returns WSGI's write()
 
 
 class FaultyApplication:
@@ -120,7 +120,7 @@ class FaultyApplication:
 
 
 class _RecordingInput:
-    """Body of a request. Keeps the data that the application has read."""
+    """Body of a request. Keeps a copy of the data that the application has read."""
 
     def __init__(self, source: Any) -> None:
         self.data = bytearray()
@@ -183,7 +183,7 @@ class FaultsEndpoint:
     def __init__(self, server: ControlledServer, application: Application | None) -> None:
         self._server = server
         self._application = application
-        # One state changes at a time, because starting and stopping take time.
+        # A request that changes a state waits until the change before it is complete: starts and stops take time.
         self._state_lock = BoundedSemaphore(1)
         rules = {"GET": self._rules, "POST": self._add_rules, "DELETE": self._remove_rules}
         toxics = {"GET": self._toxics, "POST": self._add_toxic, "DELETE": self._remove_toxics}

@@ -1,9 +1,9 @@
-"""The session of a connection with rules or a transcript: its commands, replies and pushed frames are events.
+"""Makes events of a connection's commands, replies and pushed frames, if there are rules or a transcript.
 
 Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules and transcript has no
-InterceptedSession; it checks once per command and batch whether it needs one. An InterceptedSession reads the body of a
-command before it executes the command, unless the server would refuse the command without reading the body. All output
-goes through an OutputScheduler.
+InterceptedSession; for each command and each batch of messages, it checks whether it needs one. An InterceptedSession
+reads the body of a command before it executes the command, unless the server would refuse the command without reading
+the body. All output goes through an OutputScheduler.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class InterceptableSession(Protocol):
 
     @abstractmethod
     def body_reader(self, words: list[bytes]) -> BodyReader | None:
-        """Return the reader of a legal command's body. None if the command has none, or is refused before its body."""
+        """Return the reader of a legal command's body. None: no body is read, or the command is refused before that."""
 
     def expire_message(self, message_id: bytes) -> None:
         """Let a message in flight time out now. Does nothing if no message with this id is in flight."""
@@ -98,7 +98,7 @@ class InterceptedSession:
 
     @property
     def due(self) -> float:
-        """Time of the next output for take(); infinity if there is none."""
+        """Time at which take() returns delayed output; infinity if no output is delayed."""
         return self._scheduler.due
 
     def push(self, frame: bytes, message: QueuedMessage | None = None) -> None:
@@ -121,7 +121,7 @@ class InterceptedSession:
         self._do(steps, flush=message is None)
 
     def take(self, *, flush: bool, closed: bool) -> list[Effect]:
-        """Return the effects that are due now. Without ``flush``, messages stay in the buffer."""
+        """Return the effects whose time has come. Without ``flush``, messages stay in the buffer."""
         self._schedule_output()
         if closed:
             self._scheduler.close()
@@ -153,7 +153,7 @@ class InterceptedSession:
         """Do the steps for a command. Return True if they end the connection.
 
         Args:
-            begin: Begins to execute the command.
+            begin: Function that begins to execute the command.
             legal: False: the command is refused, and its body is not read.
         """
         source = self._session.input
@@ -178,7 +178,7 @@ class InterceptedSession:
         return False
 
     def _command_steps(self, command: Command) -> Sequence[FaultStep]:
-        """Record a received command; return the steps to take: Execute, unless a rule changes it."""
+        """Record a received command; return the steps to take. Without a rule, the only step is Execute."""
         client_id, topic, channel = self._session.names
         name, args, message_id = _text(command.name), command.args, b""
         parameters = self._protocol.commands.get(name, ())
@@ -314,13 +314,13 @@ class OutputScheduler:
 
     @property
     def due(self) -> float:
-        """Time when delayed output can be sent; infinity if there is none."""
+        """Time at which delayed output can be sent; infinity if there is none."""
         blocked = self._until if self._blocked else math.inf
         return min(blocked, self._later[0][0]) if self._later else blocked
 
     @property
     def blocked_until(self) -> float:
-        """When the current wait ends; a time in the past if there is none."""
+        """Time at which the current Wait ends; minus infinity if there is none."""
         return self._until if self._blocked else -math.inf
 
     @property

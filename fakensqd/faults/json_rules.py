@@ -36,7 +36,7 @@ _Field = tuple[Callable[[Any], Any], str]  # Any: JSON
 
 
 def _typed(kind: type, allowed: str) -> _Field:
-    def read(value: Any) -> Any:  # Any: JSON, as below
+    def read(value: Any) -> Any:  # Any: JSON
         if type(value) is not kind:
             raise ValueError
         return value
@@ -124,10 +124,10 @@ _POINTS: dict[str, tuple[Callable[..., Match], Sequence[str]]] = {
 
 
 def decode_rules(document: object) -> list[Rule]:
-    """Decode a rule, or a list of rules: a scenario.
+    """Decode a rule, or a scenario, which is a list of rules.
 
     Raises:
-        ValueError: If it is invalid; the text has the field, its value and the allowed values.
+        ValueError: If the document is invalid; the text has the field, its value and the allowed values.
     """
     documents = document if isinstance(document, list) else [document]
     if not documents:
@@ -174,10 +174,10 @@ def _decode_action(document: object) -> Action:
 
 
 def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of all types
-    """Decode a toxic; return it with the other arguments of Link.add().
+    """Decode a toxic; return the toxic, and the other arguments of Link.add().
 
     Raises:
-        ValueError: If it is invalid; the text has the field, its value and the allowed values.
+        ValueError: If the document is invalid; the text has the field, its value and the allowed values.
     """
     name = document.get("toxic") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
@@ -191,7 +191,7 @@ def decode_state(name: str, document: object, change: Callable[..., object]) -> 
     """Decode the arguments of a method that begins or ends a state.
 
     Raises:
-        ValueError: If they are invalid; the text has the field, its value and the allowed values.
+        ValueError: If an argument is invalid; the text has the field, its value and the allowed values.
     """
     if not isinstance(document, dict):
         raise ValueError(f"the arguments of {name} are {_shown(document)}, not an object")
@@ -254,11 +254,11 @@ def _encoded_action(action: object) -> Mapping[str, object]:
 
 
 def encode_toxic(active: ActiveToxic) -> dict[str, object]:
-    """Encode an active toxic for decode_toxic(). A toxic of the user is encoded as its str()."""
+    """Encode an active toxic for decode_toxic(). A toxic of the user is encoded as its repr()."""
     toxic, name = active.toxic, type(active.toxic).__name__
     is_ours = TOXICS.get(name) is type(toxic)
     document: dict[str, object] = {"id": active.number, "toxic": name if is_ours else repr(toxic)}
     if is_ours:
-        document |= dataclasses.asdict(toxic)  # type: ignore[call-overload]  # the emulator's are dataclasses
+        document |= dataclasses.asdict(toxic)  # type: ignore[call-overload]  # the emulator's toxics are dataclasses
     target = {"upstream": active.upstream, "connection": active.connection}
     return document | {key: value for key, value in target.items() if value is not None}

@@ -25,7 +25,7 @@ from gnsq.transport import READ_SIZE, Transport
 
 __all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket", "set_reset_on_close", "wait_for_end"]
 
-# The sender waits if one direction of a connection holds more bytes: about the size of the buffers of two sockets.
+# A sender waits while more bytes than this are delayed in its direction. About the size of two sockets' buffers.
 _MAX_HELD_BYTES = 1024 * 1024
 
 
@@ -80,7 +80,7 @@ class Link:
     def add(
         self, toxic: Toxic, *, upstream: bool | None = None, connection: int | None = None, kept: bool = False
     ) -> ActiveToxic:
-        """Add a toxic after the other toxics. Open connections get it, too.
+        """Add a toxic after the other toxics. Connections that exist already get the toxic, too.
 
         Args:
             upstream: True: only for the bytes that clients send. False: only for the bytes that they receive. Default:
@@ -141,8 +141,8 @@ class Link:
     def _attach(self, active: ActiveToxic, transport: LinkedTransport) -> None:
         for upstream in (True, False):
             if active.upstream in (None, upstream) and active.connection in (None, transport.number):
-                # Each toxic has a generator for each connection and direction, so that the traffic of one connection
-                # does not change the random numbers of the others.
+                # Each toxic has a random generator for each connection and direction, so that the traffic of one
+                # connection does not change the random numbers of other connections.
                 rng = random.Random(f"{self.seed} {active.number} {transport.number} {upstream}")
                 transport.attach(active, rng, upstream=upstream)
 
@@ -203,8 +203,8 @@ class _DelayedStream:
 class LinkedTransport:
     """One connection on a link: a transport that wraps another transport.
 
-    Each direction that has or had toxics has its own greenlet, the pump: while a chunk is delayed, later chunks must be
-    read.
+    Each direction that has or had toxics has its own greenlet, the pump, which reads later chunks while a chunk is
+    delayed.
     """
 
     def __init__(self, link: Link, inner: Transport, reset: Callable[[], None], number: int) -> None:
@@ -277,7 +277,7 @@ class LinkedTransport:
         stream.chain.add(active, active.toxic.start(rng))
 
     def detach(self, active: ActiveToxic) -> None:
-        """Remove a toxic. Does nothing if this connection does not have it."""
+        """Remove a toxic. Does nothing if this connection does not have this toxic."""
         for stream in (self._up, self._down):
             if stream is not None:
                 stream.remove(active)
@@ -364,7 +364,7 @@ def _closed_by_us() -> NSQConnectionClosed:
 # --- sockets ----------------------------------------------------------------------------------------------------------
 
 
-def set_reset_on_close(sock: Any) -> None:  # Any: gevent has no types, as below
+def set_reset_on_close(sock: Any) -> None:  # Any: gevent has no types
     """Make close() of a socket end the connection with a TCP RST."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 

@@ -26,7 +26,7 @@ _CONNECT_TIMEOUT = 10.0
 
 
 class Relay(Server):
-    """Relays each connection to another address, through toxics. Starts with start() or ``with``.
+    """Relays each connection to another address, through toxics. Call start() or use ``with``.
 
     Args:
         upstream_address: ``host:port`` of the server.
@@ -81,7 +81,7 @@ class Relay(Server):
         try:
             server = socket.create_connection(self._upstream, timeout=_CONNECT_TIMEOUT)
         except OSError:
-            reset_socket(client)  # The relay has accepted the connection, so can only reset it, not refuse it.
+            reset_socket(client)  # The connection is accepted already: it can be reset, but not refused.
             return
         server.settimeout(None)
         for sock in (client, server):

@@ -1,7 +1,7 @@
 """Fault rules. A rule is a condition on events, and actions: ``on.reply("PUB", topic="orders").nth(3), drop()``.
 
-Pure: events carry the time. Defines the type of actions, but imports none of them, so that a server without rules does
-not load them. FaultControl decides which rule of a server acts on an event.
+Pure: events carry the time. Defines the type of actions, but imports no action, so that a server without rules does not
+load the actions. FaultControl decides which rule of a server acts on an event.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _FRAMES = ("message", "heartbeat")
 
 @dataclass(slots=True)
 class Event:
-    """Event that conditions and actions get.
+    """An event, which conditions and actions get.
 
     Attributes:
         kind: Name of the command; "message" or "heartbeat"; path of the request. Empty for a connection.
@@ -189,7 +189,7 @@ class Match:
         return self._timed(last=math.inf)
 
     def sometimes(self, probability: float) -> Match:
-        """Fire on each matching event with this probability, from 0 to 1. The server's seed decides on which."""
+        """Fire on each matching event with this probability, from 0 to 1. The server's seed decides on which events."""
         if not 0 <= probability <= 1:
             raise ValueError(f"sometimes({probability!r}): a probability is from 0 to 1")
         return self._timed(last=math.inf, probability=probability)
@@ -245,7 +245,7 @@ def _short(bodies: tuple[bytes, ...]) -> str:
 
 
 class Matchers(TypedDict, total=False):
-    """Conditions on an event of a connection. None matches every value; one of the messages must have the ``body``."""
+    """Conditions on an event of a connection. None matches every value; ``body`` must equal one of the bodies."""
 
     topic: str | None
     channel: str | None
@@ -256,7 +256,7 @@ class Matchers(TypedDict, total=False):
 
 
 class on:  # lower case, since rules read as sentences: ``on.command(...)``; never instantiated
-    """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once; methods of Match change that."""
+    """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once, unless a method of Match is called."""
 
     @staticmethod
     def command(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
@@ -289,11 +289,11 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
         executed: bool = False,
         where: Callable[[Event], bool] | None = None,
     ) -> Match:
-        """Match an HTTP request before it is executed, or with ``executed=True`` the response after it is executed.
+        """Match an HTTP request before it is executed, or, with ``executed=True``, the response after the execution.
 
         Raises:
-            ValueError: If the path does not begin with /, or a body is given without ``executed=True``: the body is not
-                known before.
+            ValueError: If the path does not begin with /, or a body is given without ``executed=True``: before the
+                execution, the body is unknown.
         """
         if path is not None and not path.startswith("/"):
             raise ValueError(f"kind is {path!r}, not a path, which begins with /")
@@ -315,7 +315,7 @@ def _match(point: Point, kind: str | None, kinds: Iterable[str], matchers: Match
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 Steps = list[FaultStep]
-# Gets the steps for an event; returns the steps to take instead.
+# A function that gets the steps for an event, and returns the steps to take instead of them.
 ActionFunction = Callable[[Steps, Event], Steps]
 
 
@@ -352,11 +352,11 @@ class Rule:
     Attributes:
         fitting: How many events matched while the rule was armed.
         fired: How often the rule has fired.
-        armed_at: When the rule was armed; None if it is not armed, and sees no events.
+        armed_at: Time at which the rule was armed; None: the rule is not armed, and ignores all events.
 
     Raises:
         TypeError: If there is no action, or the arguments are in another order.
-        ValueError: If one of the actions is not allowed for events of this kind.
+        ValueError: If an action is not allowed for the events of the match.
     """
 
     def __init__(self, match: Match, *actions: Action | ActionFunction, optional: bool = False, name: str = "") -> None:
@@ -376,7 +376,7 @@ class Rule:
         self.fitting = 0
         self.fired = 0
         self.armed_at: float | None = None
-        # The closest event that did not match, and the mismatches.
+        # The event that came closest to a match, and its mismatches.
         self._nearest: tuple[Event, list[str]] | None = None
         self._distance = 0
         self._early = 0

@@ -43,14 +43,14 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """End the stream at the time ``at``, but after all earlier bytes."""
+    """End the stream at the time ``at``, but not before all earlier bytes are delivered."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionReset:
-    """Reset the connection at the time ``at``, but after all earlier bytes."""
+    """Reset the connection at the time ``at``, but not before all earlier bytes are delivered."""
 
     at: float
 
@@ -66,7 +66,7 @@ class ToxicState(Protocol):
         """Return the outcomes for a chunk that arrives now."""
 
     def on_end(self, now: float) -> float:
-        """Return when to pass on an end or a reset that arrives now."""
+        """Return the time at which an end or a reset that arrives now is passed on."""
         return now
 
 
@@ -79,7 +79,7 @@ class Toxic(Protocol):
 
 # --- delayed and slow -------------------------------------------------------------------------------------------------
 
-# bandwidth() cuts chunks to pieces; each piece takes this many seconds.
+# bandwidth() cuts chunks into pieces; delivering a piece takes this many seconds.
 _PIECE_SECONDS = 0.05
 
 
@@ -166,7 +166,7 @@ class stall:
 
 @dataclass(frozen=True)
 class slice_bytes:
-    """Cut chunks to pieces. Each piece has the size, plus or minus the variation, and comes a delay after the last."""
+    """Cut chunks into pieces of the size, plus or minus the variation. The delay is between one piece and the next."""
 
     size: int = 1
     _: KW_ONLY
@@ -233,7 +233,7 @@ class reset:
 
 @dataclass
 class _CutState(ToxicState):
-    """Passes a number of bytes. Then the end comes, or, if there is none, the other bytes are held."""
+    """Passes a number of bytes. Then comes ``end``; if that is None, all later bytes wait for ever."""
 
     left: int
     end: type[StreamEnd | ConnectionReset] | None
@@ -335,15 +335,15 @@ class ToxicChain:
                 return
 
     def push(self, data: bytes, now: float) -> None:
-        """Take in a chunk; b"" is the end of the stream."""
+        """Add a chunk to the chain; b"" is the end of the stream."""
         if not self._has_ended:
             self.held_bytes += len(data)
             self._feed(0, Deliver(data, now) if data else StreamEnd(now), now)
-            # Feed the next toxic now, not in pop(): its delays begin now.
+            # Bytes that wait for nothing reach the next toxic now, not in pop(), since its delays begin now.
             self._advance(now)
 
     def pop(self, now: float) -> Outcome | None:
-        """Return the next outcome that is due; None if there is none."""
+        """Return the next outcome whose time has come; None if there is none."""
         self._advance(now)
         if self._has_ended or not self._ready:
             return None

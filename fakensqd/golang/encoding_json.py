@@ -1,4 +1,4 @@
-"""JSON by the rules of Go's encoding/json that differ from Python's.
+"""Reads and writes JSON by the rules of Go's encoding/json, which differ from those of Python.
 
 Pure. Decoding fills named fields of fixed types; encoding writes no spaces and escapes characters of HTML. Source: Go's
 encoding/json, as seen in nsqd's IDENTIFY.
@@ -39,19 +39,19 @@ INT = FieldType(int, 64)
 INT32 = FieldType(int, 32)
 
 
-# Go replaces half of a surrogate pair.
+# Half of a surrogate pair, which Go replaces by U+FFFD.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _OtherNumber:
-    """A number that no field accepts: with a point, an exponent, or too many digits."""
+    """A number that no field accepts: it has a point, an exponent, or too many digits."""
 
 
 def decode(body: bytes, fields: Mapping[str, FieldType]) -> dict[str, object]:
     """Decode an object; return the values of the known fields.
 
-    Keys match in any case, and the last of equal keys counts. Null and unknown keys are skipped. A body of null is an
-    empty object.
+    Keys match in upper and lower case, and of equal keys the last one counts. A key is skipped if it is unknown or its
+    value is null. A body that is null counts as an empty object.
 
     Raises:
         ValueError: If the body is not JSON or not an object, or a value does not have the type of its field.
@@ -84,7 +84,7 @@ def _filled(pairs: _Pairs, fields: Mapping[str, FieldType]) -> dict[str, object]
 
 
 class _Pairs(list[tuple[str, object]]):
-    """Keys and values of a JSON object in order, with equal keys."""
+    """Keys and values of a JSON object in order. The same key may occur several times."""
 
 
 def _folded(key: str) -> str:
@@ -109,7 +109,7 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-# Go escapes these, so that JSON can be put into HTML.
+# Go escapes these characters, so that JSON can be put into HTML.
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 

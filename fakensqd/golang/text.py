@@ -12,7 +12,7 @@ _SHORT_ESCAPES = {char: f"\\{letter}" for char, letter in zip('"\\\a\b\f\n\r\t\v
 
 
 def quote(data: bytes) -> bytes:
-    """Quote like %q: escape all but printable Unicode; bytes that are not UTF-8 as \\xNN."""
+    """Quote like %q: escape every character that is not printable, and write bytes that are not UTF-8 as \\xNN."""
     text = "".join(map(_quote_rune, data.decode("utf-8", "surrogateescape")))
     return b'"%s"' % text.encode()
 
@@ -23,7 +23,7 @@ def _quote_rune(rune: str) -> str:
     if rune.isprintable():
         return rune
     code = ord(rune)
-    if 0xDC80 <= code <= 0xDCFF:  # a stray byte, as surrogateescape keeps it
+    if 0xDC80 <= code <= 0xDCFF:  # surrogateescape decodes a byte that is not UTF-8 to this range
         return f"\\x{code - 0xDC00:02x}"
     if code < 0x20 or code == 0x7F:
         return f"\\x{code:02x}"
@@ -38,12 +38,12 @@ def base10(word: bytes) -> int:
     """
     if not (word or b"0").isdigit():
         raise ValueError(f"{word!r} is not a number")
-    # 10**64 is a multiple of 2**64, so digits before the last 64 do not count.
+    # 10**64 is a multiple of 2**64, so digits before the last 64 digits do not change the result.
     return int(word[-64:] or b"0") % 2**64
 
 
 def int64(value: int) -> int:
-    """Convert to a signed integer of 64 bits, with overflow."""
+    """Convert to a signed integer of 64 bits: add or subtract 2**64 until the value fits."""
     return (value + 2**63) % 2**64 - 2**63
 
 

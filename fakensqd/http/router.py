@@ -63,7 +63,7 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """Parameters of the query; if several have the same name, the first one.
+        """Parameters of the query. If several have the same name, the first one counts.
 
         Raises:
             HttpError: If the query is malformed.
@@ -120,7 +120,7 @@ class Router:
     """The WSGI function of a daemon.
 
     Args:
-        routes: By path, then by method. A path that ends in ``/:`` has one more part, the argument of the request.
+        routes: Routes by path, then by method. The path ``/a/:`` matches ``/a/x``, and x is the request's argument.
         on_error: Called with an exception of a handler that is a bug of the emulator.
     """
 
@@ -162,7 +162,7 @@ class Router:
             value = route.handler(request)
         except HttpError as error:
             return _error(error)
-        except Exception as error:  # noqa: BLE001  # the top of a request: recorded, and answered as by nsqd
+        except Exception as error:  # noqa: BLE001  # the top of a request: nsqd responds to panics, too
             self._on_error(error)
             return _error(HttpError(500, "INTERNAL_ERROR"))
         extra = [] if route.plain else [NSQ_TYPE]
@@ -175,7 +175,7 @@ class Router:
                 return 200, [JSON_TYPE, *extra], encoding_json.encode(value)
 
     def _correct_path(self, request: Request) -> str | None:
-        """Find a route for the path without a trailing slash, double slashes and dots, in any case of letters."""
+        """Find the route's path that is equal except for a trailing slash, double slashes, dots, and letters' case."""
         cleaned = posixpath.normpath(re.sub("/+", "/", request.path))
         head, _, argument = cleaned.rpartition("/")
         for path, methods in self._routes.items():
@@ -209,7 +209,7 @@ def _redirect(request: Request, path: str) -> tuple[int, Headers, bytes]:
 
 
 def profiling_routes(index: str) -> dict[str, dict[str, Route]]:
-    """Make routes for the paths of Go's profiles; here they have a fixed text.
+    """Make routes for the paths of Go's profiles. Each of them responds with the same fixed text.
 
     Args:
         index: Path of the index, which differs between the two programs.
@@ -224,7 +224,7 @@ def topic_and_channel_names(request: Request, release: Release = LATEST) -> tupl
     """Return the topic and the channel of a request.
 
     Raises:
-        HttpError: If one of them is missing or not valid; checked in the order of nsqd.
+        HttpError: If the topic or the channel is missing or not valid, in this order, as in nsqd.
     """
     topic_name = request.required("topic")
     if not release.is_topic_name(topic_name):
@@ -235,7 +235,7 @@ def topic_and_channel_names(request: Request, release: Release = LATEST) -> tupl
     return topic_name, channel_name
 
 
-# Paths before release 1.0, by the present paths.
+# Present paths, each with its path before release 1.0.
 _LEGACY_PATHS = {
     "/pub": "/put",
     "/mpub": "/mput",
@@ -243,7 +243,7 @@ _LEGACY_PATHS = {
     **{f"/topic/{verb}": f"/{verb}_topic" for verb in ("create", "delete", "empty", "pause", "unpause")},
     **{f"/channel/{verb}": f"/{verb}_channel" for verb in ("create", "delete", "empty", "pause", "unpause")},
 }
-# The first of the present paths: their responses had envelopes; the other present paths came without envelopes.
+# Of the present paths, these are the oldest, and had envelopes in old releases. The others never had envelopes.
 _PUBLISHING = ("/pub", "/mpub")
 
 
@@ -254,8 +254,8 @@ class LegacyRouter(Router):
     responses to /lookup in the client guide.
 
     Args:
-        release: Adds the present paths that it has: /pub and /mpub since 0.2.22, the others since 0.2.29, without an
-            envelope. None: none of them.
+        release: Release whose present paths are added: /pub and /mpub since 0.2.22; the others, which have no envelope,
+            since 0.2.29. None: no present path is added.
     """
 
     def __init__(

@@ -49,13 +49,13 @@ class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
 
 class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
-    """Serves one listening socket. Clients that disconnect early or do not speak TLS are no errors."""
+    """Serves one listening socket. A client that disconnects early or does not speak TLS causes no error."""
 
     handler_class = _Handler
 
     def handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
         if sock.family != socket.AF_UNIX:
-            # gevent sends headers and body separately. Without this, the body waits 40 ms for the ack of the headers.
+            # gevent sends headers and body separately. Without TCP_NODELAY, the body waits 40 ms for the headers' ack.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(ConnectionError):
             super().handle(sock, address)
@@ -68,7 +68,7 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
 
 
 class HttpPort:
-    """One address; after stop(), bind() takes the same port again.
+    """A port for HTTP or HTTPS. After stop(), bind() takes the same port again.
 
     Args:
         address: ``host:port``, or the path of a unix socket. Port 0 takes a free port; "" opens no port.
@@ -101,7 +101,7 @@ class HttpPort:
         return self._server is not None
 
     def bind(self) -> None:
-        """Listen. Clients that connect before serve() wait.
+        """Listen. Clients that connect wait until serve() is called.
 
         Raises:
             OSError: If the server can't listen on the address.
@@ -115,7 +115,7 @@ class HttpPort:
         if self._off:
             return
         arguments = {} if self._context is None else {"ssl_context": self._context}
-        # No log of requests: the application records its own errors.
+        # log=None: requests are not logged. error_log=None: the application records its errors itself.
         self._server = _Server(self._listener, application, log=None, error_log=None, spawn=Pool(), **arguments)
         self._server.start()
 
@@ -128,7 +128,7 @@ class HttpPort:
             remove_socket_file(self._bind)
 
     def stop(self) -> None:
-        """Close the port and all its connections. Does nothing after a stop()."""
+        """Close the port and all its connections. Does nothing if they are closed."""
         self.close()
         server, self._server, self._listener = self._server, None, None
         if server is not None:

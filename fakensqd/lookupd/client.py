@@ -34,12 +34,12 @@ _TIMEOUT = 1.0
 
 
 class LookupPeer:
-    """A connection to one nsqlookupd, as long as run() runs.
+    """The connection to one nsqlookupd while run() runs. After a failure, the next command connects again.
 
     Args:
         address: ``host:port``.
         identity: Fields of IDENTIFY, without the version.
-        registrations: Lists topics and channels to register after connecting.
+        registrations: Function that lists the topics and channels to register after connecting.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class LookupPeer:
 
     def wait_attempted(self) -> None:
         """Wait until the first connection has registered all topics and channels, or has failed."""
-        self._attempted.wait()  # run() sets it in any case
+        self._attempted.wait()  # run() sets this event in any case
 
     def channels(self, topic: str) -> list[str]:
-        """Query the channels of a topic; an empty list if there is no response. Waits for the first connection."""
+        """Return the channels of a topic, an empty list if there is no response. Wait for the first connection."""
         self.wait_attempted()
         if self._http_address is None:
             return []
@@ -97,7 +97,7 @@ class LookupPeer:
         self._commands.put(None)
 
     def run(self) -> None:
-        """Send commands until stop(). Commands that fail are dropped; a new connection registers everything."""
+        """Send commands until stop(). Drop commands that fail, since a new connection registers everything again."""
         try:
             self._command(b"")
             self._attempted.set()

@@ -34,7 +34,7 @@ def lookupd_application(
 
     Args:
         now: Returns the monotonic time, seconds.
-        wall_ns: Converts a monotonic time to the wall clock's, nanoseconds since 1970.
+        wall_ns: Converts a monotonic time to the wall clock's time, in nanoseconds since 1970.
         on_error: Called with an exception that is a bug of the emulator.
     """
     api = _Api(registry, options, now)
@@ -81,7 +81,7 @@ class _Api:
         }
 
     def nodes(self, request: Request) -> object:
-        """List all nodes, even nodes with a tombstone."""
+        """List all active nodes, even nodes with a tombstone."""
         now, lifetime = self._now(), self._options.tombstone_lifetime
         nodes = []
         for producer in self._registry.producers(Key("client")):
@@ -98,7 +98,7 @@ class _Api:
         self._registry.create(topic)
 
     def delete_topic(self, request: Request) -> None:
-        """Forget a topic. The nsqds keep it."""
+        """Delete the registrations of a topic. The nsqds keep the topic."""
         topic = request.required("topic")
         self._registry.forget(Key("channel", topic, "*"))
         self._registry.forget(Key("topic", topic))

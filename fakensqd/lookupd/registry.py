@@ -136,13 +136,13 @@ class Registry:
         return list(found.values())
 
     def topics_of(self, peer: Peer) -> Iterator[tuple[str, Producer]]:
-        """List the topics of a peer, and the peer as their producer."""
+        """List the topics of a peer, each with the Producer that stands for this peer."""
         for key, producers in self.producers_by_key.items():
             if key.category == "topic" and peer.id in producers:
                 yield key.topic, producers[peer.id]
 
     def tombstone(self, topic: str, node: str, now: float) -> None:
-        """Hide the producers of a topic with the address of this node, ``broadcast_address:http_port``."""
+        """Hide the producers of a topic whose ``broadcast_address:http_port`` equals ``node``."""
         for producer in self.producers(Key("topic", topic)):
             if f"{producer.peer.broadcast_address}:{producer.peer.http_port}" == node:
                 producer.tombstoned_at = now

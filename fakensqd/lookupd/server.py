@@ -22,7 +22,7 @@ __all__ = ["FakeLookupd"]
 
 
 class FakeLookupd(Daemon):
-    """An nsqlookupd 1.3.0 in the hub of the caller. Starts with start() or ``with``.
+    """An nsqlookupd 1.3.0 in the hub of the caller. Call start() or use ``with``.
 
     Args:
         clock, record, seed, faults_over_http, faults_http_address, threaded: As in FakeNsqd.
@@ -60,7 +60,7 @@ class FakeLookupd(Daemon):
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
 
     def wall_ns(self, now: float) -> int:
-        """Convert a monotonic time to the wall clock's, nanoseconds since 1970."""
+        """Convert a monotonic time to the wall clock's time, in nanoseconds since 1970."""
         return self._epoch_ns + int(now * 1e9)
 
     def _on_restart(self, *, keep_messages: bool) -> None:

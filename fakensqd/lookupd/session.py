@@ -30,13 +30,13 @@ _FIELDS = {
 
 
 class _FatalError(CommandError):
-    """An error after which the connection is closed. If it has no data, the client gets no error."""
+    """An error after which the connection is closed. If the error has no data, the client gets no response."""
 
     fatal = True
 
     @property
     def frames(self) -> list[bytes]:
-        """Size and data. There is no frame type: errors look like other responses."""
+        """The response: size and data. It has no frame type, so an error looks like any other response."""
         return [_framed(self.data)] if self.data else []
 
 
@@ -61,7 +61,7 @@ _OK_FRAME = _framed(b"OK")
 
 
 class LookupdSession(ConnectionSession):
-    """One nsqd.
+    """nsqlookupd's side of the connection of one nsqd.
 
     Args:
         remote_address: ``host:port``, the id of this nsqd.
@@ -82,14 +82,14 @@ class LookupdSession(ConnectionSession):
         self._handlers = _HANDLERS
 
     def disconnected(self) -> None:
-        """Note that the connection has ended, and unregister the nsqd. Responses may still be sent."""
+        """Note that the connection ends, and unregister the nsqd. Earlier responses may still be sent."""
         super().disconnected()
         if self._peer is not None:
             self._registry.disconnect(self._peer)
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """The address that nsqd gives to clients (its remote address before IDENTIFY), and no topic and channel."""
+        """The address that nsqd gives to clients (before IDENTIFY, its remote address); then no topic, no channel."""
         peer = self._peer
         return (self._remote_address if peer is None else f"{peer.broadcast_address}:{peer.tcp_port}", "", "")
 
@@ -155,7 +155,7 @@ def _read_identify(source: InputBuffer) -> Read[bytes]:
     try:
         size = yield from source.read_size(b"E_BAD_BODY IDENTIFY failed to read body size")
         if size < 0:
-            raise CommandError(b"")  # the real nsqlookupd crashes
+            raise CommandError(b"")  # the real nsqlookupd crashes in this case
         return (yield from source.read(size, b"E_BAD_BODY IDENTIFY failed to read body"))
     except CommandError as error:
         raise _FatalError(error.data) from None

@@ -1,4 +1,4 @@
-"""The response of an auth server: its checks, and the grants in it.
+"""The response of an auth server: decodes and checks it, and finds out whether its grants allow an action.
 
 Pure. The HTTP client is in auth_client.py. Source: nsq internal/auth/authorizations.go.
 """
@@ -17,7 +17,7 @@ __all__ = ["Authorization", "Grant", "decode_authorization"]
 
 _PERMISSIONS = frozenset(["subscribe", "publish"])
 # Syntax of Python's re that Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
-# possessive repetition. And [:alpha:], which Python reads as a set of other characters.
+# possessive repetition. Also matches [:alpha:], which Python reads as the set of these six characters.
 _NOT_PORTABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?(?:[=!>(#]|<[=!]|P=)|[*+?}]\+|\[:)")
 _STRINGS = FieldType(list, items=STRING)
 _GRANT = FieldType(dict, fields={"topic": STRING, "channels": _STRINGS, "permissions": _STRINGS})
@@ -31,7 +31,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Permissions. Topics and channels are patterns, not anchored, with the same meaning in Go and in Python."""
+    """Permissions. Topic and channels are regular expressions, not anchored, that mean the same in Go and in Python."""
 
     topic: str = ".*"
     channels: tuple[str, ...] = (".*",)
@@ -50,7 +50,7 @@ class Grant:
             _compile(pattern)
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return True if the client may publish to the topic (empty channel), or subscribe to the channel."""
+        """Return True if the client may subscribe to the channel or, if the channel is empty, publish to the topic."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
             and _compile(self.topic).search(topic) is not None
@@ -68,7 +68,7 @@ class Authorization:
     grants: tuple[Grant, ...] = ()
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return True if a grant lets the client publish to the topic (empty channel), or subscribe to the channel."""
+        """Return True if any grant allows the client to do this; see Grant.allows()."""
         return any(grant.allows(topic, channel) for grant in self.grants)
 
 

@@ -41,7 +41,7 @@ class AuthClient:
         self._context: ssl.SSLContext | None = None
 
     def ask(self, request: AskAuth) -> Authorization | None:
-        """Ask the servers in turn, first a random one. Return the first valid response; None if there is none."""
+        """Ask one server after another, first a random one. Return the first valid response; None if there is none."""
         addresses = self._options.auth_http_addresses
         start = random.randrange(len(addresses))
         for address in (*addresses[start:], *addresses[:start]):
@@ -54,7 +54,7 @@ class AuthClient:
         return None
 
     def _get(self, url: str) -> bytes:
-        """Return the body of a response with status 200. Follow redirects, and the HTTPS port in a response of 403."""
+        """Return the body of a response with status 200. Follow redirects; use HTTPS if a 403 response asks for it."""
         for _ in range(_MAX_REDIRECTS):
             status, location, body = self._request(url)
             if status == 200:
@@ -86,12 +86,12 @@ class AuthClient:
         address = parts.hostname or "", parts.port or (443 if secure else 80)
         sock = connect(address, self._clock, self._options.http_client_connect_timeout)
         if not secure:
-            return sock  # ask() limits the time of the rest
+            return sock  # ask() limits the time of all later steps
         if self._context is None:
             self._context = client_context(self._options)
         try:
             return self._context.wrap_socket(sock, server_hostname=parts.hostname)
-        except BaseException:  # timeouts, too: the socket has no other owner yet
+        except BaseException:  # also after a timeout: nothing else closes the socket yet
             sock.close()
             raise
 
@@ -110,7 +110,7 @@ def query_url(address: str, request: AskAuth) -> str:
 
 
 def _https_url(url: str, body: bytes) -> str:
-    """Make the URL with the HTTPS port that the body of a 403 names, as nsqd's does."""
+    """Make the URL for HTTPS; the body of the 403 response, such as nsqd's, names the port."""
     facts = json.loads(body)
     port = facts.get("https_port", 0) if isinstance(facts, dict) else 0
     parts = urlsplit(url)

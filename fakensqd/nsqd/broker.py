@@ -1,8 +1,8 @@
-"""All topics of one nsqd, with their channels and messages, and the time when the next message times out.
+"""All topics of one nsqd, with their channels and messages, and the time at which the next message times out.
 
 Pure: takes ``now`` (seconds of a monotonic clock), calls subscribers to wake them, and knows no bytes of the wire, no
-socket and no clock. A delivery or a FIN costs a few dict operations; no search finds the next timeout. Source: nsqd
-nsqd.go and topic.go.
+socket and no clock. A delivery or a FIN costs a few dict operations, and the next timeout is known without a search.
+Source: nsqd nsqd.go and topic.go.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Broker:
     """All topics of one nsqd.
 
     Args:
-        options: nsqd's flags. The broker uses sizes of queues, and times of messages.
+        options: nsqd's flags. The broker uses the sizes of queues, and the timeouts and delays of messages.
         events: Functions that the broker calls when something happens; default: it calls none.
         epoch_ns: The wall clock's time at now = 0, in nanoseconds since 1970.
 
     Attributes:
-        due: When to call expire(); infinity if no message has a timeout or delay. A FIN does not change this time.
+        due: Time of the next expire(); infinity if no message has a timeout or delay. A FIN does not change this time.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Broker:
         self._epoch_ns = epoch_ns
 
     def wall_ns(self, now: float) -> int:
-        """Return the wall clock, in nanoseconds since 1970."""
+        """Convert a monotonic time to the wall clock's time, in nanoseconds since 1970."""
         return self._epoch_ns + int(now * 1e9)
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return the topic with this name. Makes it if it does not exist."""
+        """Return the topic with this name. Make the topic if it does not exist."""
         topic = self.topics.get(name)
         if topic is None:
             topic = self.topics[name] = Topic(self, name)
@@ -81,7 +81,7 @@ class Broker:
                 continue
             topic = broker.ensure_topic(old.name)
             topic.paused = old.paused
-            # If the clock has not moved since, a new generator would make the same ids again.
+            # If the clock has not moved since the last message, a new generator would make the same ids again.
             topic._ids = old._ids
             for channel in old.channels.values():
                 if not channel.ephemeral:
@@ -118,13 +118,13 @@ class Topic(MessageHolder):
         super().__init__(broker, name)
         self.channels: dict[str, Channel] = {}
         self.message_bytes = 0
-        # False while this nsqd asks nsqlookupds for the topic's channels. Messages wait until it is True.
+        # False while this nsqd asks nsqlookupds for the topic's channels. Messages then wait in the topic.
         self._started = True
         self._broker = broker
         self._ids = MessageIdGenerator(broker.options.node_id)
 
     def publish(self, bodies: Sequence[bytes], now: float, delay: float = 0.0) -> None:
-        """Make messages, and pass them to the channels. The delay of a message begins when it is in a channel."""
+        """Make messages, and pass them to the channels. A message's delay begins when the message is in a channel."""
         timestamp = self._broker.wall_ns(now)
         ids = self._ids.next(len(bodies), timestamp)
         messages = [QueuedMessage(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
@@ -137,7 +137,7 @@ class Topic(MessageHolder):
             self._pass_on(messages, now)
 
     def ensure_channel(self, name: str, now: float) -> Channel:
-        """Return the channel with this name; make it if it is missing. The first channel gets the topic's messages."""
+        """Return the channel with this name; make it if missing. The first channel gets the topic's queued messages."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = Channel(self._broker, self.name, name, now)
@@ -170,7 +170,7 @@ class Topic(MessageHolder):
         self._broker.events.on_pause()
 
     def set_started(self, started: bool, now: float) -> None:
-        """Note whether the channels of the topic are known. Until they are, messages do not reach the channels."""
+        """Note whether the topic's channels are known. While they are unknown, messages do not reach the channels."""
         self._started = started
         self._release(now)
 

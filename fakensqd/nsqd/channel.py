@@ -1,4 +1,4 @@
-"""One channel: its queue, its messages in flight and deferred, its subscribers, and how long messages take.
+"""One channel: its queue, its messages in flight and deferred, its subscribers, and the latencies of its messages.
 
 Pure: takes ``now``, calls subscribers, and knows no bytes of the wire. Source: nsqd channel.go.
 """
@@ -36,7 +36,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerEvents:
-    """Functions that a broker and its channels call when something happens. The channel is None for the topic itself.
+    """Functions that a broker and its channels call when something happens. Without a channel, the topic is meant.
 
     Attributes:
         on_register, on_unregister: A topic or channel was made or deleted.
@@ -92,7 +92,7 @@ class MessageHolder:
 
     @property
     def depth(self) -> int:
-        """How many messages are queued; those of a topic are in no channel yet."""
+        """How many messages are queued. A topic's queued messages are in no channel yet."""
         return len(self._queue)
 
     @property
@@ -101,7 +101,7 @@ class MessageHolder:
         return self._queue.backend_depth
 
     def stored(self) -> list[QueuedMessage]:
-        """List the messages that nsqd would write to disk when it stops: without those of a topic's channels."""
+        """List the messages that nsqd would write to disk when it stops. A topic's list omits those of its channels."""
         return list(self._queue)
 
     def on_disk(self) -> list[QueuedMessage]:
@@ -130,7 +130,7 @@ class Channel(MessageHolder):
         self._woken: dict[Subscriber, None] = {}
         self._in_flight: dict[bytes, QueuedMessage] = {}
         # Messages in flight, one bucket for each msg_timeout. Time never goes back, so each bucket is in the order of
-        # deadlines: only its first message can be the next to time out. FIN deletes a message; a heap would keep it.
+        # deadlines: only its first message can be the next to time out. In a dict, unlike a heap, FIN can delete.
         self._buckets: dict[Hashable, dict[bytes, QueuedMessage]] = {}
         self._deferred: list[tuple[float, int, QueuedMessage]] = []
         self._order = itertools.count()
@@ -209,7 +209,7 @@ class Channel(MessageHolder):
         self._wake_ready()
 
     def _wake_ready(self) -> None:
-        """Wake one subscriber for each queued message, first those that have waited longest."""
+        """Wake one subscriber for each queued message, beginning with the subscriber that has waited longest."""
         ready = self._ready
         if not ready or self.paused:
             return
@@ -228,7 +228,7 @@ class Channel(MessageHolder):
     ) -> list[QueuedMessage]:
         """Deliver messages of the queue to this subscriber: its share, but at most ``limit`` messages.
 
-        Before all woken subscribers have called deliver(), others that call it get no messages, but count as woken.
+        While a woken subscriber has not called deliver(), one that was not woken gets none, but then counts as woken.
 
         Args:
             timeout: Seconds until the messages time out.
@@ -321,7 +321,7 @@ class Channel(MessageHolder):
 
     @property
     def due(self) -> float:
-        """When to call expire(); infinity if no message has a timeout or delay."""
+        """Time of the next expire(); infinity if no message has a timeout or delay."""
         firsts = [next(iter(bucket.values())).deadline for bucket in self._buckets.values() if bucket]
         return min(firsts + [due for due, _, _ in self._deferred[:1]], default=math.inf)
 

@@ -1,4 +1,4 @@
-"""One row for each command: its parameters and its body. Checks both in nsqd's order.
+"""nsqd's commands: functions that check parameters and bodies in nsqd's order, and a table with a row per command.
 
 Pure. ``words`` is the line of a command, split at its spaces: the name, then the parameters. Error texts are nsqd's,
 with nsqd's inconsistencies. Source: nsqd protocol_v2.go.
@@ -149,7 +149,7 @@ def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) ->
 def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[list[bytes]]:
     """Read the messages of MPUB."""
     topic_name(words, options.emulated)
-    # nsqd checks the size of the whole body, but then reads as many messages and bytes as the count and sizes say.
+    # nsqd checks the size of the whole body, but then does not use it: it reads as many messages as their count says.
     size = yield from source.read_size(b"E_BAD_BODY MPUB failed to read body size")
     limit = options.max_body_size
     if size <= 0:
@@ -168,7 +168,7 @@ class CommandRow:
 
     Attributes:
         words: Minimum number of words in the line, including the name.
-        parameters: What the first parameters are: fields of a fault's Event.
+        parameters: Names of the first parameters, as in the fields of a fault's Event.
         read: Checks the parameters and reads the body; None if there is no body.
     """
 

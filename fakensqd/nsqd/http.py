@@ -1,7 +1,7 @@
 """nsqd's HTTP API as a WSGI function over a Broker.
 
-Pure: reads facts about its server from a Protocol, and knows no socket. Source: nsqd http.go; for /config: options.go,
-internal/lg, and responses of a real nsqd.
+Pure: knows of its server only what the Protocol NsqdFacts has, and no socket. Source: nsqd http.go; for /config:
+options.go, internal/lg, and responses of a real nsqd.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _READ_SIZE = 65536
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
-# Numbers of the TLS protocol.
+# Version numbers of the TLS protocol.
 _TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
 
@@ -103,7 +103,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
 
 
 def tls_required_application(server: NsqdFacts) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
-    """Make the WSGI function of an HTTP port whose clients must use HTTPS. It only responds with the HTTPS port."""
+    """Make the WSGI function of an HTTP port whose clients must use HTTPS. Each response only names the HTTPS port."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % server.https_port
@@ -154,7 +154,7 @@ class _Api:
         return "OK"
 
     def _read_binary(self, request: Request) -> list[bytes]:
-        # nsqd reads as many messages and bytes as the count and sizes say, checks each, and ignores later bytes.
+        # nsqd reads as many messages as their count says, checks each of them, and ignores the bytes after them.
         source = InputBuffer()
         reader = source.read_messages(self._options.max_msg_size, self._options.max_body_size)
         try:

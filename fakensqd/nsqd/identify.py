@@ -39,10 +39,10 @@ class IdentifyField:
         type: Type in the body of IDENTIFY; None if the field is only in the response.
         since, until: First release that reads the field, and first release that no longer reads it.
         answered_since: First release with the field in the response; None: never in the response.
-        bounds: Smallest and largest value of the setting, in its unit in Settings: numbers, or names of options.
-        scale: A value in the body is this many times the value in Settings: 1000 for milliseconds and seconds.
+        bounds: Smallest and largest value of the setting, in the unit of Settings; a str names an option.
+        scale: A value in the body is this many times the value in Settings: 1000 if the body has milliseconds.
         default: Value of the setting if the client sends no IDENTIFY; None: the value of the option of the same name.
-        off: Value of the setting for -1 in the body; None: -1 is out of bounds.
+        off: Value of the setting if the body has -1; None: -1 is out of bounds.
     """
 
     type: FieldType | None
@@ -92,7 +92,7 @@ FIELDS: dict[str, IdentifyField] = {
 
 
 def decode_identify(body: bytes, release: Release = LATEST) -> Values:
-    """Decode the body of IDENTIFY: all fields that some release reads. A missing field gets the zero of its type.
+    """Decode the body of IDENTIFY. A field that is missing, or unknown to this release, gets the zero of its type.
 
     Raises:
         ValueError: If Go would refuse the body.
@@ -111,7 +111,7 @@ def decode_identify(body: bytes, release: Release = LATEST) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a connection. Durations are in seconds; an interval or timeout of 0 is off."""
+    """The settings of a connection. Durations are in seconds; 0 turns an interval or timeout off."""
 
     heartbeat_interval: float
     output_buffer_size: int
@@ -130,7 +130,7 @@ class Settings:
         return cls(**settings)
 
     def updated(self, asked: Values, options: NsqdOptions) -> Settings:
-        """Make the settings after an IDENTIFY. A value of 0 changes no setting, except the sample rate.
+        """Make the settings after an IDENTIFY. A value of 0 sets the sample rate, but leaves other settings unchanged.
 
         Raises:
             ValueError: If a field is out of its bounds; the text is nsqd's.
@@ -155,7 +155,7 @@ class Settings:
 
     @property
     def buffers_messages(self) -> bool:
-        """True if the buffer keeps messages until another frame is sent, RDY is reached, or the buffer is full."""
+        """True if messages stay in the output buffer until it is full, another frame is sent, or RDY allows no more."""
         return not self.output_buffer_timeout and self.output_buffer_size > 1
 
 
@@ -168,7 +168,7 @@ class ClientHandshake:
 
     Attributes:
         settings: Settings after the last IDENTIFY.
-        delivery_settings: Settings after the first IDENTIFY. nsqd's message pump ignores later ones.
+        delivery_settings: Settings after the first IDENTIFY. nsqd's message pump ignores each later IDENTIFY.
         tls: Facts about TLS; None without TLS.
         authorization: Last response of the auth server; None before AUTH.
     """
@@ -290,7 +290,7 @@ class ClientHandshake:
         """Check that the client may use the topic or channel. Asks the auth server again if its response has expired.
 
         Raises:
-            CommandError: If the client may not use the topic or channel.
+            CommandError: If the client is not allowed to use the topic or channel.
         """
         if not self._has_grants:
             raise CommandError(b"E_AUTH_FIRST AUTH required before %s" % command)

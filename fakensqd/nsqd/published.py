@@ -1,6 +1,6 @@
 """Bodies published to the topics of a server, and assert_published().
 
-PublishedBodies keeps the bodies of one nsqd; MessageAssertions is the base class of servers that have them. Knows no
+PublishedBodies keeps the bodies of one nsqd; MessageAssertions is the base class of servers that keep bodies. Knows no
 queue: the Broker has the messages that are not finished.
 """
 
@@ -133,14 +133,14 @@ def check_body_types(bodies: Sequence[object]) -> None:
 def published_difference(
     topic: str, published: Sequence[bytes], wanted: Sequence[bytes], count: int | None, counts: Mapping[str, int]
 ) -> str:
-    """Explain how the bodies published to a topic differ from those wanted.
+    """Explain how the bodies published to a topic differ from the wanted bodies.
 
     Args:
         count: How often exactly each wanted body must have been published; None: at least as often as it is wanted.
         counts: Number of messages published to each topic.
 
     Returns:
-        The explanation; "" if they do not differ.
+        The explanation; "" if there is no difference.
     """
     found, times = Counter(published), Counter(wanted)
     if not wanted:

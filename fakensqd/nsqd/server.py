@@ -35,10 +35,10 @@ _logger = logging.getLogger("fakensqd")
 
 
 class FakeNsqd(MessageAssertions, Daemon):
-    """An nsqd 1.3.0 in the hub of the caller. Starts with start() or ``with``.
+    """An nsqd 1.3.0 in the hub of the caller. Call start() or use ``with``.
 
-    After stop(), the next start() of this object has the same topics, messages and ports. With a data_path, another
-    FakeNsqd can load them: topics and channels are saved as soon as they exist, messages at stop().
+    This object keeps its topics, messages and ports when it is stopped and started again. With a data_path, another
+    FakeNsqd can load topics and messages: topics and channels are saved when they are made, messages at stop().
 
     Args:
         clock: Source of the time; default: real time.
@@ -116,8 +116,8 @@ class FakeNsqd(MessageAssertions, Daemon):
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
         """Publish messages, as producers do with PUB, or with DPUB if there is a delay.
 
-        Uses no connection: AUTH, fault rules and states do not apply, and the server may be down.
-        Makes the topic if it does not exist. A transcript records the call.
+        publish() uses no connection, so AUTH, fault rules and states do not apply, and the server may be down. It makes
+        the topic if it does not exist. A transcript records the call.
 
         Args:
             bodies: The body of each message.
@@ -207,7 +207,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             data_path.load(self.broker, self.now())
             data_path.save_topics()
             return super().start()
-        except BaseException:  # ctrl-C, too: another server must get the lock
+        except BaseException:  # also after ctrl-C: another server must be able to get the lock
             data_path.unlock()
             raise
 
@@ -258,7 +258,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         self._set_heartbeats(False)
 
     def resume_heartbeats(self) -> None:
-        """Undo pause_heartbeats(). Sends the heartbeats that are due, and disconnects clients silent for too long."""
+        """Undo pause_heartbeats(). Send heartbeats that are late; disconnect clients that were silent for too long."""
         self._set_heartbeats(True)
         for connection in list(self._connections):
             connection.tick()

@@ -54,8 +54,8 @@ from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE
 __all__ = ["Session", "State"]
 
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
-# Maximum number of messages per wake-up; then other subscribers get their turn. The cost per message of a send is low
-# with so many messages.
+# Maximum number of messages that one wake-up delivers; other subscribers then get messages. With so many messages in a
+# send, its cost per message is low.
 _MAX_BATCH = 256
 
 
@@ -72,7 +72,7 @@ class Session(ConnectionSession, Subscriber):
 
     Args:
         broker: The broker of the nsqd.
-        now: When the client connected, seconds.
+        now: Time at which the client connected, in seconds.
         remote_address: ``host:port`` of the client, for statistics.
         on_wake: Called if there may be output for pump(). Returns True if pump() will be called soon.
 
@@ -111,9 +111,9 @@ class Session(ConnectionSession, Subscriber):
         self._on_wake = on_wake
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
-        # The read deadline, which does not apply while the session waits for the result of a request.
+        # The read deadline while the session waits for an IoResult: it does not apply then, and comes back after that.
         self._suspended_read_due = math.inf
-        # How many bytes of the output are messages.
+        # How many bytes in the output buffer are message frames.
         self._waiting_bytes = 0
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
         self.handshake = ClientHandshake(self._options, host, self)
@@ -129,16 +129,16 @@ class Session(ConnectionSession, Subscriber):
         return super().resume(result, now)
 
     def pump(self, now: float) -> list[Effect]:
-        """Deliver the messages of the channel that RDY allows."""
+        """Deliver as many messages of the channel as RDY allows, and return the output."""
         self.now = now
         self._deliver()
         return self._effects()
 
     def tick(self, now: float) -> list[Effect]:
-        """Send the heartbeat that is due, and close the connection if the client has been silent for too long."""
+        """Send a heartbeat if its time has come. Close the connection if the client has been silent for too long."""
         self.now = now
         if self.heartbeats and now >= self._read_due:
-            # As at the end of the input: an incomplete body gets an error frame, an incomplete line does not.
+            # Too long a silence counts as the end of the input: an incomplete body gets an error frame, a line none.
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
@@ -150,7 +150,7 @@ class Session(ConnectionSession, Subscriber):
         return self._effects()
 
     def disconnected(self) -> None:
-        """Note that the connection has ended, and leave the channel. Frames may still be sent."""
+        """Note that the connection ends, and leave the channel. Earlier output may still be sent."""
         super().disconnected()
         self._heartbeat_due = self._read_due = math.inf
         channel, self._channel = self._channel, None
@@ -159,7 +159,7 @@ class Session(ConnectionSession, Subscriber):
 
     @property
     def due(self) -> float:
-        """When to call tick(), seconds; infinity if never. Read this again after each call of a method."""
+        """Time in seconds at which tick() must be called; infinity: never. Each call of a method may change it."""
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
         return due if self._intercepted is None else min(due, self._intercepted.due)
 
@@ -167,7 +167,7 @@ class Session(ConnectionSession, Subscriber):
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """The client id, and the topic and channel that the client subscribes to; both are empty before SUB."""
+        """The client id, and the subscribed topic and channel; before SUB, the topic and the channel are empty."""
         channel = self._channel
         return (self.handshake.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
 
@@ -209,7 +209,7 @@ class Session(ConnectionSession, Subscriber):
         if capacity > 0 and channel.depth:
             capacity -= self._send_messages(channel, min(capacity, _MAX_BATCH))
         if capacity > 0:
-            # Deliver more messages after this batch is sent and other subscribers have had their turn.
+            # The channel wakes this session for more messages after this batch, and after other waiting subscribers.
             channel.add_ready(self)
             settings = self.handshake.delivery_settings
             self._flush |= not settings.buffers_messages or self._waiting_bytes > settings.output_buffer_size
@@ -261,12 +261,12 @@ class Session(ConnectionSession, Subscriber):
 
     def _on_advanced(self) -> None:
         if self._executed and not self._closed:
-            # The read deadline is set when a command is complete: all bytes of the next command must arrive before it.
+            # Each complete command sets the read deadline: all bytes of the next command must arrive before that time.
             interval = self.handshake.settings.heartbeat_interval
             self._read_due = self.now + 2 * interval if interval else math.inf
         self._deliver()
         if self._request is not None:
-            # The client does not have to send bytes before the request has its result.
+            # While the session waits for an IoResult, the client does not have to send anything.
             self._suspended_read_due, self._read_due = self._read_due, math.inf
 
     def _refuse(self, words: list[bytes]) -> None:
@@ -341,7 +341,7 @@ class Session(ConnectionSession, Subscriber):
         self.ready_count = self._last_ready_count = commands.ready_count(words, self._options.max_rdy_count)
 
     def _do_nothing(self, words: list[bytes]) -> None:
-        """Handle NOP, and RDY after CLS."""
+        """Ignore NOP, and RDY after CLS."""
 
     def _finish(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)

@@ -50,7 +50,7 @@ def statistics(
     """Make the document of /stats.
 
     Args:
-        start_time: When the server started, seconds since 1970.
+        start_time: Time at which the server started, in seconds since 1970.
         topic: Include only this topic; "": all topics.
         channel: Include only this channel, and topics that have it; "": all channels.
         now: The monotonic time, seconds.
@@ -110,7 +110,7 @@ def summary(latencies: Sequence[Latencies], now: float) -> Document:
 def _quantile(ordered: Sequence[int], fraction: float) -> int:
     if not ordered:
         return 0
-    # nsqd rounds up twice. Source: bmizerany/perks quantile.go, query.
+    # Like nsqd, take the value after the nearest rank. Source: bmizerany/perks quantile.go, query.
     return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
 
 
@@ -166,13 +166,13 @@ def client_statistics(session: Session, only_topic: str = "") -> Document:
         "tls_cipher_suite": tls.cipher_suite if tls else "",
         "tls_version": tls.version if tls else "",
         "tls_negotiated_protocol": "",
-        # In Go this is true for every connection with TLS.
+        # In Go this value is true for every connection with TLS.
         "tls_negotiated_protocol_is_mutual": tls is not None,
     }
 
 
 def _authorization_statistics(authorization: Authorization | None) -> Document:
-    """Make the values about AUTH, without empty ones."""
+    """Make the values about AUTH, without those that are empty or false."""
     if authorization is None:
         return {}
     facts = {

@@ -1,7 +1,7 @@
 """The data path of a FakeNsqd: nsqd's own ``nsqd.dat``, a file of messages, and the lock of the directory.
 
 Topics and channels are written after each change. Messages are written when the nsqd stops, or when they exceed the
-limit of the memory. There is no fsync: files must survive the end of the process, not of the machine. Source: nsqd
+limit of the memory. There is no fsync: files must survive a crash of the process, but not of the machine. Source: nsqd
 nsqd.go LoadMetadata, PersistMetadata; dirlock.go.
 
 nsqd has one diskqueue per topic and channel. Here all messages are in one file, to which records are appended. The file
@@ -64,7 +64,7 @@ class FileFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredQueue:
-    """Messages of one channel, or of a topic (channel None)."""
+    """Messages of one channel, or, if the channel is None, of the topic itself."""
 
     topic: str
     channel: str | None
@@ -83,7 +83,7 @@ class DataPath:
         self._lock: int | None = None
         # The broker whose messages are in the file; None before the first load().
         self._broker: Broker | None = None
-        # How many messages in the file are still on disk, and how many messages it names in all.
+        # How many messages in the file are still in their queue, and how many messages the file names in all.
         self._live_count = 0
         self._named_count = 0
 
@@ -124,7 +124,7 @@ class DataPath:
         if self._broker is None:
             self._load_topics(broker, now)
             self._load_messages(broker, now)
-        # The file keeps only messages on disk; the others are now in memory: nsqd, too, loses them if it is killed.
+        # Messages that fit into memory leave the file: like nsqd, this server loses them if it is killed.
         self._broker = broker
         self._write_messages(lambda queue: queue.on_disk())
 
@@ -159,7 +159,7 @@ class DataPath:
         return self._lock is not None and self._broker is not None and not is_ephemeral(topic)
 
     def _write_messages(self, messages_of: Callable[[MessageHolder], list[QueuedMessage]]) -> None:
-        """Rewrite the file of messages, without ephemeral channels and topics. Delete it if there are no messages."""
+        """Rewrite the file of messages, without ephemeral channels and topics. Without messages, delete the file."""
         queues = [] if self._broker is None else _stored_queues(self._broker, messages_of)
         self._live_count = self._named_count = sum(len(queue.messages) for queue in queues)
         if queues:
@@ -172,7 +172,7 @@ class DataPath:
         self._named_count += count
         name = self._file(_MESSAGES)
         try:
-            # Unbuffered, so that messages with an OK survive the end of the process.
+            # Unbuffered, so that messages whose PUB got an OK survive a crash of the process.
             with open(name, "ab", buffering=0) as file:
                 file.write(record if file.tell() else encode_messages([]) + record)
         except OSError as error:
@@ -267,7 +267,7 @@ def encode_metadata(topics: Iterable[Topic]) -> bytes:
         for topic in topics
         if not topic.ephemeral
     ]
-    # json.dumps() is enough, because names need none of Go's escapes. The file is written with each new channel.
+    # json.dumps() is fast, since each new channel writes the file; and names need none of Go's escapes.
     return json.dumps({"topics": documents or None, "version": NSQ_VERSION}, separators=(",", ":")).encode()
 
 
@@ -307,7 +307,7 @@ def encode_messages(queues: Iterable[StoredQueue]) -> bytes:
 
 
 def encode_stored(queue: StoredQueue) -> bytes:
-    """Encode a record of new messages for the end of the file."""
+    """Encode a record of new messages, which is appended to the file."""
     messages = [
         _with_size(encode_message(message.timestamp, message.attempts, message.id, message.body))
         for message in queue.messages
@@ -316,7 +316,7 @@ def encode_stored(queue: StoredQueue) -> bytes:
 
 
 def encode_removed(topic: str, channel: str | None, ids: Iterable[bytes]) -> bytes:
-    """Encode a record of messages that have left their queue for the end of the file."""
+    """Encode a record of messages that have left their queue, which is appended to the file."""
     removed = [message_id.decode("latin-1") for message_id in ids]
     return _record({"topic": topic, "channel": channel, "count": 0, "removed": removed}, [])
 
@@ -341,7 +341,7 @@ def decode_messages(data: bytes) -> tuple[list[StoredQueue], int]:
         content = data[start : start + size]
         if zlib.crc32(content) != checksum:
             raise FileFormatError(f"the checksum of {counted(size, 'byte')} of messages is wrong")
-        # The checksum is right, so _record() has written this content.
+        # The checksum is right, so _record() has written this content, and its fields need no check.
         head, *frames = _split_sized(content)
         document = json.loads(head)
         messages = queues.setdefault((document["topic"], document["channel"]), {})
