@@ -1,13 +1,13 @@
 """gnsq: a gevent client for NSQ, the realtime message queue.
 
-A public name is imported when it is first used. So the emulator, which needs only the protocol, starts 70 ms faster.
+A public name is imported when it is first used: the emulator, which needs only the protocol, starts 70 ms faster so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # "as" makes a name public for type checkers
+if TYPE_CHECKING:  # for type checkers, a name that is imported "as" itself is public
     from gnsq import errors as errors
     from gnsq import protocol as protocol
     from gnsq import states as states
@@ -42,7 +42,7 @@ _MODULES = {
     "finish_all": "message",
 }
 __all__ = [*_MODULES, "__version__", "errors", "protocol", "states", "util"]
-# Submodules that were attributes of the package in gnsq 1.0. They work without an import of the submodule.
+# Submodules that were attributes of the package in gnsq 1.0: a program may use them without an import of its own.
 _SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "reader", "states", "util"}
 
 

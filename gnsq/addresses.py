@@ -49,9 +49,9 @@ def is_port(port: object) -> bool:
 
 
 def parse_addresses(addresses: Addresses) -> list[str]:
-    """Return the nsqd_tcp_addresses of a constructor as ``host:port``, each once; raises as parse_address().
+    """Return the addresses of a constructor argument as ``host:port``, in their order and without duplicates.
 
-    The order is the given one. Addresses of a set are sorted.
+    Addresses of a set, which has no order, are sorted. Raises the errors of parse_address().
     """
     if not isinstance(addresses, (str, list, tuple, set, frozenset)):
         raise TypeError(f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {addresses!r}")

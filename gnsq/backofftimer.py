@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 __all__ = ["BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
 
-# Limit of the exponent, which keeps the numbers small. The power is then above every limit of a wait.
+# Largest exponent of the growth. Without this limit, the power would overflow a float after 1024 failures.
 _MAX_EXPONENT = 64
 
 
 class BackoffTimer:
-    """Computes random waits as gnsq 1.0: longer ones after failures, shorter ones after successes.
+    """Computes random waits by the formula of gnsq 1.0: longer ones after failures, shorter ones after successes.
 
     Args:
-        ratio: Seconds; get_interval() multiplies a random number by them.
+        ratio: Seconds; a factor of the formula in get_interval().
         max_interval: Seconds; None for no limit.
         min_interval: Seconds; None for no limit.
     """
@@ -32,7 +32,7 @@ class BackoffTimer:
         return self.c == 0
 
     def reset(self) -> BackoffTimer:
-        """Set the failures to 0."""
+        """Set the number of failures to 0."""
         self.c = 0
         return self
 
@@ -63,9 +63,9 @@ def exponential_delay(
 
     Args:
         failures: Failures in a row, 1 or more.
-        jitter: Largest share that is subtracted, so that clients that failed together do not all return at the same
-            time.
-        spread: A random number in [0, 1).
+        jitter: Largest share of the delay, 0 to 1, that is subtracted. The subtraction prevents that clients that
+            failed at the same time all try again at the same time.
+        spread: A random number in [0, 1): how much of the largest share is subtracted.
     """
     delay = initial * growth ** min(failures - 1, _MAX_EXPONENT)
     return min(delay, maximum) * (1 - jitter * spread)
@@ -84,11 +84,11 @@ def exponential_delay(
 #        +-----------------------------------------------------------------------+
 #                                             success, no failures left
 #
-# In WAITING, results are ignored: they belong to messages that were delivered before the pause.
+# In WAITING, failures and successes are ignored: they belong to messages that were delivered before the pause.
 
 
 class BackoffPhase(enum.Enum):
-    """Phase of a consumer's backoff; see the diagram above."""
+    """Phase of a consumer's backoff; the diagram before this class shows the changes of phase."""
 
     OFF = "off"
     WAITING = "waiting"
@@ -101,15 +101,15 @@ class ConsumerBackoff:
     Source: the client guide, "Backoff".
 
     Args:
-        delay: Called with the number of failures in a row (1 or more). Returns seconds.
+        delay: Function that is called with the number of failures in a row (1 or more), and returns seconds.
         maximum: Longest delay, seconds; 0: never pause.
-        jitter: Largest share that is subtracted from a delay.
+        jitter: Largest share of a delay, 0 to 1, that is subtracted from the delay.
 
     Attributes:
         failures: Failures in a row; each success subtracts one.
         duration: Length of the last pause, seconds.
-        until: When the pause ends or has ended, monotonic seconds.
-        maximum: As the argument; may be changed at any time.
+        until: Time at which the last pause ends or has ended, monotonic seconds.
+        maximum: Longest delay, seconds; may be changed at any time.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ConsumerBackoff:
         if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
         failures = self.failures + 1
-        # A failure that does not lengthen the pause is not counted, since each failure needs a success to undo it.
+        # Do not count a failure that does not lengthen the pause: each counted failure needs a success to undo it.
         if self.failures and self._length(failures) <= self._length(self.failures):
             failures = self.failures
         self._pause(failures, now)
@@ -158,7 +158,7 @@ class ConsumerBackoff:
             self.phase = BackoffPhase.PROBING
 
     def _pause(self, failures: int, now: float) -> None:
-        # Call the user's delay function before anything changes: it may raise.
+        # Call the user's delay function before any attribute is changed: the function may raise.
         self.duration = self._length(failures) * (1 - self._jitter * self._rng.random())
         self.failures = failures
         self.phase = BackoffPhase.WAITING

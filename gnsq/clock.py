@@ -1,4 +1,4 @@
-"""Monotonic time, sleeps and timeouts. Tests pass a clock of their own."""
+"""Monotonic time, sleeps and timeouts. Tests replace the real clock by another one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Clock(Protocol):
         """Suspend the calling greenlet."""
 
     def timeout(self, seconds: float) -> gevent.Timeout:
-        """Return a context manager that raises itself inside its block if the block takes longer."""
+        """Return a context manager that raises gevent.Timeout inside its block if the block takes longer."""
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
         """Wait for an Event or AsyncResult up to a number of seconds.
 
         Returns:
-            True if the waitable is set; False if the time was over first.
+            True if the waitable is set; False if it was not set in time.
         """
 
 

@@ -1,4 +1,4 @@
-"""Classes of gnsq before 1.0. They work, and a DeprecationWarning names the class to use instead."""
+"""Classes of gnsq before 1.0. They still work. A DeprecationWarning names the class to use instead."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Reader(Consumer):
     """Deprecated: use Consumer.
 
     Args:
-        max_concurrency: As ``concurrency`` of Consumer; below 0: one for each CPU; 0: the default.
-        async: True if all messages are async messages. It is a keyword of Python, so pass ``**{"async": True}``.
-        args, options: As for Consumer.
+        max_concurrency: The option ``concurrency`` of Consumer; below 0: the number of CPUs; 0: Consumer's default.
+        async: True to make all messages async. ``async`` is a keyword of Python, so pass ``**{"async": True}``.
+        args, options: Arguments of Consumer.
 
-    ``message.requeue()`` without a delay uses the consumer's delay, as with Consumer. Before gnsq 1.0 it used 0.
+    ``message.requeue()`` without a delay uses the delay that Consumer computes. Before gnsq 1.0 the delay was 0.
     """
 
     def __init__(self, *args: Any, max_concurrency: int = 0, **options: Any) -> None:  # Any: as for Consumer
@@ -48,7 +48,7 @@ class Reader(Consumer):
     def start(self, *args: Any, **options: Any) -> None:  # Any: as for Consumer
         """Start as Consumer does."""
         if self._is_async and self.on_message.receivers:
-            # The order of receivers does not matter: a message is finished after the last one.
+            # This receiver may be called last: a message is finished after the last receiver has returned.
             self.on_message.connect(self._make_async, weak=False)
         super().start(*args, **options)
 
@@ -63,7 +63,7 @@ class Reader(Consumer):
 
         Raises:
             NSQNoConnections: If there is no connection.
-            NSQException: As Producer.publish().
+            NSQException: In the cases of Producer.publish().
         """
         _warn("Reader.publish", "gnsq.Producer")
         for connection in list(self._pool.connections.values()):
@@ -73,7 +73,7 @@ class Reader(Consumer):
 
 
 def _publish_over(protocol: str, name: str) -> Callable[..., None]:
-    """Make a method of Nsqd: call the method of one of its clients, and warn."""
+    """Make a method of Nsqd that gives a DeprecationWarning and calls the method of the TCP or the HTTP client."""
 
     def publish(self: Nsqd, *args: Any, **options: Any) -> None:  # Any: as in the client
         _warn(f"Nsqd.{name}_{protocol}", f"Nsqd{protocol.upper()}Client.{name}")
@@ -83,11 +83,11 @@ def _publish_over(protocol: str, name: str) -> Callable[..., None]:
 
 
 class Nsqd:
-    """Deprecated: use NsqdTCPClient or NsqdHTTPClient. Has the attributes of both, first of NsqdTCPClient.
+    """Deprecated: use NsqdTCPClient or NsqdHTTPClient. Has the attributes of both; NsqdTCPClient's go first.
 
     Args:
-        address, tcp_port, http_port: Address and ports of nsqd.
-        options: As for NsqdTCPClient.
+        address, tcp_port, http_port: Host and ports of nsqd.
+        options: Options of NsqdTCPClient.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Nsqd:
         self._http = NsqdHTTPClient(address, http_port)
 
     def __getattr__(self, name: str) -> Any:  # Any: as in the clients
-        # copy and pickle read attributes before __init__ is called.
+        # copy and pickle read attributes before __init__ is called: without this line, the recursion would not end.
         if name in ("_tcp", "_http"):
             raise AttributeError(name)
         return getattr(self._tcp if hasattr(self._tcp, name) else self._http, name)
@@ -135,7 +135,7 @@ class Nsqd:
         return self._tcp if self._tcp.is_connected else self._http
 
     def publish(self, topic: str, data: bytes, *args: Any, **options: Any) -> Any:  # Any: as in the client's publish()
-        """Publish a message: over TCP if connected (the caller must read the response), else over HTTP."""
+        """Publish a message: over TCP if the TCP client is connected (the caller must read the response), else HTTP."""
         return self._connected.publish(topic, data, *args, **options)
 
     def multipublish(self, topic: str, messages: Iterable[bytes], *args: Any, **options: Any) -> Any:
@@ -153,12 +153,12 @@ class Lookupd(LookupdClient):
 
     Args:
         address: A URL or ``host[:port]``.
-        options: As for LookupdClient.
+        options: Options of LookupdClient.
     """
 
     def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:  # Any: as for LookupdClient
         _warn("gnsq.Lookupd", "gnsq.LookupdClient")
-        # Parses the URL; opens no connection.
+        # This client only parses the URL, and opens no connection.
         parsed = LookupdClient.from_url(address, **options)
         options["auth"] = parsed.options.auth
         path = urlsplit(parsed.address).path

@@ -1,7 +1,7 @@
-"""Finds nsqds: asks all nsqlookupds, combines their answers, and remembers them from round to round.
+"""Finds nsqds: queries all nsqlookupds, combines their answers, and remembers the answers until the next query.
 
-An answer may come from any server. So the number of nsqds is limited, and an address must be a host with a port.
-Connects to no nsqd: Consumer and Producer do that.
+An address may lead to another server than nsqlookupd. So an answer is not trusted: the number of nsqds is limited, and
+each must have a host and a port. Only Consumer and Producer connect to the nsqds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["MAX_NSQDS", "AllNodes", "LookupReport", "TopicNodes", "parse_lookupd
 
 logger = logging.getLogger(__name__)
 
-# Seconds for the answer of one nsqlookupd. An nsqlookupd that is silent must not delay a round for long.
+# Seconds for the answer of one nsqlookupd, so that an nsqlookupd without an answer does not delay the others for long.
 LOOKUP_TIMEOUT = 5.0
-# Limit of an answer in bytes. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB, 64 MB take
-# 8.8 s and 1.5 GB.
+# Limit of an answer in bytes. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB of memory, 64 MB
+# take 8.8 s and 1.5 GB.
 MAX_ANSWER_SIZE = 16 * 1024 * 1024
-# Default limit of the nsqds of all answers together.
+# Default limit of the number of nsqds in all answers together.
 MAX_NSQDS = 1000
-# After this number of nsqds of an answer, which takes 1 to 2 ms, other greenlets run.
+# Other greenlets run after each 500 nsqds of an answer. To process 500 nsqds takes 1 to 2 ms.
 _NSQDS_PER_TURN = 500
-# Characters of a host name. Source: RFC 1035; an IP address has fewer.
+# Limit of the characters of a host name, by RFC 1035. An IP address has fewer.
 _MAX_HOST_LENGTH = 255
 _NOT_IN_HOSTS = frozenset(" /?#@[]\\")
-# From this number of rounds in a row without an nsqd on, the log line is a warning.
+# A round is one query of all nsqlookupds. After so many rounds in a row without an nsqd, the log line is a warning.
 _WARN_AFTER_EMPTY_ROUNDS = 3
 
 
@@ -44,11 +44,11 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
     """Make clients from a constructor's argument lookupd_http_addresses.
 
     Args:
-        http: Options of HttpOptions. The defaults of ``timeout`` and ``max_response_size`` are LOOKUP_TIMEOUT and
-            MAX_ANSWER_SIZE.
+        http: Options of HttpOptions. Their defaults apply, except for ``timeout`` (LOOKUP_TIMEOUT) and
+            ``max_response_size`` (MAX_ANSWER_SIZE).
 
     Raises:
-        TypeError, ValueError: As LookupdClient.from_url().
+        TypeError, ValueError: In the cases of LookupdClient.from_url().
     """
     if not isinstance(addresses, (str, list, tuple)):
         raise TypeError(
@@ -68,9 +68,9 @@ class LookupReport:
     """Result of the last query of each nsqlookupd.
 
     Attributes:
-        failures: Why the last answer can't be used, by the address of the nsqlookupd. No entry: the answer was used.
+        failures: By address of an nsqlookupd: why its last answer can't be used. An answer that is used has no entry.
         wrong: Addresses at which another server than nsqlookupd answers, and no nsqlookupd has ever answered.
-        empty_rounds: Rounds in a row in which an nsqlookupd answered and no nsqd was known.
+        empty_rounds: Number of the last rounds in a row in which an nsqlookupd answered, but no nsqd was known.
     """
 
     def __init__(self, owner: LogOwner | None = None) -> None:
@@ -90,7 +90,7 @@ class LookupReport:
         """Record the result of a query.
 
         Args:
-            failure: Why the answer can't be used; None if it can.
+            failure: Why the answer can't be used; None if the answer can be used.
             is_other_server: True if the answer shows that the server is not nsqlookupd.
         """
         if failure is None:
@@ -98,7 +98,7 @@ class LookupReport:
             self.failures.pop(address, None)
         else:
             self.failures[address] = failure
-        # An address at which an nsqlookupd has answered is only failing, for example while its proxy restarts.
+        # An address at which an nsqlookupd has answered before is not wrong: its proxy may be restarting, for example.
         if is_other_server and address not in self._confirmed:
             self.wrong.add(address)
         elif failure is None:
@@ -134,7 +134,7 @@ class LookupReport:
         """Log that no nsqd is known, if the last round was empty (see empty_rounds). One line per minute and level.
 
         Args:
-            topic: As in explanations().
+            topic: Topic of the nsqds; empty for all nsqds.
             seconds: Seconds until the next round.
         """
         if not self.empty_rounds:
@@ -150,11 +150,11 @@ class LookupReport:
 
 
 class _Lookup:
-    """Queries nsqlookupds for nsqds. Base of TopicNodes and AllNodes, which remember the answers.
+    """Queries nsqlookupds for nsqds. Base class of TopicNodes and AllNodes, which remember the answers.
 
     Args:
         topic: Topic of the nsqds; empty for all nsqds.
-        port: Port to take from the answers: ``tcp_port`` or ``http_port``.
+        port: Which port of an nsqd to use: ``tcp_port`` or ``http_port``.
         max_nsqds: Limit of the known nsqds.
 
     Attributes:
@@ -189,11 +189,11 @@ class _Lookup:
         """Query one nsqlookupd. A failure is logged and recorded.
 
         Args:
-            found: Called with each ``host:port`` of the answer.
-            admitted: The nsqds that count for the limit. New nsqds are added while there are fewer than max_nsqds.
+            found: Called with the ``host:port`` of each nsqd in the answer.
+            admitted: The known nsqds. A new nsqd is added to them, unless they are max_nsqds already.
 
         Returns:
-            True if the whole answer could be used. If only a part could, found() was called for that part.
+            True if the whole answer could be used. If only a part could be used, found() was called for that part.
         """
         lookupd, report = self._lookupds[number], self.report
         address = lookupd.address
@@ -253,21 +253,21 @@ class TopicNodes(_Lookup):
         self, lookupds: Sequence[LookupdClient], topic: str, max_nsqds: int = MAX_NSQDS, owner: LogOwner | None = None
     ) -> None:
         super().__init__(lookupds, topic, max_nsqds=max_nsqds, owner=owner)
-        # The last answer of each nsqlookupd. One set for all would keep each nsqd that was ever replaced.
+        # The last answer of each nsqlookupd. A common set of all answers would keep nsqds that were replaced long ago.
         self._answers: list[set[str]] = [set() for _ in lookupds]
 
     @property
     def addresses(self) -> set[str]:
-        """Addresses of the last answers of all nsqlookupds."""
+        """Addresses of the nsqds in the last answers of all nsqlookupds."""
         return set().union(*self._answers)
 
     def refresh(self, found: Callable[[str], object], connected: Collection[str] = ()) -> bool:
-        """Query all nsqlookupds at the same time, and wait for the last one. Return True if any of them answered.
+        """Query all nsqlookupds at the same time, and wait for all of them. Return True if any of them answered.
 
         Args:
-            found: Called with each known ``host:port``, as soon as its nsqlookupd has answered or failed: a lost nsqd
-                must not wait for another nsqlookupd that is down. Called again if several nsqlookupds name it.
-            connected: Further nsqds that count for the limit.
+            found: Called with the ``host:port`` of each known nsqd, as soon as one nsqlookupd that has named it has
+                answered or failed: the caller need not wait for all nsqlookupds. May be called twice for an nsqd.
+            connected: Further nsqds that count for the limit max_nsqds.
         """
         admitted = self.addresses.union(connected)
 
@@ -293,8 +293,8 @@ class TopicNodes(_Lookup):
 class AllNodes(_Lookup):
     """All nsqds that nsqlookupds know.
 
-    An nsqd is forgotten when no nsqlookupd names it in two complete rounds in a row. A round is complete if all
-    nsqlookupds answered. One round is not enough: an nsqlookupd that has just started knows no nsqd for seconds.
+    A round of queries is complete if all nsqlookupds answered. An nsqd is forgotten when no nsqlookupd names it in two
+    complete rounds in a row. One is not enough: an nsqlookupd that has just started knows no nsqd for some seconds.
     """
 
     def __init__(
@@ -310,11 +310,11 @@ class AllNodes(_Lookup):
         self._missing: set[str] = set()
 
     def refresh(self, found: Callable[[str], object] = lambda address: None) -> tuple[set[str], set[str]]:
-        """Query all nsqlookupds at the same time, and wait for the last one. Return the addresses that are new, and
-        those that were forgotten.
+        """Query all nsqlookupds at the same time, and wait for all of them. Return the addresses that are new, and
+        the addresses that were forgotten.
 
         Args:
-            found: Called with each ``host:port`` as soon as an answer names it, and again if other answers do.
+            found: Called with a ``host:port`` as soon as an answer names it. May be called twice for an nsqd.
         """
         named: set[str] = set()
         admitted = set(self._addresses)
@@ -333,12 +333,12 @@ class AllNodes(_Lookup):
         return new, gone
 
 
-def _producers(answer: object) -> list[Any]:  # Any: whatever JSON the server sends
+def _producers(answer: object) -> list[Any]:  # Any: the server may send any JSON
     """Return the list of nsqds of an answer. Raise ValueError if there is no list."""
     if not isinstance(answer, dict) or "producers" not in answer:
         raise ValueError(f"no producers in {shown(answer)}")
     producers = answer["producers"]
-    if producers is None:  # Go's empty list
+    if producers is None:  # Go writes an empty list as null
         return []
     if not isinstance(producers, list):
         raise ValueError(f"producers {shown(producers)} are no list")
@@ -346,11 +346,11 @@ def _producers(answer: object) -> list[Any]:  # Any: whatever JSON the server se
 
 
 def _producer_address(producer: object, port_name: str) -> str:
-    """Return the address of an nsqd in an answer. Raise ValueError if the address is not valid. The text does
-    not show the answer, since to format it would take long."""
+    """Return the address of an nsqd in an answer. Raise ValueError if the address is not valid. The text of the error
+    does not show the answer, which may be too long to be formatted quickly."""
     if not isinstance(producer, dict):
         raise ValueError("it is not an object")
-    # nsqlookupd before 0.2.22 has "address".
+    # nsqlookupd before 0.2.22 calls the broadcast_address "address".
     host = producer.get("broadcast_address") or producer.get("address")
     port = producer.get(port_name)
     if not isinstance(host, str) or not isinstance(port, int) or not is_port(port):

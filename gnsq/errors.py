@@ -16,7 +16,7 @@ class NSQRequeueMessage(NSQException):
     """Raised by a handler to requeue its message.
 
     Args:
-        backoff: True if backoff counts this as a failure; None: use the option ``backoff_on_requeue``.
+        backoff: True if the requeue counts as a failure for backoff; None: the option ``backoff_on_requeue`` decides.
     """
 
     def __init__(self, backoff: bool | None = None) -> None:
@@ -29,18 +29,18 @@ class NSQTimeout(NSQException):
 
 
 class NSQNotSent(NSQException):
-    """nsqd has not executed the publish, and will not execute it. To publish again creates no duplicate."""
+    """nsqd has not executed the publish, and will not execute it. So another publish of it creates no duplicate."""
 
 
 class NSQUnknown(NSQException):
     """The publish was sent and got no response, so nsqd may have executed it.
 
-    To publish again may duplicate the message; not to publish again may lose it.
+    Another publish of the message may duplicate it. Without another publish, the message may be lost.
     """
 
 
 class NSQNoConnections(NSQNotSent):
-    """There is no connection to any nsqd. The text says what was tried."""
+    """There is no connection to any nsqd. The text of the error says what was tried."""
 
 
 class NSQNotSentTimeout(NSQNotSent, NSQTimeout):
@@ -55,8 +55,8 @@ class NSQHttpError(NSQException):
     """An HTTP server responded with a status other than 200, or gave no response.
 
     Attributes:
-        status: The HTTP status, or the status in the body of an old server's response; None without a response.
-        body: The body of the response; empty without a response.
+        status: The HTTP status, or the status in the body of an old server's response. None if there was no response.
+        body: The body of the response; empty if there was no response.
     """
 
     def __init__(self, text: str, status: int | None = None, body: bytes = b"") -> None:
@@ -78,7 +78,7 @@ class NSQSocketError(NSQException, OSError):
 
 
 class NSQConnectionClosed(NSQSocketError):
-    """The connection was closed, by nsqd or by this client, before the result came."""
+    """The connection was closed by nsqd or by this client before the call was done."""
 
 
 class NSQNotSentClosed(NSQNotSent, NSQConnectionClosed):
@@ -109,7 +109,7 @@ class NSQErrorCode(NSQException):
     Attributes:
         code: The first word of the frame, such as ``E_BAD_TOPIC``.
         text: The words after the code, unchanged.
-        advice: What the user can do about the error, if that is known; the last part of str(error).
+        advice: What the user can do about the error; empty if unknown. str(error) ends with it, in brackets.
         fatal: True if nsqd closes the connection after this error.
     """
 
@@ -150,7 +150,7 @@ class NSQInvalid(NSQErrorCode, code="E_INVALID"):
 
 
 class NSQBadProtocol(NSQErrorCode, code="E_BAD_PROTOCOL"):
-    """nsqd does not know the version of the protocol that was sent first."""
+    """nsqd does not know the version of the protocol that the client sent first."""
 
 
 class NSQBadBody(NSQErrorCode, code="E_BAD_BODY"):
@@ -180,7 +180,7 @@ class NSQPubFailed(NSQErrorCode, code="E_PUB_FAILED"):
 class NSQMPubFailed(NSQErrorCode, code="E_MPUB_FAILED"):
     """nsqd could not store one of the messages.
 
-    It may have stored the messages before that one. If the text ends with "exiting", it has stored none.
+    nsqd may have stored the messages before that one. If the text ends with "exiting", nsqd has stored none.
     """
 
 
@@ -189,7 +189,7 @@ class NSQDPubFailed(NSQErrorCode, code="E_DPUB_FAILED"):
 
 
 class NSQIdentifyFailed(NSQErrorCode, code="E_IDENTIFY_FAILED"):
-    """The negotiation, or starting TLS or compression, failed."""
+    """The negotiation failed, or TLS or compression could not be started."""
 
 
 class NSQSubFailed(NSQErrorCode, code="E_SUB_FAILED"):
@@ -217,19 +217,19 @@ class NSQUnauthorized(NSQErrorCode, code="E_UNAUTHORIZED"):
 
 
 class NSQFinishFailed(NSQErrorCode, code="E_FIN_FAILED"):
-    """The message is no longer in flight to this connection. Not fatal."""
+    """nsqd refused FIN: the message is no longer in flight to this connection. Not fatal."""
 
     fatal = False
 
 
 class NSQRequeueFailed(NSQErrorCode, code="E_REQ_FAILED"):
-    """The message is no longer in flight to this connection. Not fatal."""
+    """nsqd refused REQ: the message is no longer in flight to this connection. Not fatal."""
 
     fatal = False
 
 
 class NSQTouchFailed(NSQErrorCode, code="E_TOUCH_FAILED"):
-    """The message is no longer in flight to this connection. Not fatal."""
+    """nsqd refused TOUCH: the message is no longer in flight to this connection. Not fatal."""
 
     fatal = False
 
@@ -238,7 +238,7 @@ class NSQTouchFailed(NSQErrorCode, code="E_TOUCH_FAILED"):
 ERROR_CODES |= {b"E_FINISH_FAILED": NSQFinishFailed, b"E_REQUEUE_FAILED": NSQRequeueFailed}
 
 MESSAGE_ID_SIZE = 16  # bytes
-# Bytes of an error frame that are kept; the rest is cut off. nsqd's longest text quotes a name of 16 KiB.
+# Bytes of an error frame that are used; the rest is cut off. nsqd's longest text quotes a name of 16 KiB.
 MAX_ERROR_SIZE = 17 * 1024
 
 
@@ -249,7 +249,7 @@ def make_error(data: bytes) -> NSQErrorCode:
     """
     code, _, text = data[:MAX_ERROR_SIZE].partition(b" ")
     error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
-    # As in gnsq 1.0: args has the code if there is no text.
+    # In gnsq 1.0, too, args has the code if there is no text.
     error.args = (text or code,)
     return error
 

@@ -1,6 +1,6 @@
 """HTTP client whose calls block only their own greenlet, not the hub.
 
-It has connections of its own in each hub that uses it. Subclasses know the endpoints.
+The client has connections of its own in each hub that uses it. Subclasses know the endpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["HTTPClient", "HttpClientOptionsDict", "HttpOptions", "HttpOptionsDic
 
 USERAGENT = USER_AGENT
 
-# The value of the header Accept. Without it, servers from 0.3 to 0.3.8 send old envelopes.
+# The value of the header Accept. Without this value, servers from 0.3 to 0.3.8 wrap their responses in old envelopes.
 _ACCEPT = "application/vnd.nsq; version=1.0"
 _MAX_REDIRECTS = 5
 
@@ -47,15 +47,15 @@ _MAX_REDIRECTS = 5
 class HTTPClient:
     """A client of one HTTP address, for all greenlets of all threads.
 
-    The deadline of a call covers all of it, also if the server sends slowly. Each thread has its own connections, which
-    stay open between calls. A connection that the server has closed is replaced. If the close shows only after sending,
-    a GET is retried. Other methods raise an error, since the server may have executed the request.
+    The timeout of a call covers the whole call, even if the server sends slowly. Each thread has its own connections,
+    which stay open between calls. A connection that the server has closed is replaced. If the client notices that only
+    after sending, it retries a GET; other methods raise an error, since the server may have executed the request.
 
     A POST is retried only if no connection could be made, or if the server does not know the path. So the client
     duplicates nothing. If the caller sends a POST again after an NSQHttpTimeout, or after an NSQHttpError whose status
-    is None, the server may execute it twice; after an NSQHttpUnreachable it does not.
+    is None, the server may execute the POST twice, but not after an NSQHttpUnreachable.
 
-    After a fork the child makes new connections, and calls that were waiting fail in the child.
+    After a fork the child makes new connections. Calls that were waiting during the fork fail in the child.
 
     Args:
         host, port: Address of the server.
@@ -103,7 +103,7 @@ class HTTPClient:
         self._local = local()
         # Connections of all threads.
         self._all: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
-        # By path: True if this server has the old path for it.
+        # By path: True if this server is so old that it knows this endpoint only by the old path.
         self._old_paths: dict[str, bool] = {}
 
     @classmethod
@@ -146,7 +146,7 @@ class HTTPClient:
 
     @property
     def address(self) -> str:
-        """``http://host:port/``, with the prefix of paths."""
+        """``http://host:port/``, followed by the prefix of all paths, if there is one."""
         path = f"{self._path}/" if self._path else ""
         return f"{self.scheme}://{format_address(self.host, self.port)}/{path}"
 
@@ -183,16 +183,16 @@ class HTTPClient:
         """Send a request and wait for the response.
 
         Args:
-            params: Parameters of the query; None means absent.
-            old_path: The path of servers before 1.0; used if the server does not know the path.
+            params: Parameters of the query; a parameter whose value is None is left out.
+            old_path: The endpoint's path in servers before 1.0; used if the server does not know the other path.
             timeout: Seconds for this call, in place of the client's option timeout.
 
         Returns:
-            JSON as Python objects (without the envelope of old servers), other bodies as bytes.
+            A body in JSON as Python objects (without the envelope of old servers), another body as bytes.
 
         Raises:
-            NSQHttpError: If the status is not 200 (``status`` and ``body`` have it) or there was no response
-                (``status`` is None): NSQHttpUnreachable if nothing was sent, NSQHttpTimeout if time ran out.
+            NSQHttpError: If the status is not 200 or there was no response (``status`` is None). The class is
+                NSQHttpUnreachable if nothing was sent, and NSQHttpTimeout if the timeout is over.
         """
         query = {name: str(value) for name, value in (params or {}).items() if value is not None}
         path = path.lstrip("/")
@@ -201,7 +201,7 @@ class HTTPClient:
 
     def _connections(self) -> Connections:
         """Return the connections of the calling thread's hub."""
-        # Load the class first, since this may wait; other greenlets may make the connections meanwhile.
+        # Load the class before the attribute is read: loading may wait, and other greenlets may set the attribute then.
         make_connections = _connections_class()
         found: Connections | None = getattr(self._local, "connections", None)
         if found is None or found.closed or found.hub is not gevent.get_hub():
@@ -220,7 +220,7 @@ class HTTPClient:
         query: Mapping[str, str],
         body: bytes | None,
     ) -> Any:
-        """Use the path that this server is known to have; if it does not know this path, use the other one."""
+        """Send to the path that this server probably knows; if the server does not know it, send to the other path."""
         if old_path is None:
             return self._result(call, method, path, query, body)
         probably_old = self._old_paths.get(path, any(self._old_paths.values()))
@@ -249,7 +249,7 @@ class HTTPClient:
         raise NSQHttpError(f"{method} {self.address}{path}: more than {_MAX_REDIRECTS} redirects", response.status)
 
     def _redirected(self, request: str, url: str, response: Response) -> str:
-        """Return the URL of a redirect. Refuse another server, which must not get messages and passwords."""
+        """Return the URL of a redirect. Refuse a redirect to another server: it must not get messages and passwords."""
         try:
             target = urlsplit(urljoin(url, response.location))
             port = target.port or PORTS.get(target.scheme)
@@ -272,7 +272,7 @@ class HTTPClient:
 
 @functools.cache
 def _connections_class() -> type[Connections]:
-    """Load the class, and with it requests, in another thread, since that takes 0.1 s and would block the hub."""
+    """Import the class in another thread: it imports the library requests, which would block the hub for 0.1 s."""
 
     def load() -> type[Connections]:
         from gnsq.http.connections import Connections
@@ -287,11 +287,11 @@ def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:
     if not isinstance(useragent, str):
         raise TypeError(f"useragent must be a str, not {useragent!r}")
     check_header("User-Agent", useragent)
-    # Refuse compressed bodies: one could be huge after it is unpacked. nsqd sends none.
+    # "identity" refuses compressed bodies: a short one could be huge after decompression. nsqd does not compress.
     headers = {"User-Agent": useragent, "Accept": _ACCEPT, "Accept-Encoding": "identity"}
     if options.auth is not None:
         headers["Authorization"] = options.authorization
-    # Names of headers are equal in upper and lower case.
+    # Upper and lower case do not differ in names of headers.
     given = {name.title(): value for name, value in (options.headers or {}).items()}
     return headers | given
 

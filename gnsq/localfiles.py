@@ -1,7 +1,7 @@
 """Write files to local disks durably, with permissions that do not depend on the umask.
 
-All functions block and raise OSError. A mode is that of a directory; a file gets the mode without its x bits. None as
-the mode means the permissions of the umask.
+All functions block and raise OSError. The argument ``mode`` is the mode of a directory; a file gets this mode without
+its x bits. If the mode is None, the umask decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_PERMISSIONS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def check_mode(mode: int) -> int:
-    """Return a mode with x added where it has r, so that the files of a directory can be opened.
+    """Return a mode with an x bit added for each r bit, so that the files of a directory can be opened.
 
     Raises:
         ValueError: If the owner may not read and write, or a bit other than rwx and setgid (2000) is set.
@@ -50,10 +50,10 @@ def make_directory(path: Path, mode: int | None = None) -> None:
 
 
 def write_file(path: Path, temporary: Path, data: bytes | memoryview, mode: int | None = None) -> None:
-    """Write a file that is complete and on the disk when it gets its name.
+    """Write a file. The file is complete and on the disk before it gets its name.
 
     Args:
-        temporary: Name of the file until it is complete, in the same directory. An old file or symlink of that name,
+        temporary: Path of the file until it is complete, in the same directory. An old file or symlink with this path,
             for example of a killed process, is deleted first.
     """
     try:
@@ -72,16 +72,16 @@ def write_file(path: Path, temporary: Path, data: bytes | memoryview, mode: int 
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    # The file's new name is on the disk only after its directory is.
+    # The file's new name is on the disk only after its directory was written to the disk.
     sync_directory(path.parent)
 
 
 def open_or_create(path: Path, mode: int | None = None) -> int:
-    """Open a file to read and to append, or create it. Follows no symlink. Returns: the descriptor."""
+    """Open a file to read and to append; create it if it does not exist. Follow no symlink. Return the descriptor."""
     while True:
         with contextlib.suppress(FileExistsError):
             return _create(path, os.O_RDWR | os.O_APPEND, mode)
-        # If the file was deleted in between, create it.
+        # If the file was deleted since the first try, try again to create it.
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 

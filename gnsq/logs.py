@@ -1,4 +1,4 @@
-"""Log lines of a Consumer or Producer: the name of their owner, and a limit for lines of one kind."""
+"""Log lines of a Consumer or Producer (their owner): the owner's name in the lines, and a limit for similar lines."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gnsq.texts import counted
 
 __all__ = ["INTERVAL", "LogOwner", "RateLimitedLogger"]
 
-# Seconds in which lines of one kind are logged as one.
+# Seconds in which only the first line of a kind is logged at its level.
 INTERVAL = 60.0
-# Kinds that are remembered. Above this number, kinds whose interval is over are forgotten, with their counts.
+# Limit of the kinds that are remembered. At this number, kinds whose interval is over are forgotten, with their counts.
 MAX_KINDS = 1000
 
 
 class RateLimitedLogger:
-    """Logs the first line of each kind at its level and the others at DEBUG, until INTERVAL is over.
+    """Logs only the first line of each kind at its level. The others are logged at DEBUG, until INTERVAL is over.
 
-    The first line after the INTERVAL has the number of the lines that were logged at DEBUG.
+    The first line after that tells the number of the lines that were logged at DEBUG.
 
     Args:
         logger: Logs the lines.
@@ -29,7 +29,7 @@ class RateLimitedLogger:
     def __init__(self, logger: logging.Logger, now: Callable[[], float]) -> None:
         self._logger = logger
         self._now = now
-        # By kind: when its interval ends, how many lines were logged in the interval, how many only at DEBUG.
+        # By kind: end of the interval, number of lines logged at their level in it, number of lines logged at DEBUG.
         self._kinds: dict[str, tuple[float, int, int]] = {}
 
     def log(
@@ -42,11 +42,11 @@ class RateLimitedLogger:
         burst: int = 1,
         since: float = -math.inf,
     ) -> None:
-        """Log a line of some kind, or log it at DEBUG and count it.
+        """Log a line of some kind; if there were too many of this kind, log the line at DEBUG, and count it.
 
         Args:
-            burst: Lines of this kind that are logged in one INTERVAL.
-            since: Start a new interval if the current one began before this time (of now()).
+            burst: Number of lines of this kind that are logged at their level in one INTERVAL.
+            since: Start a new interval if the current one began before this time, monotonic seconds.
         """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
         now = self._now()
@@ -64,7 +64,7 @@ class RateLimitedLogger:
         self._logger.log(level, text, *arguments, exc_info=exc_info)
 
     def is_due(self, kind: str, *, burst: int = 1) -> bool:
-        """Return True if a line of some kind would be logged now. Call it before making an expensive text."""
+        """Return True if log() would log a line of some kind at its level now. To ask saves making a long text."""
         due, said, _ = self._kinds.get(kind, (0.0, 0, 0))
         return said < burst or self._now() >= due
 
@@ -72,9 +72,9 @@ class RateLimitedLogger:
         """Log how many lines of a kind were logged at DEBUG only, if there are any and the interval is over.
 
         Args:
-            noun: Names what is counted.
-            text: Format of the line. Its last %s is for the number with the noun, the others for the arguments.
-            at_once: Do not wait until the interval is over.
+            noun: Noun after the number, in the singular.
+            text: Format of the line. The last %s is for the number with the noun, the others for the arguments.
+            at_once: Log also if the interval is not over.
         """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
         if unsaid and (at_once or self._now() >= due):
@@ -83,10 +83,10 @@ class RateLimitedLogger:
 
 
 class LogOwner:
-    """The Consumer or Producer that log lines name. It is passed to all objects that log for it.
+    """Stands for the Consumer or Producer that log lines name. All its parts log by the same LogOwner.
 
     Args:
-        label: Name of the owner in log lines; empty: the lines name no owner.
+        label: Name of the Consumer or Producer in log lines; empty: the lines name none.
         now: Returns monotonic seconds, for the rate limits.
     """
 
@@ -96,7 +96,7 @@ class LogOwner:
         self._loggers: dict[str, RateLimitedLogger] = {}
 
     def at(self, address: str) -> str:
-        """Return how a line about a peer begins: the address, then the owner."""
+        """Return the begin of a log line about a peer: the peer's address, then the label."""
         return f"{address}: {self.label}" if self.label else address
 
     def rate_limited(self, logger: logging.Logger) -> RateLimitedLogger:

@@ -1,6 +1,6 @@
 """nsqlookupd's HTTP API: one method for each endpoint, which checks its arguments before it sends anything.
 
-Sources: nsqlookupd http.go, and that of 0.2.16 for old servers.
+Sources: nsqlookupd http.go of 1.3.0, and of 0.2.16 for old servers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ __all__ = ["LookupdClient", "is_unknown_topic"]
 
 Answer = dict[str, Any]
 
-# nsqlookupd's texts for an unknown topic; servers before 0.2.29 call the argument invalid.
+# nsqlookupd's error texts for an unknown topic. The second one is of servers before 0.2.29.
 _UNKNOWN_TOPIC = {"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"}
 
 
 class LookupdClient(HTTPClient):
     """Client of nsqlookupd over HTTP.
 
-    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If a server before
-    1.0 does not know an endpoint, the request is repeated with the endpoint's old name. The envelope of its answers is
-    removed.
+    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If a server does not
+    know an endpoint, the request is sent again with the endpoint's name before 1.0. The envelope of an old server's
+    answer is removed.
 
     Args:
         host, port: HTTP address of nsqlookupd.
@@ -42,15 +42,15 @@ class LookupdClient(HTTPClient):
         super().__init__(host, port, *args, **kwargs)
 
     def lookup(self, topic: str) -> Answer:
-        """Ask which nsqds have a topic: ``{"channels": [...], "producers": [...]}``.
+        """Ask for a topic's channels and nsqds: ``{"channels": [...], "producers": [...]}``.
 
         Raises:
-            NSQHttpError: With status 404 if no nsqd has the topic; other servers have other 404s: is_unknown_topic().
+            NSQHttpError: With status 404 if no nsqd has the topic. Another server's 404 differs: is_unknown_topic().
         """
         try:
             return self._get("lookup", topic=topic)
         except NSQHttpError as error:
-            # The topic is unknown, even if an old server calls it invalid: the name was checked above.
+            # An old server calls an unknown topic invalid. But the name is valid: it was checked before the request.
             if error.status == 404 or not is_unknown_topic(error):
                 raise
             raise NSQHttpError(f"{error} (no nsqd has that topic)", 404, error.body) from error
@@ -72,11 +72,11 @@ class LookupdClient(HTTPClient):
         return self._post("topic/create", "create_topic", topic=topic)
 
     def delete_topic(self, topic: str) -> bytes:
-        """Remove a topic from the registry. nsqds that have it keep it, and add it again when they register again."""
+        """Remove a topic from the registry. nsqds keep the topic, and add it again when they connect again."""
         return self._post("topic/delete", "delete_topic", topic=topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
-        """Add a channel, and its topic, to the registry."""
+        """Add a channel and its topic to the registry."""
         return self._post("channel/create", "create_channel", topic=topic, channel=channel)
 
     def delete_channel(self, topic: str, channel: str) -> bytes:
@@ -88,7 +88,7 @@ class LookupdClient(HTTPClient):
         return self._post("channel/delete", "delete_channel", topic=topic, channel=channel)
 
     def tombstone_topic(self, topic: str, node: str) -> bytes:
-        """Hide one nsqd from a topic's lookups for a while (--tombstone-lifetime).
+        """Let lookups of a topic leave out one nsqd, for the time of nsqlookupd's option --tombstone-lifetime.
 
         Args:
             node: ``broadcast_address:http_port``, as in nodes(). An unknown node is ignored.
@@ -100,16 +100,16 @@ class LookupdClient(HTTPClient):
         return self._post("topic/tombstone", "tombstone_topic_producer", topic=topic, node=node)
 
     def ping(self) -> bytes:
-        """Check that nsqlookupd answers. Returns b"OK"."""
+        """Check that nsqlookupd answers. Return b"OK"."""
         answer: bytes = self.request("GET", "ping")
         return answer
 
     def info(self) -> Answer:
-        """Ask for the version."""
+        """Ask for nsqlookupd's version."""
         return self._get("info")
 
     def debug(self) -> Answer:
-        """Ask for all registrations, by ``topic:T:``, ``channel:T:C`` and ``client::``."""
+        """Ask for all registrations. The keys are ``topic:T:`` (T is a topic), ``channel:T:C`` and ``client::``."""
         return self._get("debug")
 
     def _get(self, path: str, **params: str) -> Answer:
@@ -141,12 +141,12 @@ def _check_names(params: dict[str, str]) -> None:
 def is_unknown_topic(error: NSQHttpError) -> bool:
     """Return True if lookup() failed because nsqlookupd does not know the topic.
 
-    The 404 of another server, which does not know the path, has another text."""
+    A 404 of another server, which does not know the path, has another text."""
     return error.status is not None and error_text(error.body) in _UNKNOWN_TOPIC
 
 
 def _check_node(node: object) -> None:
-    """Refuse a node that is not host:port. nsqlookupd's IPv6 nodes have no brackets: Go joins with a colon."""
+    """Refuse a node that is not host:port. An IPv6 host has no brackets here: nsqlookupd writes none, either."""
     if not isinstance(node, str):
         raise TypeError(f"node must be a str, 'host:port', not {node!r}")
     host, _, port = node.rpartition(":")

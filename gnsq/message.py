@@ -1,14 +1,14 @@
-"""A delivered message and its answer (FIN or REQ). Knows no connection: a Responder sends the answer.
+"""A delivered message and its answer, which is FIN or REQ. Knows no connection: a Responder sends the answer.
 
 Methods of a message may be called from any OS thread.
 """
 
-# The states of a message. An async message is answered by the user and not after the return of its handler.
+# The states of a message. The user answers an async message; other messages are answered when their handler returns.
 #
 #     open ---finish(), finish_if_unanswered(), requeue(), drop()---> answered
 #       |                                                               ^
 #       +---mark_timed_out()---> timed out ---finish(), requeue()-------+
-#                                (nsqd has taken it back, and refuses the answer)
+#                                (nsqd has requeued the message, and refuses an answer to this delivery)
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gnsq.texts import counted
 
 __all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
 
-# Seconds between two TOUCHes of touching() if nsqd has not sent its msg_timeout, whose default is 60.
+# Seconds between two TOUCHes of touching() if nsqd has not sent its msg_timeout. The default of msg_timeout is 60 s.
 DEFAULT_TOUCH_INTERVAL = 20.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,9 +40,9 @@ _responder_of = operator.attrgetter("_responder")
 
 
 class Responder(Protocol):
-    """Sends the answers of messages to nsqd; see nsqd.in_flight. All methods may be called from any OS thread. A
-    responder may have a method ``requeue_after(attempts)``, which returns the delay of requeue() without time_ms, in
-    milliseconds.
+    """Sends the answers of messages to nsqd; nsqd.in_flight has one. All methods may be called from any OS thread. A
+    responder may also have a method ``requeue_after(attempts)``. It returns the delay, in milliseconds, of a requeue()
+    that is called without time_ms.
     """
 
     @property
@@ -72,11 +72,11 @@ class Message:
         responder: Sends the answer; None for a message that no connection has delivered.
 
     Attributes:
-        timestamp: When the message was published, in nanoseconds of Unix time; the same on every delivery.
+        timestamp: Time of the publish, in nanoseconds of Unix time; the same on every delivery.
         attempts: Number of deliveries, this one included.
         id: 16 bytes; unique only within one topic of one nsqd.
         body: The published bytes.
-        received: When the message arrived, by the responder's now().
+        received: Time of the arrival, as the responder's now() gave it.
         timed_out: True after a Consumer has noticed that the message's timeout is over.
     """
 
@@ -100,11 +100,11 @@ class Message:
         self.body = body
         self._responder = responder
         self.received = received
-        # The answer deletes this attribute. A deletion is one step of the interpreter, so if two threads answer,
-        # exactly one succeeds. A lock would take as long as the rest of the constructor.
+        # Exists until the message is answered: an answer deletes this attribute. Since a deletion is one step of the
+        # interpreter, only one of two threads that answer succeeds. A lock would double the time of the constructor.
         self._open = True
         self._async = False
-        # True if the responder's untrack_async() must be called before the answer.
+        # True if the responder's untrack_async() must be called before the answer is sent.
         self._tracked = False
         self.timed_out = False
         self._signals: dict[str, Signal] | None = None
@@ -121,20 +121,20 @@ class Message:
 
     @property
     def published_at(self) -> datetime:
-        """When the message was published, in UTC: ``timestamp``, rounded down to microseconds."""
+        """Time of the publish in UTC: ``timestamp``, rounded down to microseconds."""
         return _EPOCH + timedelta(microseconds=self.timestamp // 1000)
 
     @property
     def age(self) -> float:
-        """Seconds since the message was published, by the wall clocks of nsqd's host and of this host; never below
-        0."""
+        """Seconds since the publish, never below 0: the wall clock of this host minus that of nsqd's host at the
+        publish."""
         return max(0.0, (time.time_ns() - self.timestamp) / 1e9)
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until nsqd delivers the message again; None if nsqd's msg_timeout is unknown. Never below 0. The
-        time is counted from the arrival or the last touch(), up to max_msg_timeout. nsqd counts from the time when it
-        sent the message, so nsqd's timeout ends a little earlier.
+        """Seconds until nsqd delivers the message again, never below 0; None if nsqd's msg_timeout is unknown. This
+        client counts from the arrival or the last touch(), up to max_msg_timeout. nsqd counts from the moment at which
+        it sent the message, so nsqd's timeout ends a little earlier.
 
         Source: nsqd channel.go TouchMessage.
         """
@@ -158,7 +158,7 @@ class Message:
 
         Raises:
             NSQException: If the message was finished or requeued before.
-            NSQConnectionClosed: If its connection is closed; nsqd will deliver it again.
+            NSQConnectionClosed: If the message's connection is closed; nsqd will deliver the message again.
         """
         try:
             del self._open
@@ -175,14 +175,14 @@ class Message:
         """Requeue the message (REQ): nsqd delivers it again after time_ms milliseconds.
 
         Args:
-            time_ms: 0 or more; nsqd limits it to its max-req-timeout (default: 1 h). Default: the delay that the
-                Consumer computes from the attempts (options requeue_delay, requeue_initial and so on); 0 without a
+            time_ms: 0 or more; nsqd limits it to its max-req-timeout (default: 1 h). None: the delay that the
+                Consumer computes from the attempts (options requeue_delay, requeue_initial and so on); 0 if there is no
                 Consumer.
             backoff: If True, the Consumer counts the requeue as a failure for its backoff.
 
         Raises:
-            ValueError, TypeError: If time_ms is negative or not an int. The message is not answered then.
-            NSQException: As finish().
+            ValueError, TypeError: If time_ms is negative or not an int. Then the message stays unanswered.
+            NSQException: In the cases of finish().
         """
         if time_ms is None:
             requeue_after = getattr(self._responder, "requeue_after", None)
@@ -203,10 +203,10 @@ class Message:
             self._send("on_requeue", timeout=time_ms, backoff=backoff)
 
     def touch(self) -> None:
-        """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery. Raises as finish().
+        """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery.
 
-        nsqd does not respond to TOUCH. If the timeout is over already, nsqd sends E_TOUCH_FAILED, which the connection
-        reports (on_error).
+        nsqd responds only if the timeout is over already: it sends E_TOUCH_FAILED, and the connection sends its signal
+        on_error. Raises the exceptions of finish().
         """
         if self.has_responded():
             raise self._answered_twice_error()
@@ -229,8 +229,8 @@ class Message:
                 transcode(message.body)
 
         Args:
-            interval: Seconds; default: a third of nsqd's msg_timeout, or 20 if msg_timeout is unknown. The first touch
-                is earlier if little time is left.
+            interval: Seconds between two touches; default: a third of nsqd's msg_timeout, or 20 if msg_timeout is
+                unknown. The first touch comes earlier if the message's timeout is nearly over.
 
         Raises:
             ValueError: If the interval is not above 0.
@@ -253,7 +253,7 @@ class Message:
         return lambda: None
 
     def drop(self) -> None:
-        """Mark a message whose timeout is over as answered, without an answer: nsqd delivers the message again."""
+        """Mark a message whose timeout is over as answered, but send no answer: nsqd delivers the message again."""
         if self.has_responded():
             return
         del self._open
@@ -269,9 +269,9 @@ class Message:
             self._responder.mark_timed_out(self)
 
     def finish_if_unanswered(self) -> bool:
-        """Finish the message if it is neither answered nor async, after its handler has returned. Return True if it is
-        answered now. A message that was answered before is not an error."""
-        # Repeats finish() instead of calling it, which saves 0.1 us for each message.
+        """Finish the message after its handler has returned, unless it is answered or async. Return True if the message
+        is answered now, by this call or before."""
+        # These lines repeat finish() instead of calling it. That saves 0.1 us for each message.
         if self._async:
             return False
         try:
@@ -328,7 +328,7 @@ class Message:
         return self._signal("on_touch")
 
     def _signal(self, name: str) -> Signal:
-        # Made on first access: making three signals takes longer than making the message.
+        # A signal is made only when it is used: making three signals takes longer than making the message.
         if self._signals is None:
             self._signals = {}
         return self._signals.setdefault(name, Signal())
@@ -348,22 +348,22 @@ def read_messages(
     max_size: int,
     large: bytes | None = None,
 ) -> int:
-    """Make a message of each frame, until a frame is not a message, not complete or not valid. Return the end of the
-    last frame.
+    """Make a message of each frame in the data. Stop before a frame that is not a message, not complete or not valid.
+    Return the index in the data at which the last of these messages ends.
 
     Args:
         messages: The messages are appended to this list.
         received: The responder's now() when the data arrived.
-        start: Begin of the first frame. This frame must be complete.
-        max_size: Limit of the size that a frame may announce.
-        large: The body of a large message, if it is not in data, which saves a copy. There is only this message then.
+        start: Index at which the first frame begins. The first frame must be complete.
+        max_size: Limit of the size in the header of a frame.
+        large: None, or the body of a large message. Then the data has only the headers of this message.
 
     Raises:
         NSQFrameError: If the first frame is too short for a message.
     """
-    # FrameDecoder.feed(), decode_message() and Message() are repeated here without calls, which saves 0.4 us of 0.9
-    # us, the largest part of the cost of a message. If protocol/frames.py returned the fields and this module made the
-    # messages, a message would cost 0.08 us more.
+    # The code of FrameDecoder.feed(), decode_message() and Message() is repeated here: without calls of them, a message
+    # costs 0.5 us instead of 0.9 us. If protocol/frames.py returned the fields, and this module made the messages of
+    # them, a message would cost 0.08 us more.
     append = messages.append
     first, end = start, len(data)
     if large is not None:
@@ -395,11 +395,11 @@ def read_messages(
 
 
 def finish_all(messages: Iterable[Message]) -> list[Message]:
-    """Finish many messages with one call, which takes a third of the time of single calls.
+    """Finish many messages. This takes a third of the time of a finish() for each.
 
     Returns:
-        The messages that were not finished, because they were answered before or their connection is closed. In the
-        second case nsqd delivers them again.
+        The messages that were not finished: they were answered before, or their connection is closed. If it is closed,
+        nsqd delivers the messages again.
     """
     left: list[Message] = []
     answered: list[Message] = []
@@ -426,8 +426,8 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
 
 
 def enable_async_all(messages: Iterable[Message]) -> list[Message]:
-    """Call enable_async() of all messages that one call of a handler got. Return those that are not async now, since
-    they were answered before."""
+    """Make all messages async that one call of a handler got. Return the messages that were answered before: they can't
+    become async."""
     answered: list[Message] = []
     made_async: list[Message] = []
     for message in messages:

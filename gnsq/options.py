@@ -47,8 +47,8 @@ def option(
     special: tuple[float, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """Declare an option. Special values are valid although they are not between minimum and maximum. No text shows the
-    value of a secret option."""
+    """Declare an option. The values in special are valid although they are not between minimum and maximum. No text
+    shows the value of a secret option."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -66,12 +66,12 @@ class Options:
         """Make options from keyword arguments of a public constructor.
 
         Args:
-            owner: The class of the constructor, or the name of a parameter that takes options, for error texts.
+            owner: For error texts: the class of the constructor, or the name of a parameter that takes options.
             values: Values by the names of options. Any: each option has its own type.
-            beside: Classes of the owner's other options. The error text lists these options, too.
+            beside: Classes of further options of the owner. The error text lists these options, too.
 
         Raises:
-            TypeError: If a name is not an option (the text names similar options and all options), or a value has the
+            TypeError: If a name is not an option (the text has similar options, then all options), or a value has the
                 wrong type.
             ValueError: If a value is out of bounds.
         """
@@ -88,7 +88,7 @@ class Options:
 
     @classmethod
     def split_keywords(cls, values: dict[str, Any]) -> Self:  # Any: each option has its own type
-        """Make options from the keyword arguments that are options of this class, and remove these from values."""
+        """Make options from those values whose names are options of this class, and remove these values."""
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
         return cls(**{name: values.pop(name) for name in names})
 
@@ -100,7 +100,7 @@ def _check_field(field: dataclasses.Field[Any], value: object) -> None:
 
 
 def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> None:
-    """Raise ValueError if a number is not within the bounds of its option; nan never is."""
+    """Raise ValueError if a number is not within the bounds of its option. nan is never within bounds."""
     if field.metadata.get("minimum") is None:
         return
     low, high, special, unit = (field.metadata[key] for key in ("minimum", "maximum", "special", "unit"))
@@ -113,7 +113,7 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
-# Types by their names in annotations. If an option has another type, its class checks the value.
+# Types by their names in annotations. Values of options with other types are checked by the class of the options.
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "bytes": (bytes,),
@@ -136,7 +136,7 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
 
 def parameters_of(owner: type) -> set[str]:
     """Return the names of a constructor's parameters, except self and ``**options``. If the constructor has ``*args``,
-    the parameters of its base class are included."""
+    the names of its base class's parameters are included."""
     names: set[str] = set()
     for code in (getattr(vars(base).get("__init__"), "__code__", None) for base in owner.__mro__):
         if code is not None:
@@ -147,7 +147,7 @@ def parameters_of(owner: type) -> set[str]:
 
 
 class TlsOptionsDict(TypedDict, total=False):
-    """Keys of the option tls_options: those of gnsq 1.0, check_hostname and key_password."""
+    """Keys of the option tls_options: the keys of gnsq 1.0, and check_hostname and key_password."""
 
     keyfile: str | None
     certfile: str | None
@@ -194,8 +194,8 @@ class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
 class ConnectionOptions(Options):
     """Options of a connection to nsqd's TCP port. Source of the bounds: nsqd client_v2.go, Set*().
 
-    Upper bounds that depend on nsqd's flags are checked by nsqd. output_buffer_timeout is in milliseconds, as in gnsq
-    1.0.
+    nsqd itself checks the upper bounds that depend on its flags. output_buffer_timeout is in milliseconds, as it was in
+    gnsq 1.0.
     """
 
     timeout: float = option(

@@ -53,7 +53,7 @@ class TypedSignal(Signal, Generic[ReceiverT]):
 
 
 class MessageReceiver(Protocol):
-    """Receives on_message of an NsqdTCPClient. Receivers of a Consumer's on_message are of gnsq.consumer.Handler."""
+    """Receives on_message of an NsqdTCPClient. Receivers of a Consumer's on_message have the type Handler instead."""
 
     def __call__(self, sender: Any, /, *, message: Message) -> object: ...
 
@@ -77,13 +77,13 @@ class FinishReceiver(Protocol):
 
 
 class RequeueReceiver(Protocol):
-    """Receives on_requeue of a Consumer: REQ was sent; timeout is its delay in milliseconds."""
+    """Receives on_requeue of a Consumer: REQ was sent. timeout is the delay of the REQ in milliseconds."""
 
     def __call__(self, sender: Any, /, *, message_id: bytes, timeout: int) -> object: ...
 
 
 class TcpRequeueReceiver(Protocol):
-    """Receives on_requeue of an NsqdTCPClient."""
+    """Receives on_requeue of an NsqdTCPClient: REQ was sent. timeout is the delay of the REQ in milliseconds."""
 
     def __call__(self, sender: Any, /, *, message_id: bytes, timeout: int, backoff: bool) -> object: ...
 
@@ -95,7 +95,7 @@ class AuthReceiver(Protocol):
 
 
 class TcpAuthReceiver(Protocol):
-    """Receives on_auth of an NsqdTCPClient."""
+    """Receives on_auth of an NsqdTCPClient: nsqd's response to AUTH."""
 
     def __call__(self, sender: Any, /, *, response: dict[str, object]) -> object: ...
 
@@ -107,19 +107,19 @@ class ExceptionReceiver(Protocol):
 
 
 class BackoffReceiver(Protocol):
-    """Receives on_backoff: phase is "start", "continue" or "end"; duration is the seconds without messages."""
+    """Receives on_backoff: phase is "start", "continue" or "end"; duration is the length of the pause in seconds."""
 
     def __call__(self, sender: Any, /, *, phase: str, failures: int, duration: float) -> object: ...
 
 
 class CloseReceiver(Protocol):
-    """Receives on_close, once."""
+    """Receives on_close. This signal is sent once."""
 
     def __call__(self, sender: Any, /) -> object: ...
 
 
 def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: each signal has its own keywords
-    """Send a signal. If a receiver raises, log the exception and go on."""
+    """Send a signal. If a receiver raises an exception, log it, and do not raise it."""
     if not signal.receivers:
         return
     try:

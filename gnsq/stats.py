@@ -1,4 +1,4 @@
-"""Types of the results of stats(), for a Consumer, a Producer and an NsqdHTTPClient; and the recorder of latencies."""
+"""Types of what stats() of a Consumer, a Producer and an NsqdHTTPClient returns; and the recorder of latencies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Numbers of durations, by length.
+    """How many durations are in each bucket, by their length.
 
     Attributes:
         bounds: Upper bounds of the buckets in seconds, rising. The last bucket has no upper bound.
-        counts: How many durations are in each bucket, not cumulative. It has one item more than bounds.
+        counts: Number of durations in each bucket, not cumulative. Has one item more than bounds.
         total: Sum of all durations, in seconds.
     """
 
@@ -45,13 +45,13 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
-        """Return the seconds within which a share of the durations lies.
+        """Return a number of seconds that a share of the durations does not exceed.
 
         Args:
             share: Part of all durations, from 0 to 1.
 
         Returns:
-            The upper bound of the bucket, at most twice the exact value. inf: the last bucket. None: no durations.
+            The upper bound of a bucket, at most twice the exact number; inf for the last bucket. None: no durations.
         """
         left = share * self.count
         if not self.count:
@@ -68,10 +68,10 @@ class MessageCounts:
     """Numbers of messages since the start.
 
     Attributes:
-        received: Deliveries.
-        finished, requeued, touched: FIN, REQ and TOUCH that were sent.
-        timed_out: Messages whose msg_timeout passed: nsqd refused an answer for that reason, or they were dropped
-            before a handler got them.
+        received: Number of deliveries.
+        finished, requeued, touched: Number of FIN, REQ and TOUCH that were sent.
+        timed_out: Messages whose msg_timeout was over when they were answered (nsqd refused the answer), or before a
+            handler got them (they were dropped).
     """
 
     received: int = 0
@@ -94,12 +94,12 @@ class ConnectionStats:
     Attributes:
         address: ``host:port`` of the nsqd.
         state: init, connected, subscribed, closing or closed.
-        version: Version of nsqd; None if nsqd did not send it.
+        version: Version of nsqd; None if nsqd did not send its version.
         rdy: RDY count that was sent last.
         in_flight: Messages in flight.
         idle: Seconds since the last message; None before the first one.
         counts: Numbers of messages since the connection was opened.
-        msg_timeout: Seconds until nsqd requeues an unanswered message; None if nsqd did not send it.
+        msg_timeout: Seconds until nsqd requeues an unanswered message; None if nsqd did not send this number.
         max_rdy_count: Highest RDY count that the nsqd allows.
     """
 
@@ -123,19 +123,19 @@ class ConsumerStats:
         connections: The open connections.
         counts: Numbers of messages since the start, over all connections, including closed ones.
         given_up: Messages that were delivered more often than max_tries.
-        failed: Calls of handlers that raised, except for NSQRequeueMessage.
+        failed: Calls of handlers that raised an exception other than NSQRequeueMessage.
         waiting: Messages that wait for a handler.
         handling: Handlers that are running.
         backoff: off, waiting (RDY 0 until the delay is over) or probing (RDY 1 on one connection).
         backoff_failures: Failures in a row; each success subtracts one.
-        backoff_remaining: Seconds until the next probe; 0 unless waiting.
+        backoff_remaining: Seconds until the next probe; 0 if backoff is not waiting.
         latency: Times from the delivery of each message to its answer.
         failures: Last error of each nsqd without a connection, by address.
-        handlers_overdue: Running handlers whose message has timed out.
-        handlers_timed_out: Messages that timed out while their handler ran.
-        async_timed_out: Async messages that timed out before they were answered.
+        handlers_overdue: Handlers that run now and whose message has timed out.
+        handlers_timed_out: Messages that timed out while their handler ran, since the start.
+        async_timed_out: Async messages that timed out before they were answered, since the start.
         lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
-        not_ready: Why no connection has subscribed; empty if one has.
+        not_ready: Why no connection is subscribed; empty if at least one is subscribed.
     """
 
     topic: str
@@ -178,7 +178,7 @@ class ProducerConnectionStats:
         address: ``host:port`` of the nsqd, or a URL.
         pending: Publishes that wait for their response.
         confirmed: Messages that nsqd has confirmed since the connection was opened.
-        stalled: True if a response is late. Publishes use other connections then.
+        stalled: True if a response is late. While it is late, publishes use other connections.
     """
 
     address: str
@@ -189,22 +189,22 @@ class ProducerConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """State of a Producer. Numbers are of messages, since the start.
+    """State of a Producer. All numbers from confirmed to repeated are numbers of messages, since the start.
 
     Attributes:
         state: init, running, closing or closed.
-        confirmed: nsqd responded with OK.
-        refused: nsqd responded with an error.
-        not_sent: The publish ended with NSQNotSent, so nsqd has not executed it.
-        unknown: The publish ended with NSQUnknown: it was sent and got no response.
-        sent_again: The publish was retried, once or more often.
-        repeated: Retried although nsqd may have executed an earlier try (allow_duplicates), so possibly duplicated.
+        confirmed: Messages to which nsqd responded with OK.
+        refused: Messages to which nsqd responded with an error.
+        not_sent: Messages whose publish ended with NSQNotSent: nsqd has not executed it.
+        unknown: Messages whose publish ended with NSQUnknown: it was sent and got no response.
+        sent_again: Messages whose publish was retried, once or more often.
+        repeated: Messages that may be duplicated: with allow_duplicates, retried although nsqd may have executed a try.
         pending, pending_bytes: Publishes that have not ended: their number, and the bytes of their messages.
         latency: Times from publish() to nsqd's OK.
         connections: The open connections.
         failures: Last error of each nsqd without a connection, by address.
         lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
-        not_ready: Why nothing can be published now; empty if it can.
+        not_ready: Why nothing can be published now; empty if a publish is possible.
     """
 
     state: str
@@ -223,14 +223,14 @@ class ProducerStats:
     not_ready: str = ""
 
 
-# --- responses of nsqd 1.3.0 to /stats; NotRequired: older servers do not send it. Source: nsqd stats.go, http.go
+# --- responses of nsqd 1.3.0 to /stats. Older servers do not send the NotRequired keys. Source: nsqd stats.go, http.go
 
 
 class NsqdLatencies(TypedDict):
     """Durations from the publish of a message to its FIN, if nsqd's --e2e-processing-latency-percentile is set.
 
     Attributes:
-        percentiles: Each with ``quantile`` and ``value`` in nanoseconds.
+        percentiles: Dictionaries with ``quantile`` (0 to 1) and ``value`` in nanoseconds.
     """
 
     count: int
@@ -249,9 +249,9 @@ class NsqdClientStats(TypedDict):
 
     Attributes:
         state: 3: subscribed; 4: closing.
-        connect_ts: Unix time, seconds.
-        name: The client_id, as servers before 1.0 call it.
-        pub_counts: Messages by topic, of a client that publishes.
+        connect_ts: Time of the connection, in seconds of Unix time.
+        name: The client_id, under the key that servers before 1.0 use.
+        pub_counts: Messages by topic, if the client publishes.
     """
 
     version: str
@@ -282,7 +282,7 @@ class NsqdClientStats(TypedDict):
 
 
 class NsqdChannelStats(TypedDict):
-    """A channel; clients is None with include_clients=False."""
+    """A channel. clients is None if include_clients=False was given."""
 
     channel_name: str
     depth: int
@@ -330,9 +330,9 @@ class NsqdStats(TypedDict):
 
     Attributes:
         topics: None if nsqd does not know the topic that was asked for.
-        start_time: Unix time, seconds.
-        memory: Absent with include_mem=False.
-        producers: None if there are none, or with include_clients=False.
+        start_time: Start of nsqd, in seconds of Unix time.
+        memory: Absent if include_mem=False was given.
+        producers: None if there are none, or if include_clients=False was given.
     """
 
     topics: list[NsqdTopicStats] | None
@@ -343,17 +343,17 @@ class NsqdStats(TypedDict):
     producers: NotRequired[list[NsqdClientStats] | None]
 
 
-# A number of milliseconds with n bits is below 2**n. The buckets reach from 1 ms to 70 minutes.
+# A number of milliseconds with n bits is below 2**n, the upper bound of its bucket. The bounds are 1 ms to 70 minutes.
 _BITS = 22
 _LAST = _BITS + 1
 BOUNDS = tuple(2**bits / 1000 for bits in range(_BITS + 1))
 
 
 class LatencyRecorder:
-    """Counts durations into buckets. Each bucket is twice as wide as the one before. add() takes 0.2 us.
+    """Counts durations in buckets. Each upper bound is twice the one before. add() takes 0.2 us.
 
     Attributes:
-        counts: Number of durations in each bucket of BOUNDS.
+        counts: Number of durations in each bucket; BOUNDS has the upper bounds.
         total: Sum of all durations, in seconds.
     """
 
@@ -367,7 +367,7 @@ class LatencyRecorder:
         """Count a duration, or several equal ones."""
         self.total += seconds * number
         bits = int(seconds * 1000).bit_length()
-        self.counts[bits if bits < _LAST else _LAST] += number  # min() costs 0.06 us
+        self.counts[bits if bits < _LAST else _LAST] += number  # min() would cost 0.06 us more
 
     def histogram(self) -> Histogram:
         """Return a copy of the counts."""

@@ -14,14 +14,14 @@ def counted(number: int, noun: str, plural: str | None = None, *, spec: str = ""
     """Write a number of things: ``1 message``, ``2 messages``.
 
     Args:
-        plural: For a noun whose plural is not the noun with an s.
-        spec: Format of the number, as format() takes it.
+        plural: Plural of the noun; default: the noun with an s.
+        spec: Format of the number: the second argument of format().
     """
     return f"{number:{spec}} {noun if number == 1 else plural or noun + 's'}"
 
 
 def nearest(unknown: Iterable[str], known: Iterable[str], what: str = "known are") -> str:
-    """Write the end of a text that refuses unknown names: similar known names first, then all known names."""
+    """Write the end of an error text about unknown names: similar known names first, then all known names."""
     import difflib  # imported here: takes 2 ms, and most programs never need it
 
     names = list(known)
@@ -38,15 +38,15 @@ def printable(text: str | bytes) -> str:
     UTF-8, and cuts the text after MAX_SHOWN characters.
     """
     if isinstance(text, bytes):
-        # A character has at most 4 bytes. Keep one character more than is shown: it tells that the text was cut.
+        # A character has at most 4 bytes. Keep one character more than is shown: it shows that the text must be cut.
         text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
     shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
     return shown if len(text) <= MAX_SHOWN else f"{shown}..."
 
 
 def without_address(error: object, address: str) -> str:
-    """Write an error without the address at its start, for a line that has the address already."""
-    # Leave out the number with which str() of an OSError begins: it adds nothing to the text.
+    """Write an error without the address at its start, for a log line that has the address already."""
+    # strerror leaves out the number with which str() of an OSError begins: the number adds nothing to the text.
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     for start in (f"{address}: ", f"{address} "):
         if text.startswith(start):

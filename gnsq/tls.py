@@ -1,6 +1,6 @@
 """TLS over a transport, for client and server; and TLS contexts of clients, for nsqd's TCP port and for HTTPS.
 
-Loads ssl, which takes 8 ms. So this module is imported only if TLS is needed.
+This module is imported only if TLS is needed, since it imports ssl, which takes 8 ms.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from gnsq.transport import READ_SIZE, Transport
 __all__ = ["TlsTransport", "client_context", "make_context"]
 
 
-# How many of the peer's first bytes are kept, for an error that quotes them.
+# Number of the peer's first bytes that are kept, for an error text that quotes them.
 MAX_FIRST_SIZE = 4096
 
 
 class TlsTransport:
-    """A TLS stream over another transport. TLS works in memory, so that only the greenlet that needs bytes waits.
+    """A TLS stream over another transport. ssl works on bytes in memory: only the other transport lets a greenlet wait.
 
     Args:
         inner: The transport of the encrypted bytes.
         context: Any ``ssl.SSLContext``.
         server_side: True for the server's side.
-        server_hostname: The name that the server's certificate must have, if the context checks it; sent as SNI.
+        server_hostname: The name that the server's certificate must have, if the context checks names; sent as SNI.
         peer: Address for error texts.
 
     Attributes:
-        first: The first bytes received, up to MAX_FIRST_SIZE. A peer that does not start TLS sends an error in clear
-            text.
+        first: The first bytes received, up to MAX_FIRST_SIZE. If the peer does not start TLS, they may be an error in
+            clear text.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TlsTransport:
 
         Raises:
             NSQSocketError: If the peer does not speak TLS, or one side refuses. The exception's cause is the error
-                of ssl. The peer was sent an alert.
+                of ssl. The peer has been sent TLS's alert.
         """
         while True:
             try:
@@ -89,7 +89,7 @@ class TlsTransport:
             except ssl.SSLWantReadError:
                 if pieces:
                     break
-                # TLS may have an answer to a change of keys. If sendall() is running, it sends this answer, too.
+                # ssl may have made a response to a change of keys. A sendall() that is running sends this response.
                 if self._outgoing.pending and not self._sending.locked():
                     self._flush()
                 self._feed()
@@ -107,7 +107,7 @@ class TlsTransport:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def sendall(self, data: bytes) -> None:
-        if data:  # ssl raises if it is given no bytes to write
+        if data:  # write() of ssl raises an error for empty data
             try:
                 self.object.write(data)
             except ssl.SSLError as error:
@@ -115,7 +115,7 @@ class TlsTransport:
         self._flush()
 
     def shutdown_write(self) -> None:
-        # unwrap() raises until the peer answers. The answer arrives in recv(), which returns b"" for it.
+        # unwrap() raises until the peer has shut down its side, too. For that, recv() returns b"".
         with contextlib.suppress(ssl.SSLError):
             self.object.unwrap()
         self._flush()
@@ -141,7 +141,7 @@ class TlsTransport:
     def _translate_ssl_error(self, error: ssl.SSLError) -> NSQSocketError:
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return NSQConnectionClosed(f"{self._peer}: the peer closed the connection inside TLS")
-        # Leave out the errno: a number of ssl means something else to the operating system.
+        # Leave out the errno: the same number means another error to the operating system than to ssl.
         return NSQSocketError(f"{self._peer}: TLS failed: {_ssl_error_text(error)}")
 
 
@@ -170,12 +170,12 @@ def make_context(
     key_file: str | None = None,
     key_password: str | bytes | None = None,
 ) -> ssl.SSLContext:
-    """Build the context of a client. By default it trusts the system's CAs, and checks certificate and host name.
+    """Build the TLS context of a client. By default it trusts the system's CAs, and checks certificate and host name.
 
     Args:
-        ca_certs: File, or directory in OpenSSL's layout, with the CAs to trust instead of the system's.
+        ca_certs: File, or directory in OpenSSL's layout, with the CAs to trust; None: the system's CAs.
         cert_reqs: ``CERT_REQUIRED`` or ``CERT_NONE``. ``CERT_OPTIONAL`` is the same as ``CERT_REQUIRED`` for a client.
-        cert_file: The client's own certificate. It needs a key_file, unless it contains the key.
+        cert_file: The client's own certificate. If this file does not contain the key, key_file must be given.
 
     Raises:
         ValueError: If a file can't be used; the text names the file.
@@ -200,12 +200,12 @@ def make_context(
 
 
 def _no_prompt() -> str:
-    # Without this function OpenSSL would ask at the terminal, and block the hub.
+    # Without this function OpenSSL would ask for the password at the terminal, and block the hub.
     raise ValueError("the key is encrypted: give its key_password")
 
 
 def client_context(options: ConnectionOptions) -> ssl.SSLContext:
-    """Return the context of a connection: tls_context, or a new one from tls_options, gnsq 1.0's dictionary.
+    """Return the TLS context of a connection: the option tls_context, or a new context from tls_options.
 
     Raises:
         TypeError: If tls_options has an unknown key.
@@ -242,7 +242,7 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
 
 
 def _version(given: object) -> ssl.TLSVersion | None:
-    """Return the one TLS version that ssl_version allows; None for any."""
+    """Return the only TLS version that ssl_version allows; None if it allows all versions."""
     if given is None or (isinstance(given, int) and given in (ssl.PROTOCOL_TLS, ssl.PROTOCOL_TLS_CLIENT)):
         return None
     if isinstance(given, ssl.TLSVersion):
@@ -252,7 +252,7 @@ def _version(given: object) -> ssl.TLSVersion | None:
     raise ValueError(f"ssl_version {given!r} of tls_options is neither an ssl.PROTOCOL_ constant nor an ssl.TLSVersion")
 
 
-# The constants for ssl_version that allow one version; PROTOCOL_TLS and PROTOCOL_TLS_CLIENT allow any.
+# The constants for ssl_version that allow only one version. PROTOCOL_TLS and PROTOCOL_TLS_CLIENT allow all.
 _VERSIONS: dict[int, ssl.TLSVersion] = {
     ssl.PROTOCOL_TLSv1: ssl.TLSVersion.TLSv1,
     ssl.PROTOCOL_TLSv1_1: ssl.TLSVersion.TLSv1_1,

@@ -1,4 +1,4 @@
-"""Streams of bytes: a TCP or unix connection, and compression on top of one. Knows no commands and no states.
+"""Streams of bytes: a TCP or unix connection, and a compressed stream over another stream. Knows no NSQ commands.
 
 Only this module translates errors of the operating system into NSQSocketError.
 """
@@ -25,7 +25,7 @@ from gnsq.protocol.compression import Codec
 
 __all__ = ["READ_SIZE", "CompressedTransport", "TcpTransport", "Transport", "connect", "time_limit"]
 
-# Bytes of one read; about 250 messages of 200 bytes.
+# Limit of the bytes of one read; about 250 messages of 200 bytes.
 READ_SIZE = 64 * 1024
 
 # The event "readable" of libev and libuv.
@@ -38,14 +38,14 @@ class Transport(Protocol):
     """A reliable stream of bytes. recv() and sendall() may be used by one greenlet each at a time."""
 
     def recv(self, size: int) -> bytes:
-        """Wait for up to size bytes. Returns: b"" when the peer has closed.
+        """Wait for bytes, and return up to size bytes; b"" if the peer has closed its sending side.
 
         Raises:
             NSQSocketError: If the connection broke or was closed by this side.
         """
 
     def sendall(self, data: bytes) -> None:
-        """Send all bytes. Raises as recv()."""
+        """Send all bytes. Raises NSQSocketError in the cases of recv()."""
 
     def shutdown_write(self) -> None:
         """Shut down the sending side. The receiving side stays open."""
@@ -75,16 +75,16 @@ class TcpTransport:
         return data
 
     def recv_unless_handled(self, size: int, handle: Callable[[bytes], bool]) -> bytes:
-        """Wait for up to size bytes that handle() does not handle. Other greenlets run, even if bytes have arrived.
+        """Pass received bytes to handle() until it does not handle them, and return those. Always yields to the hub.
 
         Only one greenlet may wait. handle() is called in the hub itself, so it must not wait. Bytes that it handles
-        cost no switch and no new watcher, which saves a quarter of a lone publish.
+        need no switch of greenlets and no new watcher. That saves a quarter of the time of a single publish.
 
         Args:
             handle: Called with received bytes. Returns True if it has handled them.
 
         Raises:
-            NSQSocketError: As recv().
+            NSQSocketError: In the cases of recv().
         """
         reader = gevent.getcurrent()
         hub, fd = gevent.get_hub(), self._socket.fileno()
@@ -108,7 +108,7 @@ class TcpTransport:
         watcher, self._reader = self._readable, reader
         watcher.start(read)
         try:
-            data: bytes = hub.switch()  # until read(), or close()
+            data: bytes = hub.switch()  # returns after read() or close()
         except OSError as error:
             raise _translate_os_error(error, self._peer) from error
         finally:
@@ -124,10 +124,10 @@ class TcpTransport:
             raise _translate_os_error(error, self._peer) from error
 
     def send_nowait(self, data: bytes) -> int:
-        """Send as much as possible without waiting. Returns: number of bytes; 0 also after an error, which sendall()
-        raises."""
+        """Send as much as possible without waiting. Return the number of sent bytes; 0 after an error: a later
+        sendall() raises that error."""
         try:
-            # os.write() and not the socket's send(), which would wait.
+            # os.write() does not wait. The socket's send() would wait.
             return os.write(self._socket.fileno(), data)
         except OSError:
             return 0
@@ -149,11 +149,11 @@ class TcpTransport:
 
     def close(self) -> None:
         if self._readable is not None:
-            # Stop the watcher before the socket is closed: another socket may then get the number.
+            # Stop the watcher before the socket is closed: after the close, another socket may get its descriptor.
             watcher, self._readable = self._readable, None
             watcher.stop()
             watcher.close()
-            # Wake the reader only in its own thread: in a forked child, this thread may not exist.
+            # Wake the reader only if this is its thread: in a forked child, the reader's thread may not exist.
             if self._reader is not None and self._reader.parent is get_hub_if_exists():
                 self._reader.parent.loop.run_callback(self._wake_reader, self._reader)
         self._socket.close()
@@ -168,7 +168,7 @@ class CompressedTransport:
 
     Args:
         inner: The transport of the compressed bytes.
-        first: Compressed bytes that were received already.
+        first: Compressed bytes that were received before.
     """
 
     def __init__(self, inner: Transport, codec: Codec, first: bytes = b"") -> None:
@@ -185,7 +185,7 @@ class CompressedTransport:
             if data:
                 return data
             if received:
-                # Bytes without content, such as padding, must not keep other greenlets from running.
+                # Received bytes may have no content, such as padding. A stream of them must not block other greenlets.
                 self._let_others_run()
             received = self._inner.recv(READ_SIZE)
             if not received:
@@ -209,7 +209,7 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
         timeout: Seconds for all addresses of the name together.
 
     Raises:
-        NSQTimeout: If no address answered in time.
+        NSQTimeout: If no address accepted the connection in time.
         NSQSocketError: If the name is unknown or the connection was refused; the error has the errno.
     """
     peer = format_address(host, port)
@@ -229,7 +229,7 @@ def time_limit(seconds: float, text: str) -> Iterator[None]:
     """Limit the time of a block.
 
     Raises:
-        NSQTimeout: With the text, if the block takes longer. A gevent.Timeout of the caller is not caught.
+        NSQTimeout: If the block takes longer; it has the text. A gevent.Timeout of the caller is not caught.
     """
     deadline = gevent.Timeout(seconds)
     try:
@@ -242,7 +242,7 @@ def time_limit(seconds: float, text: str) -> Iterator[None]:
 
 
 def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
-    """Connect to the first address that answers. Each address gets a share of the time, since the first may be dead."""
+    """Connect to the first address that accepts. Each gets a share of the time: the first may not respond at all."""
     found = socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
     end = time.monotonic() + timeout
     for index, (family, kind, protocol, _, address) in enumerate(found, 1):
@@ -262,7 +262,7 @@ def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has
     raise OSError(errno.EADDRNOTAVAIL, f"host {host!r} has no address")
 
 
-def _unix_socket(path: str) -> Any:  # Any: as above
+def _unix_socket(path: str) -> Any:  # Any: gevent has no type hints
     sock = socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
     try:
         sock.connect(path)

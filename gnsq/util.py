@@ -9,10 +9,10 @@ __all__ = ["normalize_nsqd_address", "parse_lookupds", "parse_nsqds"]
 
 
 def normalize_nsqd_address(address: str) -> str:
-    """Return an address as ``host:port``; raises as parse_address()."""
+    """Return an address as ``host:port``. Raises the errors of parse_address()."""
     return format_address(*parse_address(address))
 
 
 def parse_nsqds(addresses: Addresses) -> set[str]:
-    """Return one or several addresses as a set of ``host:port``; raises as parse_address()."""
+    """Return one or several addresses as a set of ``host:port``. Raises the errors of parse_address()."""
     return set(parse_addresses(addresses))

@@ -1,7 +1,7 @@
 """Closes inherited sockets in a forked child.
 
-A child has copies of its parent's sockets. If the child read from a copy, the parent would miss the bytes. So the child
-closes its copies and sends nothing to nsqd.
+A child has copies of its parent's sockets. If the child read from a copy, the parent would not receive those bytes. So
+the child closes its copies and sends nothing to nsqd.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def register_after_fork(obj: ForkAware) -> None:
     """Call an object's after_fork_in_child() in each child process that is forked while the object exists."""
     global _hook_is_set
     if not _hook_is_set:
-        # Register with the first object, so that an import registers nothing.
+        # Register the hook with the first object, so that an import of this module registers nothing.
         _hook_is_set = True
         os.register_at_fork(after_in_child=_run_after_fork)
     _registered.add(obj)
@@ -46,7 +46,7 @@ def _run_after_fork() -> None:
     inherited = list(_registered)
     _registered.clear()
     if inherited and get_hub_if_exists() is not None:
-        # After a plain os.fork() both processes share one epoll, and the child's resolver has no threads.
+        # After a plain os.fork() both processes share one epoll, and the child's resolver has no threads: renew both.
         gevent.reinit()
     for obj in inherited:
         obj.after_fork_in_child(os.getppid())

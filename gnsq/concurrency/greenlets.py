@@ -12,16 +12,16 @@ from gnsq.clock import Clock
 
 __all__ = ["CooperativeYield", "run_forever"]
 
-# Seconds until a loop that has raised is called again.
+# Seconds until a loop function that has raised an exception is called again.
 RESTART_DELAY = 1.0
-# Seconds after which a loop must let the event loop run.
+# Seconds. A loop that never waits must let the event loop run at this interval.
 MAX_RUN_SECONDS = 0.01
 # Seconds. A sleep above 0 suffices for the event loop to run; this is the shortest one.
 _EVENT_LOOP_SLEEP = 1e-6
 
 
 def run_forever(what: str, loop: Callable[[], object], logger: logging.Logger, clock: Clock) -> None:
-    """Call a function, and call it again after it raises, until the greenlet is killed. So a bug does not end the loop.
+    """Call a function again and again until the greenlet is killed, even after an exception: a bug must not end a loop.
 
     Args:
         what: Describes the function, for the log.
@@ -35,10 +35,10 @@ def run_forever(what: str, loop: Callable[[], object], logger: logging.Logger, c
 
 
 class CooperativeYield:
-    """Lets other greenlets run. Call it between two steps of a loop that may run without ever waiting.
+    """Lets other greenlets run. A loop that may run without ever waiting calls this object between two steps.
 
     gevent's recv() and sendall() do not yield while the socket is ready. sleep(0) lets other greenlets run, but the
-    event loop checks timers and sockets only after up to 50 such sleeps. So once in MAX_RUN_SECONDS, a call sleeps
+    event loop checks timers and sockets only after up to 50 such sleeps. So one call in each MAX_RUN_SECONDS sleeps
     until the event loop has run.
     """
 

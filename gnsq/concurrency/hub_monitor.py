@@ -1,6 +1,6 @@
-"""Logs a warning if code blocks a hub, with the stack of this code.
+"""Logs a warning if code blocks a hub, with the stack of the blocking code.
 
-An OS thread checks each hub that has connections. This thread can't interrupt the code.
+An OS thread checks each hub that has connections. The OS thread only logs: it can't interrupt the blocking code.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _local: Any = local()
 class HubMonitor:
     """Monitors the calling thread's hub, from the first acquire() to the last release().
 
-    A timer of the hub stores the time, and a daemon thread checks it. Neither timer nor thread keeps the hub or the
-    process running. Each block is logged as a warning: once with the stack, and once when it is over. A new object
-    becomes the thread's monitor.
+    A timer of the hub stores the time, and a daemon thread checks the stored time. Neither the timer nor the daemon
+    thread keeps the hub or the process running. Two warnings are logged for each time that the hub is blocked: one with
+    the stack, and one when the hub runs again. The constructor makes its object the monitor of the calling thread.
 
     Args:
-        blocked_after: A hub that has not run for so many seconds is considered blocked.
+        blocked_after: Seconds; a hub that has not run for longer is considered blocked.
         now: Returns monotonic seconds.
     """
 
@@ -52,7 +52,7 @@ class HubMonitor:
         self._thread = get_ident()
         self._native_id = _get_native_id()
         self._last_heartbeat = 0.0
-        # A weak reference: it returns None when the thread has ended.
+        # A weak reference: a call returns None when the monitored thread has ended.
         self._token = weakref.ref(current_thread.token)
         _local.monitor = self
 
@@ -61,7 +61,7 @@ class HubMonitor:
         """Monitor the hub of the calling thread. Return the monitor; call its release() once, in the same thread."""
         monitor: HubMonitor | None = getattr(_local, "monitor", None)
         if monitor is None or monitor._hub() is not gevent.get_hub() or monitor._process != os.getpid():
-            # Also in a forked child, which has a copy of the monitor, but not the monitor's OS thread.
+            # A forked child needs a new monitor: it has a copy of the monitor, but not the monitor's OS thread.
             monitor = cls()
         monitor._users += 1
         if monitor._users == 1:
@@ -96,7 +96,7 @@ class HubMonitor:
     # --- in the OS thread
 
     def _run(self, stop: Any) -> None:  # Any: the original lock
-        # Time of the hub's last heartbeat before the block that was logged last.
+        # While the hub is blocked and this was logged: time of the hub's last heartbeat.
         blocked_since: float | None = None
         pause = self._blocked_after
         while not stop.acquire(timeout=pause):
@@ -116,7 +116,7 @@ class HubMonitor:
             self._log_end(self._now() - blocked_since)
 
     def _is_alive(self) -> bool:
-        """Return True if the hub can run again: neither the hub nor its thread has ended without a release()."""
+        """Return False if the hub or its thread has ended, which is possible without a release()."""
         hub = self._hub()
         return hub is not None and not hub.dead and self._token() is not None
 
@@ -126,8 +126,8 @@ class HubMonitor:
             return  # the thread has just ended
         hint = ""
         if seconds > 1.5 * self._blocked_after:
-            # The hub is not to blame, since this thread did not run either: the process was stopped, or an extension
-            # held the GIL.
+            # No code of the hub is the cause, since the monitor's thread did not run either: the process was stopped,
+            # or an extension kept the GIL.
             late = seconds - self._blocked_after
             hint = f" (no thread of this process ran for {late:.1f} s of it, so the stack may be a later one)"
         logger.warning(

@@ -1,7 +1,7 @@
-"""An OS thread with its own gevent hub, which other threads call into.
+"""An OS thread with its own gevent hub. Other threads can let this hub call functions.
 
-Programs that block their threads natively, such as with asyncio or Spark, need it for connections. The hub of a blocked
-thread does not run. Then heartbeats are not answered, and nsqd closes the connection.
+A program that blocks its threads natively, for example with asyncio or Spark, needs such a thread for its connections:
+the hub of a blocked thread does not run. Then heartbeats are not answered, and nsqd closes the connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a thread and its greenlets may take to end.
 STOP_TIMEOUT = 5.0
-# Seconds that a thread may take to end after its last line.
+# Seconds that a thread may take to end after _run() is done.
 _JOIN_TIMEOUT = 0.5
 
 
@@ -48,10 +48,10 @@ class HubThread:
     greenlets of that hub continue to run.
 
     Args:
-        on_end: Called in the thread at its end, before its greenlets are killed. It may wait.
+        on_end: Called in the thread at its end, before its greenlets are killed. This function may wait.
         is_known: Register the thread with the threading module; see start_thread().
-        kill_greenlets: Find the greenlets that still run when the thread ends, and kill them. The search looks at every
-            object of the process: 0.1 ms for 1000 objects.
+        kill_greenlets: When the thread ends, search for the greenlets that still run, and kill them. The search looks
+            at every object of the process, and takes 0.1 ms for 1000 objects.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class HubThread:
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """End the thread: kill its greenlets, and raise RuntimeError in calls that still wait.
 
-        May be called twice. Does nothing in a child process. In the thread itself it does not wait.
+        May be called twice. Does nothing in a forked child process. A call in the thread itself returns at once.
 
         Args:
             timeout: Seconds to wait at most.
@@ -155,7 +155,7 @@ class HubThread:
             if self._ident is not None and not ended.wait(timeout):
                 logger.warning("thread %s has not ended within %g s", self.name, timeout)
             elif self._thread is not None:
-                # The thread has executed all but its last lines, so it ends soon.
+                # The thread has executed all except its last lines, so it ends soon.
                 self._thread.join(_JOIN_TIMEOUT)
 
     def __enter__(self) -> Self:
@@ -165,11 +165,11 @@ class HubThread:
         self.stop()
 
     @contextlib.contextmanager
-    def _future(self) -> Iterator[CrossThreadFuture[Any]]:  # Any: as above
+    def _future(self) -> Iterator[CrossThreadFuture[Any]]:  # Any: a called function may return anything
         """Make a future that gets an exception when the thread ends.
 
-        Register the future before checking if the thread has ended: in its last step the thread fails the registered
-        futures.
+        The future is registered before the caller checks if the thread has ended. So no future is missed: in its last
+        step the thread fails the registered futures.
         """
         future: CrossThreadFuture[Any] = CrossThreadFuture()
         self._awaited[future] = None
@@ -200,7 +200,7 @@ class HubThread:
         # Keeps the event loop running while it has nothing to do, for example before the first call.
         keep_alive = hub.loop.async_()
         keep_alive.start(lambda: None)
-        with contextlib.ExitStack() as at_end:  # calls in reverse order
+        with contextlib.ExitStack() as at_end:  # calls the callbacks in reverse order
             at_end.callback(self._destroy, hub)
             at_end.callback(keep_alive.close)
             if self._kills_greenlets:
@@ -216,16 +216,16 @@ class HubThread:
             while left := _greenlets_of(hub):
                 gevent.killall(left)
 
-    def _destroy(self, hub: Any) -> None:  # Any: as above
+    def _destroy(self, hub: Any) -> None:  # Any: gevent has no types
         self._queue.close()
         hub.destroy(destroy_loop=True)
         # End the hub, which gevent leaves suspended: a greenlet that is suspended when its thread ends leaks 10 KiB.
         hub.throw()
 
 
-def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: as above
-    """Find the greenlets of a hub that have not ended, by a search, since gevent keeps no list of them."""
-    # Not isinstance(): it reads __class__ of every object, and some objects raise then.
+def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: gevent has no types
+    """Search all objects for a hub's greenlets that have not ended: gevent keeps no list of greenlets."""
+    # Do not use isinstance(): it reads the __class__ of an object, and some objects raise then.
     found = [obj for obj in gc.get_objects() if issubclass(type(obj), gevent.Greenlet)]
     return [greenlet for greenlet in found if greenlet.parent is hub and not greenlet.dead]
 

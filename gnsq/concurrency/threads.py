@@ -52,13 +52,13 @@ T = TypeVar("T")
 NO_TIMEOUT = 1e9
 # Seconds that a call into another thread's hub may take beyond its timeout.
 CROSS_THREAD_GRACE = 1.0
-# Seconds. A waiting thread returns to the interpreter at this interval, which then handles signals.
+# Seconds. A waiting thread returns to the interpreter at this interval, so that the interpreter handles signals.
 SIGNAL_CHECK_INTERVAL = 1.0
-# Seconds. A waiting thread checks at this interval if the thread that must respond has ended.
+# Seconds. A thread that waits for another thread checks at this interval if that other thread has ended.
 ALIVE_CHECK_INTERVAL = 1.0
 
-# --- thread primitives of the interpreter. Those that gevent puts in their place when it patches would identify
-# greenlets instead of threads, or belong to one hub.
+# --- the interpreter's own thread primitives. Monkey-patching replaces them by gevent's, which identify greenlets
+# instead of threads, or belong to one hub.
 
 # Any: gevent has no types.
 allocate_lock: Any = monkey.get_original("_thread", "allocate_lock")
@@ -76,8 +76,8 @@ def start_thread(
 
     Args:
         name: Registers the thread with the threading module, so that log records have its name. A thread without a
-            name, or of a monkey-patched process, is not registered. A process with one registered thread can still be
-            monkey-patched: gevent then lets that thread release the locks that it holds, such as the import lock.
+            name, or of a monkey-patched process, is not registered. So gevent can still monkey-patch the process: only
+            if no thread but the main one is registered, gevent adapts locks that are locked, such as the import lock.
 
     Returns:
         The threading module's thread; None if it is not registered.
@@ -90,27 +90,27 @@ def start_thread(
     return thread
 
 
-def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: as above
+def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: the function's own
     try:
         function(*args)
     finally:
         if (ident := threading.get_ident()) != get_ident():
-            # Monkey-patched after the start: the threading module looks for this thread by the id of a greenlet.
+            # The process was monkey-patched meanwhile: the threading module looks for a thread by a greenlet's id now.
             _threads[ident] = _threads.pop(get_ident())
 
 
-def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: as above
+def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: the function's own
     # Set the trace function, as the threading module does for its threads. Debuggers and coverage need it.
     sys.settrace(threading.gettrace())
     sys.setprofile(threading.getprofile())
     try:
         function(*args)
     finally:
-        # Remove the dummy thread that a log record of this thread registers: it would stay in the table.
+        # Remove the dummy thread that logging in this thread registers: it would stay in the table for ever.
         _threads.pop(get_ident(), None)
 
 
-# The threads of the threading module, by ident. There is no public way to correct this table.
+# The threading module's table of threads, by ident. There is no public way to correct this table.
 _threads: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # typeshed hides it
 
 
@@ -118,16 +118,16 @@ _threads: dict[int, threading.Thread] = threading._active  # type: ignore[attr-d
 
 
 class HubCallQueue:
-    """Queue of functions that are called in the hub of the thread that made the queue. Other threads add to it.
+    """Queue of functions. Any thread adds functions; the hub of the thread that made the queue calls them.
 
-    It does not use the loop's run_callback_threadsafe(). With gevent 26.9 and libev, calls of that function make a busy
-    loop miscount its watchers. Then the loop ends with LoopExit, or never ends. A watcher's send() is safe.
+    The queue uses a watcher's send(), not the loop's run_callback_threadsafe(). With gevent 26.9 and libev, calls of
+    run_callback_threadsafe() make a busy loop miscount its watchers. Then the loop ends with LoopExit, or never ends.
     """
 
     def __init__(self, loop: Any) -> None:  # Any: gevent has no types
         self._loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # ref=False: the hub may end although calls may still come.
+        # ref=False: the watcher does not keep the hub running.
         self._watcher = loop.async_(ref=False)
         self._watcher.start(self._drain)
 
@@ -141,7 +141,7 @@ class HubCallQueue:
         self._watcher.send()
 
     def close(self) -> None:
-        """Accept no more calls. Call this before the hub's loop is destroyed, which does not free started watchers."""
+        """Accept no more calls. Must be called before the hub's loop is destroyed: a loop frees no started watcher."""
         self._watcher.close()
 
     def _drain(self) -> None:
@@ -151,7 +151,7 @@ class HubCallQueue:
             self._loop.run_callback(function, *arguments)
 
 
-# One for each hub.
+# The queue of each hub.
 _hub_call_queues: weakref.WeakKeyDictionary[Any, HubCallQueue] = weakref.WeakKeyDictionary()
 
 
@@ -165,7 +165,7 @@ def hub_call_queue() -> HubCallQueue:
 
 
 def is_hub_greenlet() -> bool:
-    """Return True if the caller is a callback in its thread's hub itself. Such a callback can't wait."""
+    """Return True if the caller is a callback that the hub itself runs. Such a callback can't wait."""
     hub = get_hub_if_exists()
     return hub is not None and gevent.getcurrent() is hub
 
@@ -174,7 +174,7 @@ def is_hub_greenlet() -> bool:
 
 
 class Once:
-    """Can be acquired once, by the first of several threads."""
+    """Lets only the first of several callers do something. The callers may be in different threads."""
 
     __slots__ = ("_lock",)
 
@@ -189,7 +189,7 @@ class Once:
 class CrossThreadFuture(Generic[T]):
     """Result that one thread sets and one other thread waits for.
 
-    To make a future takes a microsecond. In a thread without a hub, a future makes no hub.
+    The constructor takes a microsecond. In a thread without a hub, a future does not make a hub.
 
     Attributes:
         is_done: True if the future has a result or an exception.
@@ -214,7 +214,7 @@ class CrossThreadFuture(Generic[T]):
             self._finish()
 
     def set_exception(self, error: BaseException) -> None:
-        """Set an exception, which result() raises; otherwise as set_result()."""
+        """Set an exception, which result() raises. The rules of set_result() apply."""
         if self._once.acquire():
             self._error = error
             self._finish()
@@ -238,8 +238,8 @@ class CrossThreadFuture(Generic[T]):
         if self.is_done:
             return True
         if get_hub_if_exists() is None:
-            # Wait in short steps. If a signal comes just before the system call, the interpreter handles it after the
-            # call.
+            # Wait in short steps: if a signal comes just before the system call, the interpreter handles the signal
+            # only after the call.
             end = time.monotonic() + timeout
             while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
                 if time.monotonic() >= end:
@@ -247,9 +247,9 @@ class CrossThreadFuture(Generic[T]):
         else:
             event = Event()
             self._waiter = (hub_call_queue(), event)
-            # First _waiter, then is_done; _finish() uses the opposite order. So one of the threads sees the other.
+            # Set _waiter, then read is_done. _finish() sets is_done, then reads _waiter. So no result is missed.
             if not self.is_done:
-                # The timer also keeps the loop alive, which a HubCallQueue does not.
+                # The timer of this wait also keeps the loop running, which a HubCallQueue does not do.
                 event.wait(min(timeout, NO_TIMEOUT))
         return self.is_done
 
@@ -277,7 +277,7 @@ class CrossThreadFuture(Generic[T]):
 
 
 def call_in_thread(function: Callable[[], T]) -> T:
-    """Call a function that blocks in a new native thread, and wait for its result. Other greenlets run meanwhile."""
+    """Call a blocking function in a new native thread, and wait for its result. Other greenlets run meanwhile."""
     future: CrossThreadFuture[T] = CrossThreadFuture()
     start_thread(future.set_from, function)
     future.wait(NO_TIMEOUT)
@@ -285,10 +285,10 @@ def call_in_thread(function: Callable[[], T]) -> T:
 
 
 class ThreadEvent:
-    """Event that any number of threads and greenlets can wait for. It can't be cleared.
+    """Event that any number of threads and greenlets can wait for. Once set, it stays set.
 
     Attributes:
-        is_set: True if it is set.
+        is_set: True if the event is set.
     """
 
     __slots__ = ("_waiting", "is_set")
@@ -299,13 +299,13 @@ class ThreadEvent:
 
     def set(self) -> None:
         """Wake all waiting threads and greenlets. Does not wait."""
-        # First is_set, then _waiting; wait() uses the opposite order. So one thread sees what the other has done.
+        # Set is_set before reading _waiting. wait() adds to _waiting before reading is_set. So no waiter is missed.
         self.is_set = True
         for future in list(self._waiting):
             future.set_result(None)
 
     def wait(self, timeout: float) -> bool:
-        """Wait as CrossThreadFuture.wait(). Return True if the event is set."""
+        """Wait for the event as CrossThreadFuture.wait() does, up to seconds. Return True if the event is set."""
         future: CrossThreadFuture[None] = CrossThreadFuture()
         self._waiting[future] = None
         try:
@@ -320,7 +320,7 @@ class ThreadEvent:
 
 
 class ThreadToken:
-    """Identifies a thread, until it ends. An ident does not: a later thread may get the ident of an ended one."""
+    """Identifies a thread. An ident is not enough: a later thread may get the ident of a thread that has ended."""
 
     __slots__ = ("__weakref__",)
 
@@ -413,5 +413,5 @@ def _log_exceptions(function: Callable[..., object], arguments: tuple[Any, ...])
     try:
         function(*arguments)
     except NSQException as error:
-        # Not an error: nsqd delivers the message again after its timeout.
+        # No warning is needed: nsqd delivers the message again after its msg_timeout.
         logger.info("an answer from another thread was not sent: %s", error)

@@ -1,7 +1,7 @@
 """Responses of nsqd and nsqlookupd over HTTP: parse a result, or build the error with the server's text and a hint.
 
-Pure: sends nothing, reads nothing. Sources: nsq internal/http_api (bare responses); nsq 0.2's util.ApiResponse
-(wrapped in status_code, status_txt and data).
+Pure: sends nothing, reads nothing. Old servers wrap a result in an envelope: a JSON object with status_code,
+status_txt and data. Sources: nsq internal/http_api; for the envelope, nsq 0.2's util.ApiResponse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gnsq.texts import MAX_SHOWN, printable
 __all__ = ["Response", "error_text", "is_unknown_path", "parse_result", "shown"]
 
 _REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
-# Redirects that keep the method. With other statuses, clients may send a GET in place of a POST.
+# Redirects that keep the method. With other statuses, clients may send a GET in place of a POST, so those are errors.
 _REDIRECTS_OF_OTHERS = {307, 308}
 
 
@@ -33,7 +33,7 @@ class Response:
     location: str = ""
 
     def redirects(self, method: str) -> bool:
-        """Return True if the request is to be sent to another URL; a POST only if it stays a POST."""
+        """Return True if the request must be sent to another URL. A POST is redirected only if it stays a POST."""
         return bool(self.location) and self.status in _REDIRECTS.get(method, _REDIRECTS_OF_OTHERS)
 
     @property
@@ -43,7 +43,7 @@ class Response:
 
 
 def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
-    """Take the result out of a response: JSON as Python objects, without an old server's envelope; else the bytes.
+    """Return the result in a response: JSON as Python objects, without an old server's envelope; otherwise the bytes.
 
     Args:
         call: The request, for error texts.
@@ -72,7 +72,7 @@ def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
 
 
 def error_text(body: bytes) -> str:
-    """Return nsqd's text in the body of an error: ``message``, or an old server's ``status_txt``; else nothing."""
+    """Return nsqd's text in the body of an error: ``message``, or an old server's ``status_txt``; "" if it has none."""
     data = _error(body)
     return _text(data.get("message") or data.get("status_txt") or "")
 
@@ -87,9 +87,9 @@ def _error(body: bytes) -> dict[str, object]:
 
 
 def is_unknown_path(error: NSQHttpError) -> bool:
-    """Return True if the server does not know the path, or the method for it. Then it has executed nothing.
+    """Return True if the server does not know the path, or the method for this path. Then it has executed nothing.
 
-    A missing topic or channel has status 404 as well, but another text.
+    A missing topic or channel has status 404 as well, but its text ends with _NOT_FOUND.
     """
     return error.status == 405 or (error.status == 404 and not error_text(error.body).endswith("_NOT_FOUND"))
 
@@ -107,8 +107,8 @@ def _parsed(body: bytes) -> Any:  # Any: any JSON
     """Parse JSON in UTF-8.
 
     Raises:
-        ValueError: If it is not JSON, or has half of a surrogate pair, which can't be encoded, or more levels or digits
-            of a number than Python accepts.
+        ValueError: If the body is not JSON; if it has half of a surrogate pair, which can't be encoded; or if it has
+            more levels, or a number with more digits, than Python accepts.
     """
     # Decode here: json.loads() would guess the encoding of bytes, and accept surrogates.
     text = body.decode()
@@ -163,7 +163,7 @@ def _text(value: object) -> str:
 
 
 def _plain_text(response: Response) -> str:
-    # Without a type, the text is used: Go's response to plain HTTP on a TLS port has no type.
+    # A body without a content type is used: Go's response to plain HTTP on a TLS port has no type.
     if response.content_type and not response.content_type.lower().startswith("text/plain"):
         return ""
     return printable(response.body)
