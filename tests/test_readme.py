@@ -26,10 +26,10 @@ TEXT = README.read_text()
 TABLES = re.findall(r"<!-- options ([\w.]+) -->\n(.*?)(?=\n\n[^|]|\n\n\Z)", TEXT, re.DOTALL)
 
 
-def example(heading, number=0):
-    """Return a Python block of a section."""
+def example(heading, number=0, language="python"):
+    """Return a block of code of a section."""
     section = re.split(rf"\n###? {re.escape(heading)}\n", TEXT)[1]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[number]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[number]
 
 
 def run(code, nsqd):

@@ -1,6 +1,7 @@
 """The README's examples for Spark and for the job's tables run."""
 
 import datetime as dt
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,9 @@ import pytest
 
 from gnsq import Producer
 from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.loading import load_config
 from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.pipeline.windows import Metric, version_of
 from tests.test_readme import example
@@ -27,6 +30,25 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
 
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
+
+
+@pytest.mark.parametrize("language", ["", "sql", "json"])
+def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, language):
+    text = example("The job", language="toml")
+    if language:
+        (tmp_path / "click").write_text(example("The job", language=language))
+        head, rest = re.split(r"\[fields\].*?(?=\[\[metrics)", text, flags=re.DOTALL)
+        text = f'{head}fields_file = "{tmp_path}/click"\n{rest}'
+    (tmp_path / "job.toml").write_text(text)
+
+    config = load_config(str(tmp_path / "job.toml"), {})
+
+    assert {name: plain_type(kind) for name, kind in config.fields.items()} == {
+        "user": "string",
+        "page": "string",
+        "ms": "bigint" if language == "json" else "int",
+    }
+    assert set(config.schema.required) == {"user", "page", *(() if language else ("ms",))}
 
 
 @pytest.mark.subprocess

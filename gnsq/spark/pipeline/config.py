@@ -1,6 +1,6 @@
 """Configuration of the job: one field is one setting, of the command line, the environment and the TOML file alike.
 
-Checks only: connects to nothing, writes nothing. loading.py reads it from where users write it.
+Checks, and reads fields_file: connects to nothing, writes nothing. loading.py reads it from where users write it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
-from gnsq.spark.pipeline.schema import DIVIDING, EventSchema, plain_type
+from gnsq.spark.pipeline.schema import DIVIDING, EventSchema, parse_fields, plain_type
 from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
@@ -85,7 +85,12 @@ class PipelineConfig:
     dead_letter_topic: str = option("", "topic for malformed bodies; default: TOPIC-dead")
     fields: Mapping[str, str] = option(None, "columns of the archive and their Spark SQL types; default: user, page")
     time_field: str = option("time", "field with the event's time, ISO 8601")
-    required_fields: tuple[str, ...] | None = option(None, "fields that every event must have; default: all")
+    fields_file: str = option(
+        "", "file with the columns in place of fields: Spark DDL, in which NOT NULL is required, or JSON Schema"
+    )
+    required_fields: tuple[str, ...] | None = option(
+        None, "fields that every event must have; default: all, with fields_file those that it requires"
+    )
     partition_by: str = option("day", "how the archive is divided: day or hour of the events' time, a field, or none")
     metrics: tuple[Metric, ...] = option(
         (Metric(),), "what is counted: name, window and slide in seconds, keys and aggregates with commas"
@@ -145,6 +150,8 @@ class PipelineConfig:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
                 check_bounds(f"setting {field.name}", value, field)
+        if self.fields_file:
+            self._read_fields()
         # Its own checks are part of these.
         object.__setattr__(self, "fields", dict(self.schema.fields))
         self._check_partition()
@@ -161,6 +168,25 @@ class PipelineConfig:
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
         self._check_places()
+
+    def _read_fields(self) -> None:
+        """Take the fields from fields_file, which is empty then: nothing reads the file again, replace() included."""
+        path = self.fields_file
+        if self.fields:
+            raise ValueError("settings fields and fields_file are both given: leave one out")
+        try:
+            fields, required = parse_fields(Path(path).read_text(encoding="utf-8-sig"), self.time_field)
+            EventSchema(fields, self.time_field, ())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"setting fields_file {path}: {str(error).removeprefix('setting fields: ')}") from error
+        if self.required_fields is None:
+            required = required or ()
+        elif required is None:
+            required = self.required_fields
+        else:
+            raise ValueError(f"setting required_fields: fields_file {path} says it, too: leave one out")
+        for name, value in (("fields", fields), ("required_fields", required), ("fields_file", "")):
+            object.__setattr__(self, name, value)
 
     def _check_locations(self) -> None:
         if _is_uri(self.work):

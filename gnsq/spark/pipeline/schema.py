@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["DIVIDING", "EventSchema", "RESERVED", "SCALARS", "plain_type"]
+__all__ = ["DIVIDING", "EventSchema", "RESERVED", "SCALARS", "parse_fields", "plain_type"]
 
 SCALARS = frozenset(
     {
@@ -30,6 +32,14 @@ _SYNONYMS = {
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
+# A column of Spark's DDL, and what is left out of the DDL before: comments of both kinds.
+_COLUMN = re.compile(r"\s*(?:`([^`]+)`|(\w+))\s*[:\s]\s*(\w+(?:\s*\([^()]*\))?)(\s+not\s+null)?\s*(?:,|\Z)", re.I)
+_REMARK = re.compile(r"""\bcomment\s+(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|--[^\n]*""", re.I)
+# Type and format of JSON Schema -> type. Other formats restrict values, and are left to the format's other users.
+_JSON_TYPES = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
+_JSON_FORMATS = {"date": "date", "date-time": "timestamp"}
+# Keywords of JSON Schema by which the type depends on something else.
+_COMPOSED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,83 @@ class EventSchema:
         fields = {name: "string" if as_strings else kind for name, kind in self.fields.items()}
         fields |= {self.time_field: "string", "_malformed": "string"}
         return ", ".join(f"`{name}` {kind}" for name, kind in fields.items())
+
+
+def parse_fields(text: str, time_field: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
+    """Read fields from the text of a file: Spark's DDL, or a JSON Schema of an object with scalar properties.
+
+    Args:
+        time_field: May be among the fields, as a text or a timestamp. It is left out of the result.
+
+    Returns:
+        Name -> Spark SQL type, which EventSchema checks, and the required fields; None if the text does not say which
+        fields are required.
+
+    Raises:
+        ValueError: If the text has something else; the message names the field.
+    """
+    fields, required = _json_fields(text) if text.lstrip().startswith("{") else _ddl_fields(text)
+    kind = fields.pop(time_field, "string")
+    if plain_type(kind) not in ("string", "timestamp"):
+        raise ValueError(f"{time_field} has the type {kind!r}: the event's time is a string in ISO 8601")
+    if not fields:
+        raise ValueError("there are no fields")
+    return fields, None if required is None else tuple(name for name in required if name != time_field)
+
+
+def _ddl_fields(text: str) -> tuple[dict[str, str], list[str] | None]:
+    fields: dict[str, str] = {}
+    required = []
+    text = _REMARK.sub("", text).strip()
+    position = 0
+    while position < len(text):
+        match = _COLUMN.match(text, position)
+        if match is None:
+            found = " ".join(text[position : position + 60].split())
+            raise ValueError(
+                f"{found!r} does not begin with a column: NAME TYPE [NOT NULL], with one of the types "
+                f"{', '.join(sorted(SCALARS))}, was due"
+            )
+        name = str(match[1] or match[2])
+        if name in fields:
+            raise ValueError(f"{name} is there twice")
+        fields[name] = str(match[3])
+        required += [name] if match[4] else []
+        position = match.end()
+    return fields, required or None
+
+
+def _json_fields(text: str) -> tuple[dict[str, str], list[str] | None]:
+    schema = json.loads(text)
+    _check_composed("the schema", schema)
+    properties, required = schema.get("properties"), schema.get("required")
+    is_object = schema.get("type", "object") == "object" and isinstance(properties, dict)
+    if not is_object or not isinstance(required or [], list):
+        raise ValueError("the schema is not that of an object with properties")
+    for name in required or ():
+        if name not in list(properties):
+            raise ValueError(f"{name} is required, and is none of properties")
+    fields = {name: _json_type(name, each, name in (required or ())) for name, each in properties.items()}
+    return fields, required
+
+
+def _json_type(name: str, schema: Any, is_required: bool) -> str:  # Any: JSON
+    schema = schema if isinstance(schema, dict) else {}
+    _check_composed(name, schema)
+    kind = schema.get("type")
+    if isinstance(kind, list) and len(kind) == 2 and "null" in kind:
+        if is_required:
+            raise ValueError(f"{name} is required and may be null, which is the same as missing to the job: give one")
+        kind = next((each for each in kind if each != "null"), None)
+    if not isinstance(kind, str) or kind not in _JSON_TYPES:
+        raise ValueError(f"{name} has the type {kind!r}: one of {', '.join(_JSON_TYPES)}, or that and null, was due")
+    return _JSON_FORMATS.get(str(schema.get("format")), "string") if kind == "string" else _JSON_TYPES[kind]
+
+
+def _check_composed(name: str, schema: Mapping[str, Any]) -> None:
+    for keyword in _COMPOSED:
+        if keyword in schema:
+            raise ValueError(f"{name} has {keyword}, by which its type can't be told: give the type itself")
 
 
 def plain_type(kind: str) -> str:

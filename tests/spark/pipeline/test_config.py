@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gnsq.spark.pipeline.config import _OWN_OPTIONS, PipelineConfig
@@ -27,6 +29,48 @@ def test_events_are_clicks_unless_described():
     assert schema.fields == {"user": "string", "page": "string"}
     assert (schema.time_field, schema.required) == ("time", ("page", "user"))
     assert config(fields={"host": "string"}, metrics=(Metric(keys=("host",)),)).fields == {"host": "string"}
+
+
+def test_fields_of_a_file_are_part_of_the_configuration(tmp_path):
+    path = tmp_path / "click.ddl"
+    path.write_text("user STRING NOT NULL, page STRING, ms INT")
+    made = config(fields_file=str(path), metrics=(Metric(keys=()),))
+    path.unlink()
+
+    for each in (made, replace(made, topic="views")):
+        assert each.fields == {"user": "STRING", "page": "STRING", "ms": "INT"}
+        assert each.schema.required == ("user",)
+
+
+def test_file_without_required_fields_leaves_them_to_the_setting(tmp_path):
+    path = tmp_path / "click.ddl"
+    path.write_text("user STRING, page STRING")
+
+    assert config(fields_file=str(path)).schema.required == ("page",)
+    assert config(fields_file=str(path), required_fields=("user",)).schema.required == ("page", "user")
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "words"),
+    [
+        pytest.param(None, {}, r"setting fields_file .*/click\.ddl: .*No such file", id="missing"),
+        pytest.param(
+            "a TIMESTAMP_NTZ", {}, r"fields_file .*/click\.ddl: a has the type 'TIMESTAMP_NTZ', which", id="ntz"
+        ),
+        pytest.param("hour INT", {}, "click.ddl: 'hour' is a column of the job's own", id="reserved"),
+        pytest.param("a INT", {"fields": {"b": "int"}}, "fields and fields_file are both given: leave one", id="both"),
+        pytest.param(
+            "a INT NOT NULL", {"required_fields": ()}, "required_fields: fields_file .* says it, too", id="required"
+        ),
+    ],
+)
+def test_bad_fields_file_is_named(tmp_path, text, changes, words):
+    path = tmp_path / "click.ddl"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(ValueError, match=words):
+        config(fields_file=str(path), **changes)
 
 
 def test_windows_are_kept_for_a_day_and_with_message_ids_for_an_hour():

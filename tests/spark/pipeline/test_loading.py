@@ -98,6 +98,24 @@ def test_one_metric_may_come_from_the_command_line(path):
     assert (metric.window, metric.keys) == (300, ("page", "user"))
 
 
+@pytest.mark.parametrize("place", ["file", "command line", "environment"])
+def test_fields_may_come_from_a_file(tmp_path, place):
+    (tmp_path / "click.json").write_text('{"properties": {"page": {"type": "string"}, "ms": {"type": "integer"}}}')
+    name, path = str(tmp_path / "click.json"), tmp_path / "job.toml"
+    path.write_text(
+        "\n".join(f"{key} = {list(value) if isinstance(value, tuple) else value!r}" for key, value in GIVEN.items())
+        + (f"\nfields_file = {name!r}" if place == "file" else "")
+    )
+
+    config = load(
+        ["--fields-file", name] if place == "command line" else [],
+        {"GNSQ_PIPELINE_FIELDS_FILE": name} if place == "environment" else None,
+        str(path),
+    )
+
+    assert config.fields == {"page": "string", "ms": "bigint"}
+
+
 @pytest.mark.parametrize("name", sorted(GONE))
 def test_setting_that_is_gone_names_its_successor_wherever_it_is_given(name):
     @click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE"})
