@@ -44,7 +44,7 @@ from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, store_error, write_file
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import read_note
-from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location
+from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location, sync_log
 from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.texts import counted
@@ -133,8 +133,11 @@ def maintain_table(location: str, *, retention: float | None, quiet: float = QUI
             return 0
         delta = DeltaTable(uri, storage_options=options)
         merged = merge_files(delta, location, quiet)
+        # The entry of the checkpoint's version may be a batch's that is not synced yet. If a power failure tore it, it
+        # would be set aside, and its version would exist in the checkpoint only.
+        sync_log(location, f"{delta.version():020}.json")
         delta.create_checkpoint()
-        _sync_log(location, f"{delta.version():020}.checkpoint.parquet", "_last_checkpoint")
+        sync_log(location, f"{delta.version():020}.checkpoint.parquet", "_last_checkpoint")
         delta.cleanup_metadata()
         if retention is not None:
             vacuum(delta, location, retention)
@@ -235,7 +238,7 @@ def _replace(
         before = delta.version()
         delta.update_incremental()
         # A batch may have been committed meanwhile, so the merge is not always the newest entry.
-        _sync_log(location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
+        sync_log(location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
         return
     raise MergedElsewhere(f"{counted(len(old), 'file')} of {new.partition or 'the table'}")
 
@@ -250,15 +253,6 @@ def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
     # Only what tasks and merges have named: other files may belong to an adoption that was killed.
     names = (unquote(path) for path in paths)
     store.remove(*(name for name in names if name.startswith("part-")))
-
-
-def _sync_log(location: str, *names: str) -> None:
-    store = open_store(location, "output")
-    if isinstance(store, LocalStore):
-        for name in names:
-            with open(store.root / "_delta_log" / name, "rb") as file:
-                os.fsync(file.fileno())
-        sync_directory(store.root / "_delta_log")
 
 
 # --- all tables of a job

@@ -9,7 +9,7 @@ delta-rs refuses the commit if the same application or the table's properties ha
 
 Local disks: delta-rs syncs nothing. commit() syncs the log entry and its directory before it returns, after the data
 files, which are synced by the tasks. A power failure may leave an entry that is torn, of a commit that nobody has
-waited for; the check at the start sets it aside.
+waited for, or a torn checkpoint of the log; the check at the start sets both aside.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -50,7 +51,7 @@ from gnsq.spark.pipeline.datafiles import (
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
-__all__ = ["MERGED", "NO_HOOKS", "Table", "TableStatus", "check_store", "delta_location"]
+__all__ = ["MERGED", "NO_HOOKS", "Table", "TableStatus", "check_store", "delta_location", "sync_log"]
 
 logger = logging.getLogger(__name__)
 
@@ -427,28 +428,31 @@ class Table:
         """Read the log entries after a version, and sync them on a local disk."""
         with _errors(self.location):
             delta.update_incremental()
-            if self._root is None:
-                return
-            log = self._root / "_delta_log"
-            for version in range(before + 1, delta.version() + 1):
-                _sync(log / f"{version:020}.json")
-            sync_directory(log)
+        sync_log(self.location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
 
     def _check_log(self) -> None:
-        """Check the newest log entries and their files. Rename a torn newest entry: its commit has not returned.
+        """Check the log's checkpoint, its newest entries and their files.
+
+        Rename a torn checkpoint, which the entries replace, and a torn newest entry, whose commit has not returned.
 
         Raises:
-            JobFailed: If an entry is torn that others follow, or a file is not whole.
+            JobFailed: If the entries do not replace the checkpoint, an entry is torn that others follow, or a file is
+                not whole.
         """
         assert self._root is not None  # the caller has looked
         log = self._root / "_delta_log"
+        self._check_checkpoint(log)
         entries = sorted(path for path in log.glob("*.json") if _ENTRY.fullmatch(path.name))[-_CHECKED_ENTRIES:]
         removed: set[str] = set()
         for path in reversed(entries):
             actions = _actions(path)
             if actions is None:
-                self._set_aside(path, is_newest=path == entries[-1])
-                entries.pop()
+                if path != entries.pop():
+                    raise JobFailed(
+                        f"table {self._shown}: log entry {path.name} is torn, and others follow: bring the table back "
+                        "from a copy"
+                    )
+                self._set_aside(path)
                 continue
             for add in _each(actions, "add"):
                 if add["path"] not in removed and not self._is_whole(add):
@@ -457,21 +461,39 @@ class Table:
                         "it back from a copy"
                     )
             removed.update(remove["path"] for remove in _each(actions, "remove"))
-            # Sync the entry: its writer may have been killed before its own sync, and the entry is not written again.
-            _sync(path)
         if entries:
-            sync_directory(log)
+            # Their writers may have been killed before their own sync, and the entries are not written again.
+            sync_log(self.location, *(path.name for path in entries))
 
-    def _set_aside(self, entry: Path, *, is_newest: bool) -> None:
-        if not is_newest:
+    def _check_checkpoint(self, log: Path) -> None:
+        """Set aside torn checkpoints and the file that names the newest: readers fail at them."""
+        torn = []
+        oldest = 0  # the first entry that readers need
+        for path in sorted(log.glob("*.checkpoint.parquet"), reverse=True):
+            if _is_whole_parquet(path):
+                oldest = _version(path) + 1
+                break
+            torn.append(path)
+        hint = log / "_last_checkpoint"
+        if hint.exists() and (torn or not _is_hint(hint)):
+            torn.append(hint)
+        if not torn:
+            return
+        versions = {_version(path) for path in log.glob("*.json") if _ENTRY.fullmatch(path.name)}
+        missing = set(range(oldest, max(versions, default=0) + 1)) - versions
+        if missing:
             raise JobFailed(
-                f"table {self._shown}: log entry {entry.name} is torn, and others follow: bring the table back from a "
-                "copy"
+                f"table {self._shown}: {torn[0].name} of the log is torn, and entry {min(missing):020}.json is gone, "
+                "which could replace it: bring the directory _delta_log back from a copy"
             )
-        aside = entry.with_name(f"{entry.name}.torn")
-        logger.warning("table %s: log entry %s is torn; set aside as %s", self._shown, entry.name, aside.name)
-        entry.rename(aside)
-        sync_directory(entry.parent)
+        for path in torn:
+            self._set_aside(path)
+
+    def _set_aside(self, path: Path) -> None:
+        aside = path.with_name(f"{path.name}.torn")
+        logger.warning("table %s: %s of the log is torn; set aside as %s", self._shown, path.name, aside.name)
+        path.rename(aside)
+        sync_directory(path.parent)
 
     def _is_whole(self, add: Mapping[str, Any]) -> bool:
         assert self._root is not None  # as above
@@ -501,6 +523,29 @@ def _actions(path: Path) -> list[dict[str, Any]] | None:
     return actions
 
 
+def _version(path: Path) -> int:
+    return int(path.name.partition(".")[0])
+
+
+def _is_whole_parquet(path: Path) -> bool:
+    try:
+        with pq.ParquetFile(path) as parquet:
+            for _ in parquet.iter_batches(use_threads=False):
+                pass
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _is_hint(path: Path) -> bool:
+    """Return True if the file names a checkpoint that exists."""
+    try:
+        version = json.loads(path.read_bytes())["version"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return any(path.parent.glob(f"{version:020}.checkpoint*"))
+
+
 def _each(actions: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [action[kind] for action in actions if kind in action]
 
@@ -526,12 +571,21 @@ def _type(kind: Any) -> str:
     return str(getattr(kind, "type", kind))
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync_log(location: str, *names: str) -> None:
+    """Sync files of a table's log, and its directory, if they are on a local disk. Leave out files that are gone.
+
+    Raises:
+        JobFailed: If that fails.
+    """
+    store = open_store(location, "output")
+    if not isinstance(store, LocalStore):
+        return
+    log = store.root / "_delta_log"
+    with _errors(location):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), open(log / name, "rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(log)
 
 
 @contextlib.contextmanager

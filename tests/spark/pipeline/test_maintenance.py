@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.datafiles import Partition, write
 from gnsq.spark.pipeline.maintenance import (
@@ -207,10 +208,64 @@ def test_merge_that_a_power_failure_has_torn_is_set_aside(archive, caplog):
     for path in (archive.table._root / "_delta_log").glob("*checkpoint*"):
         path.unlink()
 
-    Table("archive", archive.location, SCHEMA, Partition("day", "event_time")).claim("q", take_over=False)
+    claimed_again(archive)
 
     assert "is torn; set aside" in caplog.text
     assert archive.ids() == list(range(30))
+
+
+def checkpoint(archive):
+    """Make a checkpoint of the log, as maintenance does that merges nothing. Return its file."""
+    maintain_table(archive.location, retention=None, quiet=1e12)
+    return max((archive.table._root / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+def claimed_again(archive):
+    Table("archive", archive.location, SCHEMA, Partition("day", "event_time")).claim("q", take_over=False)
+
+
+@pytest.mark.parametrize(
+    "tear",
+    [
+        pytest.param(lambda path: path.write_bytes(b""), id="empty"),
+        pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-100]), id="without its end"),
+        pytest.param(lambda path: path.write_bytes(bytes(8) + path.read_bytes()[8:]), id="without its begin"),
+        pytest.param(lambda path: path.unlink(), id="only the hint is there"),
+        pytest.param(lambda path: path.with_name("_last_checkpoint").write_bytes(b'{"ver'), id="torn hint"),
+    ],
+)
+@pytest.mark.parametrize("has_older", [False, True], ids=["the first", "after another"])
+def test_checkpoint_that_a_power_failure_has_torn_is_set_aside(archive, tear, has_older, caplog):
+    archive.append(2)
+    if has_older:
+        checkpoint(archive)
+        (archive.table._root / "_delta_log/00000000000000000000.json").unlink()
+    archive.append()
+    path = checkpoint(archive)
+    archive.append()
+    tear(path)
+
+    claimed_again(archive)
+
+    assert "_last_checkpoint of the log is torn; set aside as _last_checkpoint.torn" in caplog.text
+    assert archive.ids() == list(range(40))
+    maintain_table(archive.location, retention=None, quiet=0)
+    claimed_again(archive)
+    assert archive.ids() == list(range(40))
+
+
+def test_torn_checkpoint_of_entries_that_are_gone_is_told(archive):
+    archive.append(2)
+    path = checkpoint(archive)
+    path.write_bytes(path.read_bytes()[:-100])
+    (path.parent / "00000000000000000001.json").unlink()
+
+    with pytest.raises(
+        JobFailed, match=r"checkpoint\.parquet of the log is torn, and entry 0+1\.json is gone.* from a copy"
+    ):
+        claimed_again(archive)
+
+    assert path.exists()
 
 
 def test_columns_that_older_files_lack_are_null_after_a_merge(archive):

@@ -288,7 +288,7 @@ def test_torn_entry_is_set_aside_and_what_was_acknowledged_is_there(location, te
 
     again = claimed(location)
 
-    assert f"{newest.name} is torn; set aside" in caplog.text
+    assert f"{newest.name} of the log is torn; set aside" in caplog.text
     assert (again.committed(OURS), numbers(location)) == (0, [1])
     assert put(again, 1, 2, 3)
     assert numbers(location) == [1, 2, 3]
