@@ -16,6 +16,8 @@ from typing import Any
 
 from gevent.event import Event
 
+import gnsq.nsqd.connect
+import gnsq.tls
 from gnsq import Consumer
 from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport
@@ -100,9 +102,8 @@ def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> float:
 
 
 def main() -> None:
-    import gnsq.tls
-
-    gnsq.tls.TlsTransport, gnsq.transport.CompressedTransport = TimedTls, TimedCompression
+    # Where a connection looks for them: it imports TlsTransport when it needs one.
+    gnsq.tls.TlsTransport, gnsq.nsqd.connect.CompressedTransport = TimedTls, TimedCompression
     layer, tcp, topic, count, ca = sys.argv[1:]
     print(consume(layer, tcp, topic, int(count), ca), Timed.spent / int(count) * 1e6)
 

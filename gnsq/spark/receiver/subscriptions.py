@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import reprlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -365,8 +366,8 @@ class Subscriptions:
         complete = True
         for lookupd in self._lookupds:
             try:
-                names.update(lookupd.topics().get("topics") or ())
-            except NSQHttpError as error:
+                names.update(_topic_names(lookupd))
+            except (NSQHttpError, ValueError) as error:
                 logger.warning("topics of %s: %s", self._options.source, error)
                 complete = False
         found = matching_topics(self._options, names)
@@ -384,3 +385,12 @@ class Subscriptions:
                 logger.info("%s: topic %s is gone", self._options.source, topic)
                 for consumer in self._subscriptions.pop(topic).consumers:
                     consumer.close()
+
+
+def _topic_names(lookupd: LookupdClient) -> list[str]:
+    """Ask an nsqlookupd for its topics. Raise ValueError if the answer has no list of names."""
+    answer = lookupd.topics()
+    names = answer.get("topics") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{lookupd.address}: answer is not nsqlookupd's: topics are {reprlib.repr(names)}")
+    return names

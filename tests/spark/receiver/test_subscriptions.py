@@ -140,13 +140,19 @@ def test_pattern_without_a_match_is_logged(subscribe, pattern, caplog):
     wait_for(lambda: "no topic matches topicPattern 'click-.*' yet" in caplog.text)
 
 
-def test_unexpected_error_of_a_lookup_is_logged_and_retried(subscribe, pattern, caplog, fakecluster):
-    with fakecluster.lookupds[0].add(on.http("/topics", executed=True).always(), answer(200, b'{"topics": [1]}')):
+@pytest.mark.fakecluster(lookupds=2)
+@pytest.mark.parametrize("body", [b'{"topics": [1]}', b'{"topics": {"a": 1}}', b"[]"])
+def test_topics_that_are_not_nsqlookupds_are_reported_and_other_nsqlookupds_are_used(
+    subscribe, pattern, caplog, fakecluster, body
+):
+    lookupd = fakecluster.lookupds[0]
+    with lookupd.add(on.http("/topics", executed=True).always(), answer(200, body)):
+        publish(fakecluster.nsqds[0], "click-a", [b"x"])
         subscriptions = subscribe([], **pattern)
-        wait_for(lambda: "internal error" in caplog.text)
-    publish(fakecluster.nsqds[0], "click-a", [b"x"])
-
-    wait_for(lambda: subscriptions.topics == ["click-a"])
+        wait_for(lambda: subscriptions.topics == ["click-a"])
+    assert "answer is not nsqlookupd's" in caplog.text
+    assert lookupd.http_address in caplog.text
+    assert "internal error" not in caplog.text
 
 
 def test_failures_name_the_reason_of_each_nsqd(subscribe):
