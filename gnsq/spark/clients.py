@@ -18,7 +18,7 @@ __all__ = ["check_addresses", "connection_keywords", "http_keywords"]
 
 
 def check_addresses(options: ConnectOptions) -> None:
-    """Check the form of addresses without connecting. The ValueError names the option and the address."""
+    """Check the form of addresses without connecting. Raise a ValueError that names the option and the address."""
     makers: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         "nsqdTcpAddresses": (Producer, options.nsqd_tcp_addresses),
         "lookupdHttpAddresses": (LookupdClient.from_url, options.lookupd_http_addresses),
@@ -56,7 +56,7 @@ def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each
     return keywords
 
 
-def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: as above
+def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each option has its own type
     """Build the keywords of HTTP clients. Raises the errors of connection_keywords()."""
     keywords: dict[str, Any] = {"timeout": options.lookupd_timeout}
     if options.uses_https:
@@ -94,7 +94,7 @@ def _context(options: ConnectOptions) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     if options.tls_cert_file:
         try:
-            # Without the password argument OpenSSL would ask for it at the terminal.
+            # Without the password argument, OpenSSL would ask for a password at the terminal.
             context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, options.tls_key_password)
         except OSError as error:
             raise ValueError(

@@ -12,7 +12,7 @@ from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader
 
 __all__ = ["COLUMNS", "NsqDataSource"]
 
-# The same columns as SCHEMA of segments: record batches of a segment are passed to Spark unchanged.
+# The same columns as SCHEMA of segments, since record batches of a segment are passed to Spark unchanged.
 COLUMNS = {
     "body": "binary",
     "message_id": "string",

@@ -78,7 +78,7 @@ def root_cause(text: str) -> str:
 
 
 def startup_error(text: str) -> str:
-    """Find in the output of Java the reason why it did not start. Return "" if there is none."""
+    """Find in Java's output the reason why Java did not start. Return "" if there is none."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     errors = [_THREAD_ERROR.sub("", line) for line in lines if _THREAD_ERROR.match(line)]
     return (errors or lines or [""])[0]

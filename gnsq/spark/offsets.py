@@ -1,6 +1,6 @@
-"""Offsets: vectors of segment numbers, and the segments between two of them. Pure.
+"""Offsets: vectors of segment numbers, and the segments between two offsets. Pure: knows no files, no NSQ, no Spark.
 
-An offset has, for each receiver, the number of the last segment that was read. Knows no files, no NSQ and no Spark.
+An offset has, for each receiver, the number of the last segment that was read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ __all__ = [
 ]
 
 VERSION = 1
-# Key in a vector that is not a receiver. Its only purpose is that a vector differs from the one before.
+# Key in a vector that names no receiver. Its value only makes a vector differ from the vector before.
 _REVISION = ""
-# Prefix of a receiver's name. The value of such a key is the number of the receiver's last segment that was deleted
-# before any was read.
+# Key: this prefix and a receiver's name. Value: number of the last segment that was deleted before any was read.
 _DELETED_UP_TO = "/"
 
 # Receiver -> number of its last segment that was read. If a receiver is missing, none of its segments was read.
@@ -36,7 +35,7 @@ Vector = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a spool: its receiver, its number there (from 1), its size in bytes, its rows."""
+    """One segment of a spool: its receiver, its number at this receiver (from 1), its bytes, its rows."""
 
     receiver: str
     number: int
@@ -87,7 +86,8 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
 def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = None) -> list[Segment]:
     """List the segments after start, up to end if it is given, in the order in which they are read.
 
-    The segments of one receiver are in the order of their numbers. Receivers take turns, so that none is read last.
+    The segments of one receiver are in the order of their numbers. Segments of several receivers alternate, so that no
+    receiver is read last.
     """
     found = [segment for segment in segments if segment.number > start.get(segment.receiver, 0)]
     if end is not None:
@@ -104,11 +104,11 @@ def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int,
     """Return as many segments as the limits allow, but at least one: segments are not divided.
 
     If a segment does not fit, the later segments of its receiver wait with it, and those of other receivers are taken.
-    The receiver of the turn comes first. So a receiver with large segments is not kept back by one that always has
-    small ones.
+    ``turn`` selects the receiver that comes first, so that a receiver with small segments can't delay one with large
+    segments for ever.
 
     Args:
-        waiting: As pending() returns it.
+        waiting: Segments as pending() returns them.
         max_rows: None for no limit.
         turn: A number that differs from batch to batch.
     """
@@ -136,16 +136,16 @@ def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int,
 
 
 def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
-    """Advance start by the taken segments.
+    """Compute the vector for the position after start and the taken segments.
 
     If a receiver is not in start, for example with a new checkpoint on an old spool, the result also has the number of
-    its last segment that was deleted before. So missing() knows that all later segments must exist.
+    its last segment that was deleted before. From this number, missing() knows that all later segments must exist.
 
     Args:
-        taken: As pending() returns it.
-        receivers: The receivers that have a file. All others are left out of the result: they have probably ended, and
-            the vector must not grow for ever. But if no segment is taken, none is left out, since Spark would see a
-            change.
+        taken: Segments in the order of pending().
+        receivers: The receivers that have a file. The result leaves out all others, which have probably ended, since
+            the vector must not grow for ever. But if no segment is taken, the result is start, since Spark takes any
+            difference for new data.
     """
     end = dict(start)
     deleted: dict[str, int] = {}
@@ -167,16 +167,15 @@ def end_vector(segments: Iterable[Segment]) -> dict[str, int]:
 
 
 def with_new_revision(start: Vector) -> dict[str, int]:
-    """Return a vector that differs from start but has the same positions. Spark commits start after the empty batch
-    between the two."""
+    """Return a vector that differs from start but has the same positions. The batch between these two vectors is empty;
+    after it, Spark commits start."""
     return {**start, _REVISION: start.get(_REVISION, 0) + 1}
 
 
 def missing(present: Iterable[Segment], start: Vector, end: Vector) -> list[tuple[str, int]]:
     """List the segments, as (receiver, number), that are between start and end but not present.
 
-    If a receiver is not in start, its segments are expected from number 1, or from the number that end has for deleted
-    ones.
+    If a receiver is not in start, its segments are expected from number 1, or after the deleted segments that end has.
     """
     found = {(segment.receiver, segment.number) for segment in present}
     gaps: list[tuple[str, int]] = []
@@ -190,8 +189,8 @@ def missing(present: Iterable[Segment], start: Vector, end: Vector) -> list[tupl
 def distribute(segments: Sequence[Segment], groups: int, max_bytes: int) -> list[list[Segment]]:
     """Divide segments into groups of about the same size in bytes, one for each task. No group is empty.
 
-    There are at most as many groups as given, or as many as are needed so that none exceeds max_bytes by more than one
-    segment. So the tasks of a large batch, planned with another limit or with none, need no more memory than others.
+    There are at most ``groups`` groups, or more if that is needed so that no group exceeds max_bytes by more than one
+    segment. Therefore a task needs no more memory if its batch is large because it was planned with another limit.
     """
     total = sum(segment.size for segment in segments)
     groups = min(max(groups, math.ceil(total / max_bytes)), len(segments))

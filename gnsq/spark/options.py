@@ -45,7 +45,7 @@ QUERY_ONLY_OPTIONS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectOptions:
-    """Options of connections to nsqd and nsqlookupd. Each machine that connects reads the files of options itself.
+    """Options of connections to nsqd and nsqlookupd. Each machine that connects reads the files that options name.
 
     A repr shows no secret. The name of each secret option contains "secret" or "password", so Spark's
     spark.redaction.regex hides its value in plans.

@@ -1,8 +1,8 @@
 r"""Row keys: the sink appends them to bodies if the option rowKey is true, and consumers split them off. Pure.
 
 A body with a key is ``<body>\0<query id>/<batch id>/<partition>/<row>``. A task that Spark runs again gives each row
-the same key, so a consumer can drop a message whose key it has seen. This needs the rows of a partition in the same
-order each time, which a shuffle without a sort does not guarantee.
+the same key, so a consumer can drop a message whose key it has seen. For that, the rows of a partition must be in the
+same order each time, which a shuffle without a sort does not guarantee.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def join(body: bytes, query: str, batch: str, partition: int, row: int) -> bytes
 
 
 def split(body: bytes) -> tuple[bytes, str]:
-    """Split into (body, key). The body itself may have zero bytes, a key never has.
+    r"""Split into (body, key). The body itself may contain ``\0``; a key never contains ``\0``.
 
     Raises:
         ValueError: If there is no key: the message was published without the option rowKey.

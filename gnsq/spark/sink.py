@@ -32,7 +32,7 @@ COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int
 RESULT_GRACE = 5.0
 # Bytes in the body of an MPUB: the number of messages, and the length of each. Source: nsqd protocol_v2.go, readMPUB.
 MPUB_COUNT_SIZE = MPUB_LENGTH_SIZE = 4
-# Limit of the bytes in open batches of all topics, and bytes that a row takes besides its body.
+# Limit of the bytes in batches that are not published yet, of all topics; and bytes that a row takes besides its body.
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024
 ROW_OVERHEAD = 100
 
@@ -112,7 +112,7 @@ class _Publisher:
         self._origin = origin
         self._max_buffered_bytes = max_buffered_bytes
         self._producer: Producer | None = None
-        # In the order in which they were published.
+        # Oldest first: each batch or deferred row that has no result yet.
         self._pending: deque[_Pending] = deque()
         self._batches: dict[str, _Batch] = {}
         self._buffered = 0
@@ -206,11 +206,11 @@ class _Publisher:
             raise RowsNotPublished(f"{pending.name(self._origin.partition)}: {text}") from error
 
     def _connect(self) -> Producer:
-        """Make the producer. Called for the first row, since many tasks have no rows."""
+        """Return the producer. Make it for the first row, since many tasks have no rows."""
         if self._producer is None:
             # Threaded, since this thread blocks natively while Spark computes the next rows. Duplicates are allowed,
-            # since a task that runs again publishes all its rows again anyway. The first publish starts the producer:
-            # start() would wait for every nsqd, even for one that does not respond.
+            # since a task that runs again publishes all its rows again anyway. The first publish starts the producer,
+            # since start() would wait for every nsqd, even for one that does not respond.
             self._producer = Producer(
                 publish_timeout=self._options.publish_timeout,
                 reconnect_maximum=2.0,
@@ -233,7 +233,7 @@ def publish(
     Raises:
         ValueError: If a row has no body or no topic, if nsqd would refuse it, or if a file that an option names can't
             be used.
-        RowsNotPublished: If nsqd has not confirmed at least one row. Its ``__cause__`` is an error of the Producer.
+        RowsNotPublished: If any row was not confirmed by nsqd. Its ``__cause__`` is an error of the Producer.
     """
     publisher = _Publisher(options, origin, max_buffered_bytes)
     try:
@@ -248,12 +248,12 @@ def publish(
 
 
 class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
-    """df.write"""
+    """Writer of ``df.write``."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Made on the driver, once for all tasks and their attempts. Not the id of the query: foreachBatch may write
-        # twice, and then rows of both writes would have the same keys.
+        # Made on the driver, once for all tasks and their attempts. The id of the query would not do: foreachBatch may
+        # write twice, and the rows of both writes would then have the same keys.
         self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Published:
@@ -261,8 +261,8 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
         return publish(iterator, self._options, RowOrigin(self._id, "0", _task().partitionId()))
 
 
-class NsqStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as above
-    """df.writeStream"""
+class NsqStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
+    """Writer of ``df.writeStream``."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""Removes secrets from locations of spools and checkpoints (paths or URIs), and joins them. Pure."""
+"""Removes secrets from locations of spools and checkpoints (paths or URIs), and appends paths to locations. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["join_uri", "redact_uri"]
 
 # Match greedily up to the last @: a secret that is not percent-encoded may contain an @.
 _CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
-# In URIs of S3, part of a secret stands before the @; in abfs: the container, and in hdfs: a user name.
+# Only in URIs of S3 is the text before the @ a part of a secret: in abfs it is the container, in hdfs a user name.
 _USER = re.compile(r"^(s3[an]?://).*@", re.IGNORECASE)
 _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
 

@@ -46,7 +46,7 @@ Field = dataclasses.Field[Any]  # Any: each option has its own type
 
 
 def _is_secret(field: Field) -> bool:
-    """Return True if the option has a variable and no flag: every user of the host can read a command line."""
+    """Return True for an option that has an environment variable but no flag: every user can read a command line."""
     return not field.repr and field.type == "str"
 
 
@@ -64,7 +64,7 @@ def _flag(field: Field) -> str:
 
 
 def _with_flag_names(text: str) -> str:
-    """Replace Spark's names of options in a text by flags and variables."""
+    """Replace Spark's names of options in a text by the names of flags and environment variables."""
     for field in _FIELDS:
         name = spark_name(field)
         before = r"options? " if name.islower() else r"(?:options? )?"
@@ -99,10 +99,10 @@ def _spark_options(values: dict[str, Any]) -> dict[str, str]:  # Any: as click p
 # --- the program
 
 
-def _run(verbose: bool, **values: Any) -> None:  # Any: as above
+def _run(verbose: bool, **values: Any) -> None:  # Any: as click passes them
     """Write the messages of an NSQ channel into a spool that a Spark query reads, until SIGTERM or SIGINT.
 
-    Each option has an environment variable, too, such as GNSQ_RECEIVER_MAX_IN_FLIGHT. Secrets have no option but that:
+    Each option has an environment variable, too, such as GNSQ_RECEIVER_MAX_IN_FLIGHT. Secrets have only a variable:
     GNSQ_RECEIVER_AUTH_SECRET (or --auth-secret-file), GNSQ_RECEIVER_TLS_KEY_PASSWORD.
     """
     logging.basicConfig(
@@ -147,7 +147,7 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
         )
     click.echo(f"stopped in order: {total}", err=True)
     if receiver.is_stuck:
-        # pyarrow would wait half a minute for its last request.
+        # With sys.exit(), pyarrow would wait half a minute for its last request.
         os._exit(0)
     sys.exit(0)
 

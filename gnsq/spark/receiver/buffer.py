@@ -1,5 +1,5 @@
-"""Segment buffer: messages that are in no segment yet, and when their segment is due. Pure: reads no clock, answers no
-message."""
+"""Segment buffer: messages that are in no segment yet, and the limits at which their segment is written. Pure: reads no
+clock, finishes no message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BufferedMessages:
     """Messages of one segment.
 
     Attributes:
-        size: Bytes of their bodies.
+        size: Bytes of the messages' bodies.
         topics: The topic of each message.
     """
 
@@ -31,11 +31,11 @@ class SegmentBuffer:
     """Received messages that wait for their segment.
 
     Args:
-        max_rows, max_size, max_age: A segment is due when it has so many rows, so many bytes of bodies, or is so many
-            seconds old.
+        max_rows, max_size, max_age: A segment must be written when it has this many rows or this many bytes of bodies,
+            or is this many seconds old.
 
     Attributes:
-        size: Bytes of their bodies.
+        size: Bytes of the messages' bodies.
     """
 
     __slots__ = ("_age", "_due_rows", "_max_age", "_max_rows", "_max_size", "_messages", "_since", "_topics", "size")
@@ -58,10 +58,10 @@ class SegmentBuffer:
         """Begin a segment; call it while the buffer is empty.
 
         Args:
-            in_flight_limit: Messages that nsqd delivers before it waits for answers. Three quarters of them make a
-                segment, so that others arrive while it is written: 12% faster than half of them, and a third faster
-                if a write takes 50 ms.
-            time_left: Seconds until nsqd takes the message back; None if unknown. At most half of that is waited.
+            in_flight_limit: Messages that nsqd delivers before it waits for FINs. Three quarters of this number make a
+                segment, so that other messages arrive while the segment is written. That is 12% faster than half of
+                the number, and a third faster if a write takes 50 ms.
+            time_left: Seconds until the first message times out; None if unknown. The segment waits at most half of it.
         """
         self._since = now
         self._age = self._max_age if time_left is None else min(self._max_age, time_left / 2)
@@ -76,15 +76,15 @@ class SegmentBuffer:
 
     @property
     def is_full(self) -> bool:
-        """True if a segment is due for its rows or bytes."""
+        """True if the segment must be written because it has enough rows or bytes."""
         return len(self._messages) >= self._due_rows or self.size >= self._max_size
 
     def seconds_to_flush(self, now: float) -> float:
-        """Compute the seconds until the segment is due for its age; 0 if it is due."""
+        """Compute the seconds until the segment is old enough to be written; 0 if it is."""
         return max(self._since + self._age - now, 0.0)
 
     def take(self) -> BufferedMessages:
-        """Remove and return the messages of one segment, within the limits; the rest keeps its age."""
+        """Remove and return the messages of one segment, within the limits; the other messages keep their age."""
         messages, topics, size = self._messages, self._topics, self.size
         count = min(len(messages), self._max_rows)
         if count < len(messages):

@@ -1,14 +1,14 @@
 """Receiver: writes the messages of a channel into a spool, and finishes each message after its segment is durable.
 
-At least once: nsqd delivers a message again that was lost before its segment was durable. A message whose FIN was lost
-is in the spool twice. A receiver lives in one gevent hub. It knows no Spark.
+At least once: if a message is lost before its segment is durable, nsqd delivers the message again. A message whose FIN
+is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Spark.
 """
 
 # A row, from nsqd to Spark:
 #
 #  1. `_TopicConsumer.handle_messages` in spark/receiver/subscriptions.py gets all messages that a Consumer has read. It
 #     calls `Receiver._on_messages`.
-#  2. `SegmentBuffer.add` in spark/receiver/buffer.py keeps them until a segment is due. nsqd counts them as in flight.
+#  2. `SegmentBuffer.add` in spark/receiver/buffer.py buffers them for a segment. nsqd counts them as in flight.
 #  3. `Receiver._write_loop` waits in `Receiver._wait_until_due`, takes the segment by `SegmentBuffer.take` in
 #     spark/receiver/buffer.py, and writes it by `Receiver._write`.
 #  4. In a thread of its own, `segment_columns` in spark/spool/segments.py lays the messages out as Arrow columns, and
@@ -67,20 +67,20 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Messages that are finished before other greenlets run: heartbeats and the reader need their turn.
+# Messages that are finished before other greenlets run, such as those that answer heartbeats and read messages.
 FINISH_CHUNK = 1000
 # Seconds between tries to write a segment: the first pause, and the longest.
 RETRY_INITIAL, RETRY_MAXIMUM = 0.5, 10.0
-# Seconds between listings of a spool that is full or nearly full, and of any other spool: others write into it, too.
+# Seconds between listings of a spool that is full or nearly full, and of any other spool. Other receivers write, too.
 MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
-# Between two listings a receiver adds at most one such part of max_spool_bytes.
+# A receiver lists the spool earlier when it has written max_spool_bytes divided by this number.
 LISTINGS_PER_LIMIT = 4
-# Seconds between checks for nsqds that wait for answers, which makes a segment due.
+# Seconds between checks whether an nsqd waits for FINs: if so, the segment is written before it is full.
 STARVED_CHECK_INTERVAL = 0.01
 # Seconds that close() waits for connections, and for a write.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
-# Largest segments that may be in memory. Above that no more messages are asked for until half of them are written.
+# Number of full segments that may be in memory. Above it, receiving pauses until half of them are written.
 MAX_BUFFERED_SEGMENTS = 8
 # Python searches for cycles after so many new objects. The number exceeds the messages in flight.
 GC_THRESHOLD = 50_000
@@ -97,7 +97,7 @@ def tune_gc() -> None:
 
 
 class Receiver:
-    """One run of receiving, into a new directory of the spool. Make it in the hub that runs it.
+    """One run of receiving, into a new directory of the spool. The receiver must be made in the hub that runs it.
 
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
@@ -105,7 +105,7 @@ class Receiver:
         write_timeout: Seconds that close() waits for a write.
 
     Attributes:
-        id: Name of its directory in the spool.
+        id: Name of the receiver's directory in the spool.
         rows, segments: Numbers of durable rows and segments. May be read from any thread.
         not_finished: Durable messages whose connection was lost before FIN: nsqd delivers them again.
         failing: True if the last write failed.
@@ -143,7 +143,7 @@ class Receiver:
         self._writing_size = 0
         self._accepted = 0
         self._closing = False
-        # The reasons to pause that hold now.
+        # The present reasons to pause.
         self._paused: set[str] = set()
         self._wake = Event()
         self._spool_size = SpoolSizeEstimator(options.max_spool_bytes)
@@ -190,7 +190,7 @@ class Receiver:
         self._write_greenlet.join(self._write_timeout)
         self.is_stuck = not self._write_greenlet.ready()
         self._write_greenlet.kill()
-        # If the write still succeeds, these messages are in the spool twice.
+        # If the write still succeeds after this, these messages will be in the spool twice.
         self._requeue_writing()
         self.subscriptions.join(CLOSE_TIMEOUT + 1)
         if not self.is_stuck:
@@ -408,10 +408,10 @@ class Receiver:
 
 
 class SpoolSizeEstimator:
-    """Size of a spool between two listings, and when the next listing is due. Pure: reads no clock.
+    """Estimates the size of a spool between two listings, and decides when to list the spool. Pure: reads no clock.
 
-    It counts the segments of its own receiver. Other receivers write, too, and the query deletes. So listings correct
-    the size: more often if much is written or the spool is full.
+    The estimate counts only what this receiver writes. Since other receivers write, too, and the query deletes,
+    listings correct the estimate: more often if much is written or the spool is full.
 
     Args:
         limit: Bytes of a full spool.
@@ -432,7 +432,7 @@ class SpoolSizeEstimator:
     def is_due(self, now: float) -> bool:
         """Return True if the spool must be listed now."""
         if self.size >= self._limit and not self.is_full:
-            # List at once: messages that come until the listing exceed the limit.
+            # List at once: all messages that come before the listing exceed the limit.
             return True
         is_urgent = self.is_full or self._added >= self._limit / LISTINGS_PER_LIMIT
         return now - self._listed_at >= (MIN_LISTING_INTERVAL if is_urgent else MAX_LISTING_INTERVAL)

@@ -1,7 +1,7 @@
-"""Subscriptions: the consumers of all topics that a receiver reads. Together they keep to one max_in_flight.
+"""Subscriptions: the consumers of all topics that a receiver reads. Together they keep within one max_in_flight.
 
-Follows nsqlookupd if topics are given as a pattern, lends max_in_flight between topics, and adds connections. What
-happens to messages is the receiver's part.
+Gets topics from nsqlookupd if they are given as a pattern, divides max_in_flight between topics, and adds connections.
+The receiver decides what happens to messages.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 OnMessages = Callable[[Consumer, list[Message]], None]
 
-# Consumers of one topic, at most.
+# Maximum number of consumers of one topic.
 MAX_CONNECTIONS = 8
 # Seconds between two changes of shares of max_in_flight, and between two additions of connections.
 REBALANCE_INTERVAL = 0.1
 # Seconds for which a topic counts as starved after nsqd has delivered all that it may.
 STARVED_SECONDS = 2.0
-# A topic that is not starved keeps one such part of its share, and lends the rest.
+# A topic that is not starved keeps its share divided by this number, and lends the rest to starved topics.
 LENDER_DIVISOR = 10
-# Well below the segment's waiting time: nsqd must not hold the end of a burst in its output buffer. nsqd allows no less
-# unless its min-output-buffer-timeout is changed.
+# Well below the time that a segment waits, so that the end of a burst does not stay in nsqd's output buffer. nsqd
+# allows no lower value unless its min-output-buffer-timeout is changed.
 OUTPUT_BUFFER_TIMEOUT_MS = 25
 
 
@@ -51,7 +51,7 @@ def matching_topics(options: ReadOptions, names: Iterable[str]) -> list[str]:
 
 
 def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[str] = ()) -> dict[str, int]:
-    """Split max_in_flight evenly between topics, the remainder to the first, and at least 1 each.
+    """Split max_in_flight evenly between topics, at least 1 each. The first topics get the remainder.
 
     Args:
         starved: Topics that could use more. The others lend them nine tenths of their shares.
@@ -66,7 +66,7 @@ def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[s
 
 
 class _TopicConsumer(Consumer):
-    """Hands over all messages that have arrived in one call: a call for each message takes twice as long in all."""
+    """Passes all messages that have arrived by one call, since calls for each message take twice as long together."""
 
     def __init__(self, on_messages: OnMessages, *arguments: Any, **options: Any) -> None:  # Any: Consumer's own
         super().__init__(*arguments, **options)
@@ -80,7 +80,7 @@ class Subscription:
     """The consumers of one topic, which share its max_in_flight.
 
     nsqd limits the messages in flight of one connection (its max-rdy-count, 2500 by default). More messages in flight
-    make larger segments, which are faster: 10,000 instead of 2500 by half. So a busy topic gets several consumers.
+    make larger segments: 10,000 are 50% faster than 2500. Therefore a busy topic gets several consumers.
 
     Args:
         make: Makes a consumer with a max_in_flight.
@@ -117,7 +117,7 @@ class Subscription:
 
     @property
     def is_starved(self) -> bool:
-        """True if some nsqd has delivered nearly all that it may, to each consumer: nsqd serves them in turns."""
+        """True if each active consumer has got nearly all that an nsqd may deliver: nsqd serves one after another."""
         active = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
         return bool(active) and all(consumer.is_starved for consumer in active)
 
@@ -128,13 +128,13 @@ class Subscription:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why nsqds are not connected, by address; without the nsqds that another consumer is connected to."""
+        """Reasons why nsqds are not connected, by address; without nsqds to which another consumer is connected."""
         connected = self.nsqds
         found = [failure for consumer in self.consumers for failure in consumer.stats().failures.items()]
         return {address: text for address, text in found if address not in connected}
 
     def add_connection(self) -> Consumer | None:
-        """Add a consumer if nsqds limit the existing ones below max_in_flight, and each of them is busy.
+        """Add a consumer if nsqds allow the existing consumers less than max_in_flight, and each consumer is busy.
 
         With large messages, or few of them, a further consumer gains nothing.
 
@@ -153,7 +153,7 @@ class Subscription:
         return self.consumers[-1]
 
     def _remove_refused(self) -> None:
-        """Close an added consumer that nsqd refuses, and add none any more: the channel's limit is reached."""
+        """Close an added consumer that nsqd refuses, and add no more: the channel has its maximum of consumers."""
         for consumer in self.consumers[1:]:
             stats = consumer.stats()
             refusals = [text for text in stats.failures.values() if text.startswith(NSQSubFailed.code)]
@@ -170,9 +170,9 @@ class Subscriptions:
     """All topics of one receiver.
 
     Args:
-        on_messages: Called with a consumer and all its messages that have arrived. It must answer them, some time.
+        on_messages: Called with a consumer and all its messages that have arrived. Must later finish or requeue them.
         close_timeout: Seconds after which close() requeues the messages that are not answered.
-        max_connections: Consumers of one topic, at most.
+        max_connections: Maximum number of consumers of one topic.
         rebalance_interval: Seconds between changes of shares, and between additions of consumers.
 
     Raises:
@@ -198,7 +198,7 @@ class Subscriptions:
         self._paused = False
         self._starting = Group()
         self._poller: gevent.Greenlet | None = None
-        # Topic -> when nsqd had last delivered all that it may.
+        # Topic -> last time at which nsqd had delivered all that it may.
         self._starved_at: dict[str, float] = {}
         self._rebalanced_at = self._extended_at = 0.0
         self._lookupds: list[LookupdClient] = []
@@ -276,7 +276,7 @@ class Subscriptions:
     def is_starved(self) -> bool:
         """Return True if some topic is starved: an nsqd has delivered nearly all that it may.
 
-        A starved topic borrows from topics that are not.
+        A starved topic borrows a part of max_in_flight from topics that are not starved.
         """
         starved = [topic for topic, subscription in self._subscriptions.items() if subscription.is_starved]
         if len(self._subscriptions) == 1:
@@ -322,7 +322,7 @@ class Subscriptions:
         return consumer
 
     def _rebalance(self) -> None:
-        """Give each topic its share. A share grows only as far as the messages in flight of other topics get fewer."""
+        """Give each topic its share. A share grows only after other topics have fewer messages in flight."""
         topics, total = self._subscriptions, self._options.max_in_flight
         since = time.monotonic() - STARVED_SECONDS
         shares = split_max_in_flight(total, topics, {topic for topic, at in self._starved_at.items() if at > since})
@@ -345,7 +345,7 @@ class Subscriptions:
         while True:
             try:
                 self._start(self._follow_lookupds())
-            except Exception:  # top of a greenlet: known topics go on, and the next round may succeed
+            except Exception:  # top of a greenlet: known topics are still read, and the next request may succeed
                 logger.exception("topics of %s not followed: internal error", self._options.source)
             if not self._subscriptions and not has_warned:
                 has_warned = True
@@ -379,7 +379,7 @@ class Subscriptions:
         return self._add(new)
 
     def _unsubscribe(self, topics: list[str]) -> None:
-        """Close consumers that have no connection left: nsqlookupd may forget a topic that nsqd still has."""
+        """Close the consumers of topics without a connection; nsqlookupd may forget a topic that nsqd still has."""
         for topic in topics:
             if not self._subscriptions[topic].nsqds:
                 logger.info("%s: topic %s is gone", self._options.source, topic)

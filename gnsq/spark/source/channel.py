@@ -1,6 +1,6 @@
 """The channel of a query: creates it over HTTP at each nsqd, asks for its depth, and warns if it has no receiver.
 
-`ChannelClient` sends the requests in the hub of its caller. `ChannelMonitor` uses it regularly on a hub thread.
+`ChannelClient` sends the requests in the hub of its caller. `ChannelMonitor` calls a ChannelClient on a hub thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ChannelClient:
         self._configured = {address: self._make_client(address) for address in options.nsqd_http_addresses}
         # Configured address -> the address that the nsqd advertises.
         self._advertised: dict[str, str] = {}
-        # nsqds that nsqlookupd knows, kept for their open connections.
+        # Clients of the nsqds that nsqlookupd knows, kept so that their connections are used again.
         self._found: dict[str, NsqdHTTPClient] = {}
         self._lookupds = [LookupdClient.from_url(address, **self._http) for address in options.lookupd_http_addresses]
 
@@ -54,7 +54,7 @@ class ChannelClient:
         return bool(self._configured or self._lookupds)
 
     def create(self, *others: str) -> None:
-        """Create topics and channel at each configured nsqd, and the channel where nsqlookupd knows the topic.
+        """Create topics and channel at each configured nsqd; at other nsqds, create the channel in existing topics.
 
         Args:
             others: Further channels, which get the same messages as the first. nsqd gives the messages that wait in a
@@ -118,8 +118,8 @@ class ChannelClient:
 
     def _depth_at(self, address: str, topics: Sequence[str]) -> Depth:
         waiting = in_flight = deferred = subscribers = 0
-        # Do not ask for the channel: nsqd would omit a topic that does not have it, but the topic's own depth counts,
-        # too.
+        # Ask for the topic, not for the channel: nsqd would omit a topic without the channel, but the topic's own depth
+        # counts, too.
         stats = self._client_of(address).stats(topics[0] if len(topics) == 1 else None)
         try:
             for topic in stats["topics"] or ():
@@ -178,8 +178,8 @@ class ChannelClient:
         twice."""
         for address, client in self._configured.items():
             if address not in self._advertised:
-                # An nsqd that is down may also be found through nsqlookupd. Then it is still just an nsqd that does not
-                # respond.
+                # If an nsqd is down, this address stays unknown, and nsqlookupd may name the nsqd a second time. That
+                # does no harm: no request to this nsqd succeeds.
                 with contextlib.suppress(NSQHttpError, KeyError):
                     info = client.info()
                     self._advertised[address] = format_address(info["broadcast_address"], info["http_port"])
@@ -202,7 +202,7 @@ def _topics_of_node(node: dict[str, Any]) -> list[str]:  # Any: JSON
     return [topic for topic, hidden in zip(topics, tombstones, strict=True) if not hidden]
 
 
-def _address_of_node(node: dict[str, Any]) -> str:  # Any: as above
+def _address_of_node(node: dict[str, Any]) -> str:  # Any: JSON
     """Return the HTTP address of an nsqd. ValueError or TypeError if it is not a valid address."""
     host, port = node["broadcast_address"], node["http_port"]
     if not isinstance(host, str) or is_unix(host):
@@ -222,7 +222,7 @@ class ChannelMonitor:
 
     Attributes:
         depth: The last depth; None if no nsqd has responded.
-        asked_at: When the depth was asked for, by time.monotonic().
+        asked_at: Time of the last request for the depth, by time.monotonic().
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class ChannelMonitor:
         try:
             self.depth = self._client.depth(partial=True)
         except NSQException as error:
-            # Log a warning only the first time.
+            # Of several failures in a row, only the first is logged as a warning.
             level = logging.DEBUG if self._has_failed else logging.WARNING
             logger.log(level, "depth of %s unknown: %s", self._options.source, error)
             self.depth = None

@@ -11,13 +11,13 @@ from gnsq.texts import counted
 __all__ = ["Depth", "DepthSample", "Drain", "DrainResult", "EmptyBatchTrigger", "NoReceiverWarning", "Outcome"]
 
 # nsqd moves a message from topic to channel, and from queue to in flight. During the move the message is counted in
-# neither place. So one sample of a depth proves nothing.
+# neither place, so one sample of a depth proves nothing.
 MIN_SAMPLES = 2
 # Seconds. If the depth of an nsqd is unknown, all messages are assumed to be read after this time without a message.
 QUIET_SECONDS = 2.0
 # Seconds until the warning that a channel has messages but no receiver, and between two such warnings.
 WARN_AFTER, WARN_INTERVAL = 10.0, 60.0
-# Seconds without a new message until an empty batch is due: if nsqd has messages, and if the depth is unknown.
+# Seconds without a new message until an empty batch is needed: if nsqd has messages, and if the depth is unknown.
 TRIGGER_AFTER_DEPTH, TRIGGER_AFTER_UNKNOWN = 0.5, 5.0
 # Seconds between empty batches that had no effect: the first pause, and the longest.
 RETRY_INITIAL, RETRY_MAXIMUM = 1.0, 60.0
@@ -65,8 +65,8 @@ class DepthSample:
     """What the planner knows at one time about the spool and the channel.
 
     Attributes:
-        rows: Rows that came into the spool since the start. The spool is listed after the request for the depth, so it
-            has every message that was finished by then.
+        rows: Rows that came into the spool since the start. The spool is listed after the request for the depth, so
+            these rows include every message that was finished before the request.
         depth: None if there was no request for the depth, or no nsqd has responded.
         is_paused: True if nothing can be received: the spool is full, or can't be written.
         is_reached: True if an nsqd was reached at any time, as far as the planner knows.
@@ -168,7 +168,7 @@ class EmptyBatchTrigger:
     """Decides when segments that were read must be deleted without a new batch.
 
     Spark commits a batch only after the next batch. While receivers wait because the spool is full, no next batch
-    comes. The planner does not know the limits of receivers in other processes.
+    comes. A receiver in another process may have a lower limit, so a time without new messages counts, too.
 
     Args:
         after_depth: Seconds without a new message if nsqd has messages.
@@ -189,16 +189,16 @@ class EmptyBatchTrigger:
         self._delay = self._due = 0.0
 
     def is_due(self, read: int, waiting: int | None, idle: float, now: float, *, is_paused: bool) -> bool:
-        """Return True if an empty batch is due now. Then the caller must make one.
+        """Return True if an empty batch is needed now. Then the caller must make one.
 
         Args:
             read: Bytes in the spool that were read.
-            waiting: Messages that wait at nsqd since the last message came; None if unknown.
+            waiting: Messages that wait at nsqd, as seen after the last message came; None if unknown.
             idle: Seconds since the last message came into the spool.
             is_paused: True if receivers are known to wait for space.
         """
         if read < self._before or not read:
-            # The last empty batch had an effect.
+            # Segments were deleted, so the last empty batch had an effect.
             self._before, self._delay, self._due = 0, 0.0, 0.0
         if not read or waiting == 0 or now < self._due:
             return False
@@ -211,7 +211,7 @@ class EmptyBatchTrigger:
 
     @property
     def is_ineffective(self) -> bool:
-        """True if at least two empty batches were due, and nothing was deleted."""
+        """True if at least two empty batches were needed, and nothing was deleted."""
         return self._delay > self._retry_initial
 
 
@@ -223,7 +223,7 @@ class NoReceiverWarning:
         self._due = now + warn_after
 
     def is_due(self, depth: Depth | None, now: float) -> bool:
-        """Return True if a warning is due now. The depth is None if it is unknown."""
+        """Return True if a warning must be logged now. The depth is None if it is unknown."""
         if depth is None or not depth.waiting or depth.subscribers:
             self._due = now + self._warn_after
             return False

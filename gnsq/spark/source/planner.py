@@ -38,15 +38,15 @@ __all__ = ["Planner", "PlannerTimes", "drain_channel"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that latest() waits for new segments: Spark asks again at once.
+# Seconds that latest() waits for new segments, since Spark calls it again at once.
 NEW_DATA_TIMEOUT = 0.5
-# Seconds between listings of the spool, on a local file system and on one where each costs a request: if receivers are
-# elsewhere, and if the planner's own receiver reports each segment.
+# Seconds between listings of the spool, on local file systems, and on others, where a listing costs requests. The first
+# number is for receivers in other processes; the second for the planner's own receiver, which reports each segment.
 LOCAL_INTERVALS, REMOTE_INTERVALS = (0.02, 0.2), (0.5, 5.0)
 # While the segments of a whole batch are known, the next listing waits this many times as long as the last one took.
-# For 10,000 segments that is 0.04 s on a local disk, and seconds on an object store.
+# A listing of 10,000 segments takes 0.04 s on a local disk, and seconds on an object store.
 LISTING_PAUSE = 10.0
-# While draining: seconds between listings, and to gather a batch.
+# While draining: seconds between listings, and seconds for which segments are gathered to a batch.
 DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
 
@@ -55,7 +55,7 @@ class PlannerTimes:
     """Seconds that a planner waits.
 
     Attributes:
-        lock: For the spool. A planner that ends releases it first, so a restarted query waits for a moment only.
+        lock: For the spool's lock. A planner that ends releases its lock first, so a restarted query waits briefly.
         owner_check: Between checks that no other run has taken the spool.
         listing_pause: See LISTING_PAUSE.
         depth, warn_after: As poll_interval and warn_after of ChannelMonitor.
@@ -98,14 +98,14 @@ class Planner:
         self._listing = SpoolListing()
         # Seconds that the last listing took.
         self._listing_took = 0.0
-        # The last result of _pending_after(), and for what; sorting it anew for each batch costs 1 us for each segment.
+        # The last result of _pending_after(), and its key: sorting again for each batch would take 1 us per segment.
         self._pending: list[Segment] = []
         self._pending_key: tuple[Vector, Vector | None] | None = None
-        # The end of the spool, and when a listing has shown that it has grown.
+        # The end of the spool, and the time of the last listing that found new segments.
         self._end: dict[str, int] = {}
         self._grown_at = time.monotonic()
         self._planned: Vector = {}
-        # Batches that were planned; see take_up_to().
+        # Number of batches that were planned, for take_up_to().
         self._turn = 0
         self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
         # Of a query that drains: its policy, its last offset when that is known, and the rows counted so far.
@@ -119,7 +119,7 @@ class Planner:
 
     @property
     def is_draining(self) -> bool:
-        """True if it reads to an end. Then latest() or all_available() ends the query by returning start."""
+        """True if the query ends when all messages are read: latest() or all_available() then returns start."""
         return self._drain is not None
 
     # --- life
@@ -162,7 +162,7 @@ class Planner:
 
         May be called from a signal handler, and twice.
         """
-        # First, so that the query can be started again at once. A receiver's own directory needs no lock.
+        # Release the lock first, so that the query can start again at once. A receiver's own directory needs no lock.
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -182,7 +182,7 @@ class Planner:
         size = min(options.segment_bytes, options.max_bytes_per_batch)
         options = dataclasses.replace(options, segment_rows=rows, segment_bytes=size)
         max_rows = options.max_rows if self._is_batch else None
-        # Assigned before it starts, which may take long: stop() must be able to close it.
+        # Assign the receiver before it starts: a start may take long, and stop() must be able to close the receiver.
         self.receiver = Receiver(options, self.spool, self._changed.set, max_rows=max_rows)
         self.receiver.start()
 
@@ -191,7 +191,7 @@ class Planner:
     def latest(self, start: Vector) -> dict[str, int]:
         """Compute the end of the next batch; start itself if there is nothing new.
 
-        Waits up to half a second for new segments; while draining until a batch is full or all has come.
+        Waits up to half a second for new segments. While draining, waits until a batch is full or all messages came.
 
         Raises:
             SpoolError: If the receiver has failed, or another run has taken the spool.
@@ -216,7 +216,7 @@ class Planner:
         """Compute the end of one batch with all messages that are there now, for Trigger.Once; wait until they came.
 
         Raises:
-            SpoolError, OSError: As latest().
+            SpoolError, OSError: In the same cases as latest().
         """
         if self._drain is None:
             self._start_drain()
@@ -235,12 +235,12 @@ class Planner:
         """Divide the segments between two offsets into tasks.
 
         Raises:
-            SpoolIncomplete: If some are gone.
+            SpoolIncomplete: If any of these segments is gone.
             OSError: If the spool can't be listed.
         """
         segments, gaps = self._segments_between(start, end)
         if gaps:
-            # The listing may be older than the batch, or there is none yet since the query was started again.
+            # The listing may be older than the batch; or, after a restart of the query, there is no listing yet.
             self._list()
             segments, gaps = self._segments_between(start, end)
         if gaps:
@@ -254,7 +254,7 @@ class Planner:
         return distribute(segments, options.partitions, options.max_partition_bytes)
 
     def commit(self, end: Vector) -> None:
-        """Delete the segments up to an offset. A failure is logged: the next commit deletes them, too.
+        """Delete the segments up to an offset. If that fails, log a warning: the next commit deletes them, too.
 
         Raises:
             SpoolInUse: If another run has taken the spool.
@@ -324,7 +324,7 @@ class Planner:
         return self._pending
 
     def _segments_after(self, start: Vector) -> list[Segment]:
-        """Do the same. A listing may miss a segment that is written meanwhile; then list again."""
+        """List the segments after start. If a number is missing, list the spool again: a listing may miss a new one."""
         waiting = self._pending_after(start)
         if missing([*waiting, *self._listing.quarantined], start, end_vector(waiting)):
             self._list()
@@ -336,9 +336,9 @@ class Planner:
         return segments, missing([*segments, *self._listing.quarantined], start, end)
 
     def _should_wait(self, waiting: list[Segment], taken: list[Segment], waited: float) -> bool:
-        """Return True if the batch is worth a wait for more.
+        """Return True if it is worth waiting for more segments.
 
-        While draining, small batches are gathered: each batch costs as much time as to receive some 10,000 messages.
+        While draining, small batches are avoided: each batch costs as much time as receiving some 10,000 messages.
         """
         if self._drain is None:
             return not waiting and waited < NEW_DATA_TIMEOUT
@@ -347,15 +347,15 @@ class Planner:
         return not waiting or (waited < GATHER_SECONDS and self._listing.size < self._limit // 2)
 
     def _wait(self) -> None:
-        """Wait for a new segment; while draining for several, since each listing lists all of them."""
+        """Wait for a new segment. While draining, wait for several, since each listing lists the whole spool."""
         if self._changed.wait(min(self._interval, NEW_DATA_TIMEOUT)) and self._drain is not None:
             time.sleep(DRAIN_LISTING_INTERVAL)
 
     def _is_trigger_due(self, start: Vector) -> bool:
         """Return True if the segments up to start must be deleted now, since receivers may wait for space.
 
-        A query that drains may delete them: its triggers let Spark commit a batch before it asks for the next one. Any
-        other query needs an empty batch, after which Spark calls commit().
+        A query that drains may delete them itself: with its triggers, Spark commits a batch before it plans the next.
+        Any other query needs an empty batch, after which Spark calls commit().
         """
         listing, now, depth = self._listing, time.monotonic(), None
         if self._channel_monitor.asked_at > self._grown_at:
@@ -381,7 +381,7 @@ class Planner:
         self._list()
         self._counted = end_vector(self._listing.segments)
         if self._is_batch:
-            # Segments of others are neither read nor deleted.
+            # Segments of others are neither read nor deleted, so they do not count for the limit.
             self._limit += self._listing.size
         options, has_http = self._options, self._channel_monitor.has_http
         self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http)
@@ -405,7 +405,7 @@ class Planner:
             raise SpoolError(f"channel {options.source} is not drained, nothing is received: {reason}")
         self._drain_end = end_vector(self._listing.segments)
         if self.receiver is not None and self._hub is not None:
-            # This run would not read later messages: they stay at nsqd for others, or for the next run.
+            # Pause, since this run would not read later messages: they stay at nsqd for others, or for the next run.
             self._hub.call(self.receiver.pause, "drained")
         if result.outcome is Outcome.DRAINED:
             logger.info("channel %s drained: %s", options.source, result.reason)
@@ -415,10 +415,10 @@ class Planner:
     # --- state of receiver, spool and channel
 
     def _poll(self, start: Vector | None = None) -> None:
-        """List the spool if it is time; while draining also update the drain.
+        """List the spool if the last listing is old enough; while draining, also update the drain.
 
         Args:
-            start: If a whole batch after it is known, it need not wait for a listing.
+            start: If a whole batch after start is known, the last listing may be older.
 
         Raises:
             SpoolError: If the receiver has failed, or the drain has.
@@ -439,7 +439,7 @@ class Planner:
             if has_changed or age >= self._interval:
                 self._list()
             return
-        # In this order: a message that nsqd no longer has is in the spool when that is listed.
+        # Ask for the depth, then list the spool: each message that nsqd no longer counts is then in the listing.
         depth = self._channel_monitor.ask()
         self._list()
         for segment in pending(self._listing.segments, self._counted):
@@ -463,7 +463,7 @@ class Planner:
         self._end = end
 
     def _check_owner(self, interval: float) -> None:
-        """Check that no other run has taken the spool, which is possible where the file system has no locks."""
+        """Check that no other run has taken the spool: on a file system without locks, that is possible."""
         now = time.monotonic()
         if self._lock is not None and now - self._checked_at >= interval:
             self._lock.check()
@@ -488,8 +488,8 @@ class Planner:
         return not receiver.failing and bool(self._hub.call(lambda: receiver.subscriptions.nsqds))
 
     def _has_ever_reached_nsqd(self) -> bool:
-        """Return True if any nsqd was ever reached. Receivers elsewhere do not tell; without HTTP they count as
-        connected."""
+        """Return True if any nsqd was ever reached. Receivers in other processes do not report this: without HTTP
+        addresses, they count as connected."""
         if not self._has_reached_nsqd:
             monitor = self._channel_monitor
             is_connected = not monitor.has_http if self.receiver is None else self._is_receiving()

@@ -1,7 +1,7 @@
-"""The readers that Spark calls, for streams and batches. They translate Spark's calls to Planner and Spool.
+"""The readers that Spark calls, for streams and batches. They translate Spark's calls to calls of Planner and Spool.
 
-Spark pickles readers into tasks, so they hold options only; the rest is made at the first call, in the process that
-plans. The way of a row stands at the top of receiver/receiver.py.
+Spark pickles readers into tasks, so a new reader has only options. The process that plans batches makes all other
+objects when it first needs them. The way of a row stands at the top of receiver/receiver.py.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterat
     A segment that can't be decoded is renamed, logged as ERROR, and left out.
     """
     if not isinstance(partition, SegmentsPartition):
-        return  # Spark's own partition, of a batch that has none
+        return  # for a batch without partitions, Spark passes a partition of its own
     spool = Spool(partition.location)
     for segment in partition.segments:
         for batch in spool.read(segment):
             yield batch.select(list(columns))
 
 
-class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
-    """readStream: exactly once from the spool to the query. From NSQ to the spool it is at least once."""
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # no types
+    """Reader of ``readStream``. Rows come exactly once from spool to query, but at least once from NSQ to spool."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._planner: Planner | None = None
         self._previous_handler: Any = None  # Any: as signal.signal() returns it
         self._is_stopping = False
-        # A signal that came during stop().
+        # Number of a signal that came during stop(); 0: none came.
         self._signal = 0
 
     def __getstate__(self) -> dict[str, object]:
@@ -97,8 +97,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return encode_offset({}, self._options.source)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit for Spark, which knows one at a time. The planner applies all options itself."""
-        # Not ReadAllAvailable: Spark passes that for Trigger.Once, which is recognized by it.
+        """Return a single limit, since Spark knows no more at a time. The planner applies the limits of all options."""
+        # Not ReadAllAvailable: Spark passes that for Trigger.Once, and latestOffset() recognizes Trigger.Once by it.
         return ReadMaxBytes(self._options.max_bytes_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -137,7 +137,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         """Return the end of the spool and the backlog, for query.lastProgress.
 
         The backlog: rows and bytes of the spool that are in no batch yet, rows of segments that can't be decoded,
-        messages that are waiting and in flight at nsqd, and as trouble what keeps messages out of the spool.
+        messages that are waiting and in flight at nsqd, and, named trouble, what keeps messages out of the spool.
         """
         if self._planner is None:
             return None
@@ -159,7 +159,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._started_planner().commit(decode_offset(end, self._options.source))
 
     def stop(self) -> None:
-        """Shut down. Spark calls it when the input of this process ends; otherwise it sends SIGTERM."""
+        """Shut down. Spark calls stop() when the input of this process ends; in other cases Spark sends SIGTERM."""
         planner = self._planner
         if planner is None or self._is_stopping:
             return
@@ -175,7 +175,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
     def _started_planner(self, *, drain: bool = False) -> Planner:
         if self._planner is None:
             if self._options.receives_here:
-                # Spark gives the reader of each query a process of its own.
+                # tune_gc() may change the whole process, since Spark gives the reader of each query its own process.
                 tune_gc()
             # Assign the planner before it starts: a signal may come during the start, and must stop this planner.
             self._planner = planner = Planner(self._options, times=self._times or TIMES)
@@ -213,12 +213,12 @@ def _end_by_signal(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """spark.read: drains the channel, or up to maxRows, into a spool, and reads that.
+class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
+    """Reader of ``spark.read``: drains the channel, or up to maxRows, into a spool, and reads the spool.
 
     Every action on the DataFrame plans again, and so receives again: cache the DataFrame. The spool remains as a copy
-    of the messages that were finished, for the user to delete. Without the option spool it lies in Spark's local
-    directory, which Spark deletes when the application ends; until then a task may read it again.
+    of the messages that were finished, until the user deletes it. Without the option spool, the spool is in Spark's
+    local directory, which Spark deletes when the application ends; until then a task may read the spool again.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
@@ -226,7 +226,7 @@ class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Receive, and divide the segments into tasks. All their messages are durable and finished."""
+        """Receive messages, and divide their segments into tasks. All these messages are durable and finished."""
         options = self._options
         if not options.spool:
             parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None

@@ -22,8 +22,8 @@ _OWNER = "owner.json"
 class SpoolLock:
     """Lock of a spool, until release() or the death of the process.
 
-    A lock on a local file keeps two runs of one query apart. On file systems without locks the last run wins: each run
-    writes its id, and check() tells the first one that it has lost the spool.
+    A lock on a local file keeps two runs of one query apart. On file systems without locks, the later run gets the
+    spool: each run writes its id, and check() tells the earlier run that it has lost the spool.
 
     Args:
         claim: Identity of the owner, as names and values. The lock is refused if a value differs from the last owner's.
@@ -65,7 +65,7 @@ class SpoolLock:
             self._file = None
 
     def _acquire(self, descriptor: int, timeout: float) -> IO[str]:
-        file = open(descriptor, "a+", encoding="utf-8")  # noqa: SIM115  # the lock lives as long as the file is open
+        file = open(descriptor, "a+", encoding="utf-8")  # noqa: SIM115  # the lock ends when the file is closed
         if wait_for_lock(file, timeout):
             return file
         with file:
@@ -88,7 +88,7 @@ class SpoolLock:
 
 
 def try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file, or return False if another process has it. The lock lives as long as the file is open."""
+    """Lock a file, or return False if another process has locked it. The lock ends when the file is closed."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -15,7 +15,7 @@ from gnsq.texts import counted
 
 __all__ = ["SCHEMA", "VERSION", "decode_segment", "encode_segment", "segment_columns"]
 
-# Version of SCHEMA, in the metadata of each file. Raise it if a reader of the last version can't read the new files.
+# Version of SCHEMA, in the metadata of each file. Increase it if a change makes files that older readers can't read.
 VERSION = 1
 _VERSION = b"gnsq.version"
 # Hexadecimal CRC-32 of the whole file, computed with zeros in its own place. The metadata is in the file twice: its
@@ -60,12 +60,12 @@ def _id_column(values: list[bytes]) -> pa.Array:
         # Seven times as fast as decoding each id.
         return array.cast(pa.string())
     except pa.ArrowInvalid:
-        # nsqd's ids are hexadecimal. Ids of another server may not be UTF-8; they must not stop the receiver.
+        # nsqd's ids are hexadecimal. Another server may send ids that are not UTF-8; they must not stop the receiver.
         return pa.array([value.decode("latin-1") for value in values], pa.string())
 
 
 def _text_column(values: Sequence[str | None]) -> pa.Array:
-    if len(set(values)) == 1:  # as a rule, and much faster
+    if len(set(values)) == 1:  # the usual case; repeat() is much faster
         return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
     return pa.array(values, pa.string())
 
@@ -84,7 +84,7 @@ def encode_segment(columns: Sequence[Any]) -> Any:  # Any: pyarrow has no types
     return data
 
 
-def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as above
+def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: pyarrow has no types
     """Decode a file that encode_segment() has made. The whole file is checked before any row is returned.
 
     Args:
@@ -127,9 +127,9 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
     return batches
 
 
-def _check_crc(data: Any, metadata: Mapping[bytes, bytes], name: str) -> None:  # Any: as above
+def _check_crc(data: Any, metadata: Mapping[bytes, bytes], name: str) -> None:  # Any: no types
     written = metadata.get(_CRC)
-    if written is None:  # by an earlier version of gnsq
+    if written is None:  # earlier versions of gnsq wrote no CRC
         return
     found = _crc(memoryview(data).cast("B"), written)
     if found != written:
@@ -140,7 +140,7 @@ def _check_crc(data: Any, metadata: Mapping[bytes, bytes], name: str) -> None:  
 
 
 def _crc(view: memoryview, written: bytes) -> bytes:
-    """Compute the CRC of a file that has a CRC in it already."""
+    """Compute the CRC of a file, with zeros in place of the CRC that is written in the file."""
     footer = _footer_start(view)
     return b"%08x" % zlib.crc32(bytes(view[footer:]).replace(written, _NO_CRC), zlib.crc32(view[:footer]))
 

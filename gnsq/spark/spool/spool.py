@@ -124,7 +124,7 @@ class Spool:
 
         Args:
             owner: Name of the query, such as the URI of its checkpoint; may be empty.
-            source: Topics and channel that it reads, as ReadOptions.source.
+            source: Topics and channel that the query reads, as ReadOptions.source.
             timeout: Seconds to wait for another process that is about to end.
 
         Raises:
@@ -135,7 +135,7 @@ class Spool:
             return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, timeout)
 
     def check_source(self, source: str) -> None:
-        """Check that a receiver of this source may write into the spool. It may if the spool has no owner yet.
+        """Check that a receiver of this source may write into the spool. If the spool has no owner yet, any may.
 
         Raises:
             SpoolInUse: If the spool belongs to a query with another source, such as another topic or channel.
@@ -187,7 +187,7 @@ class Spool:
     def read(self, segment: Segment) -> list[Any]:
         """Read the record batches of a segment, with SCHEMA. A damaged segment is quarantined; the list is empty then.
 
-        Several processes may read one segment, at once or again: all get the same rows.
+        A segment may be read several times, by several processes, too: all get the same rows.
 
         Raises:
             SpoolIncomplete: If the segment does not exist any more.
@@ -249,7 +249,7 @@ class Spool:
 
     @contextlib.contextmanager
     def _with_hint(self) -> Iterator[None]:
-        """Add a hint to the text of a PermissionError: how several users share a spool."""
+        """Add a hint to the text of a PermissionError: it says how several users share a spool."""
         try:
             yield
         except PermissionError as error:
@@ -272,8 +272,8 @@ class SpoolWriter:
         """Write a segment. After it returns, no crash loses the segment.
 
         Args:
-            number: 1 for the first segment, 2 for the second, and so on. If write() raises, the file may still exist:
-                write the same rows again with the same number, or the query reads them twice.
+            number: 1 for the first segment, 2 for the second, and so on. If write() raises, the file may still exist.
+                Then write the same rows again with the same number; otherwise the query reads them twice.
             columns: Arrow arrays, in the order of SCHEMA.
 
         Returns:

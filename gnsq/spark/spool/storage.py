@@ -23,7 +23,7 @@ from gnsq.spark.uris import redact_uri
 __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 
 TEMPORARY = ".tmp-"
-# Written directly under the final name: a file appears only after its upload, and a rename would copy it.
+# Here files are written under their final names: a file appears only after its upload, and a rename would copy it.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 # Files that are deleted at the same time, since pyarrow sends three requests to S3 for each file, one after another.
 _CONCURRENT_DELETIONS = 16
@@ -115,7 +115,7 @@ class LocalStore:
         return open_or_create(self.root / path, self._mode)
 
     def others_access(self) -> str:
-        """Describe why users that mode excludes may still delete files here; "" if they may not."""
+        """Describe why users that mode excludes can still delete files here; "" if they can't."""
         found = self.root.stat()
         shared = (self._mode or 0) & 0o022
         if found.st_mode & 0o022 & ~shared:
@@ -214,7 +214,7 @@ class RemoteStore:
     def remove_directory(self, path: str) -> None:
         whole = self._path(path)
         if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
-            # Object stores need this, too: after the last file is deleted, pyarrow makes an object for the directory.
+            # Also on object stores: after the last file is deleted, pyarrow makes an object for the directory.
             with contextlib.suppress(FileNotFoundError):
                 self._fs.delete_dir(whole)
 
