@@ -1,7 +1,7 @@
 """Connections of an HTTP client in one hub, and the calls that use them: deadline, retries and close.
 
-Requests go through the package requests with gevent's sockets, so a call blocks only its greenlet. Does not interpret
-responses. Importing this module loads requests, which takes 0.1 s.
+The package requests sends over gevent's sockets, so a call blocks only its greenlet. Other modules interpret responses.
+An import of this module takes 0.1 s, since it imports requests.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gnsq.tls import make_context
 
 __all__ = ["Call", "Connections"]
 
-# Seconds before the first retry; the pause doubles with each further retry.
+# Seconds before the first retry; the pause is doubled before each further retry.
 _RETRY_DELAY = 0.1
 _MAX_RETRY_DELAY = 2.0
 _CHUNK = 64 * 1024
 _TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in place of 4161"
-# What requests, urllib3 and http.client raise for a broken connection, a malformed response or a bad proxy.
+# Exceptions of requests, urllib3 and http.client for a broken connection, a malformed response or a bad proxy.
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
@@ -47,9 +47,9 @@ class NoResponse(Exception):
 
     Attributes:
         sent: True if any byte of the request may have been sent.
-        reused: True if the connection was used before.
+        reused: True if the request was sent on a connection that an earlier request had opened.
         timed_out: True if the reason is a timeout.
-        final: True if a retry would fail in the same way.
+        final: True if a retry would fail for the same reason.
     """
 
     def __init__(self, error: Exception, call: Call) -> None:
@@ -64,12 +64,12 @@ class NoResponse(Exception):
 class Connections:
     """The connections of one client in the hub of the calling thread, and the calls that use them.
 
-    All methods but close() are for greenlets of that hub.
+    Only close() may be called from another thread.
 
     Args:
-        address: Address of the client, for error texts.
+        address: URL of the server, for error texts.
         headers: Headers of each request.
-        context: Context for HTTPS.
+        context: TLS context for HTTPS; None for HTTP.
 
     Attributes:
         closed: Reason why the connections were closed; empty while they are open.
@@ -90,7 +90,7 @@ class Connections:
         register_after_fork(self)
 
     def close(self, *, in_own_thread: bool) -> None:
-        """Close all connections. Calls that wait fail. From another thread, the close happens when the hub runs."""
+        """Close all connections. Waiting calls fail. If the caller is another thread, the hub closes them later."""
         self.closed = "client was closed while it waited for a response"
         if not in_own_thread:
             # The hub raises ValueError if it was destroyed.
@@ -104,7 +104,7 @@ class Connections:
         self.closed = f"connection belongs to process {parent}, and this is its child"
         for call in self._calls:
             if call.socket is not None:
-                # Do this before the call fails. Otherwise its greenlet could read bytes that the parent waits for.
+                # Close it before the call fails. Otherwise the call could read bytes that the parent waits for.
                 _close_descriptor(call.socket)
         self._end()
 
@@ -114,7 +114,7 @@ class Connections:
         self._adapter.close()
 
     def _interrupt(self, call: Call) -> None:
-        # Runs in the hub, so the greenlet of a call that is not finished is waiting.
+        # The hub runs this callback, so no greenlet runs: the greenlet of an unfinished call waits and can get throw().
         if call in self._calls:
             call.greenlet.throw(call.deadline)
 
@@ -123,14 +123,14 @@ class Connections:
 
     @contextlib.contextmanager
     def call(self, what: str, timeout: float | None) -> Iterator[Call]:
-        """Begin a call, which ends after its timeout.
+        """Begin a call, and limit its time.
 
         Args:
             what: The request, for error texts.
             timeout: Seconds; None: use the client's option timeout.
 
         Raises:
-            NSQHttpError: If the client is closed. After the timeout, NSQHttpTimeout or NSQHttpUnreachable.
+            NSQHttpError: If the client is closed. If the timeout is over: NSQHttpTimeout or NSQHttpUnreachable.
         """
         call = Call(self, what, self.options.timeout if timeout is None else timeout)
         token = _current_call.set(call)
@@ -161,17 +161,17 @@ class Connections:
             if self.closed:
                 raise self._closed_error()
             if fresh:
-                # Empty the pool. Nothing waits before the send, so no other call can return a connection to the pool.
+                # Empty the pool. No greenlet switches before the send, so no other call can fill the pool again.
                 self._adapter.close()
             seconds = max(call.ends - time.monotonic(), 0.001)
             timeout = (min(self.options.connect_timeout or seconds, seconds), None)
             try:
-                # A requests.Session would use proxies and passwords of the environment, and would read the whole body
-                # of each redirect.
+                # Do not use a requests.Session: it would use proxies and passwords of the environment, and would read
+                # the whole body of each redirect.
                 response = self._adapter.send(
                     request.prepare(), stream=True, timeout=timeout, proxies=self.options.proxies
                 )
-                # Close a broken connection. After a complete response the connection is back in the pool already.
+                # closing() closes a broken connection. After a complete response the connection is already in the pool.
                 with contextlib.closing(response):
                     return _read(f"{request.method} {request.url}", response, self.options.max_response_size)
             except _FAILURES as error:
@@ -185,8 +185,8 @@ class Call:
 
     Attributes:
         greenlet: The greenlet that waits for the call.
-        deadline: Raised in the greenlet at the deadline.
-        ends: The deadline, as time.monotonic().
+        deadline: The gevent.Timeout that is raised in the greenlet when the timeout of the call is over.
+        ends: Time at which the timeout is over, as time.monotonic().
         connected: True if the current request has begun to make a connection.
         sent: True if any byte of the current request may have been sent.
         socket: The socket of the current request.
@@ -216,7 +216,7 @@ class Call:
                 return self._connections.exchange(self, request, fresh=fresh)
             except NoResponse as failure:
                 if failure.reused and method == "GET" and not fresh:
-                    # The server has closed an idle connection. Using a new one does not count as a retry.
+                    # The server has closed an idle connection. A try on a new connection does not count as a retry.
                     fresh = True
                     continue
                 if retries >= self._connections.options.retries or not _may_be_repeated(method, failure):
@@ -225,7 +225,7 @@ class Call:
             retries += 1
 
     def timeout_error(self) -> NSQHttpError:
-        """Make the error for a call at its deadline."""
+        """Make the error for a call whose timeout is over."""
         if self.sent:
             return NSQHttpTimeout(f"{self._what}: no response within {self._timeout:.6g} s")
         return NSQHttpUnreachable(f"{self._what}: no response: nothing could be sent within {self._timeout:.6g} s")
@@ -245,7 +245,7 @@ def _may_be_repeated(method: str, failure: NoResponse) -> bool:
     return not failure.sent or (method == "GET" and not failure.timed_out)
 
 
-# The call of the current greenlet, which its connection updates.
+# The call of the current greenlet. The connection that the call uses sets attributes of the call.
 _current_call: ContextVar[Call] = ContextVar("gnsq.http.call")
 
 
@@ -253,11 +253,11 @@ _current_call: ContextVar[Call] = ContextVar("gnsq.http.call")
 
 
 class _Adapter(HTTPAdapter):
-    """requests' adapter with gevent's sockets and our TLS context. It never retries."""
+    """The adapter of requests, with gevent's sockets and the TLS context of the options. It never retries."""
 
     def __init__(self, context: ssl.SSLContext | None, maxsize: int) -> None:
         self._context = context
-        # Any: of the keywords that the methods below have besides.
+        # Keyword arguments for urllib3's pool managers. Any: each keyword has its own type.
         self._tls: dict[str, Any] = {} if context is None else {"ssl_context": _BufferedTLS(context)}
         # Two pools suffice: one for the server and one for its proxy.
         super().__init__(pool_connections=2, pool_maxsize=maxsize, max_retries=0)
@@ -281,7 +281,7 @@ class _Adapter(HTTPAdapter):
         """Do nothing: requests would load its own CAs into the context."""
 
     def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave out requests' own TLS settings, since the context has ours."""
+        """Leave out requests' own TLS settings, since the context has the settings to use."""
         return super().build_connection_pool_key_attributes(*args, **kwargs)[0], {}
 
 
@@ -302,7 +302,7 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
 
         def _new_conn(self) -> Any:
             if hasattr(self, "_socks_options"):
-                # Connect in another thread: PySocks has blocking sockets of its own.
+                # Connect in another thread: PySocks uses blocking sockets.
                 connected = call_in_thread(super()._new_conn)
                 self.gevent_socket = socket.socket(fileno=connected.detach())
             else:
@@ -314,7 +314,7 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
         def connect(self) -> None:
             _current_call.get().connected = True
             super().connect()
-            # From now on the deadline of the call is the only limit.
+            # From now on the timeout of the whole call is the only limit.
             self.sock.settimeout(None)
 
         def send(self, data: Any) -> None:
@@ -327,7 +327,7 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
         def close(self) -> None:
             sock = self.gevent_socket
             if sock is not None and sock.hub.loop is None:
-                # The hub was destroyed, and gevent's close() would need the loop of the hub.
+                # The hub was destroyed. gevent's close() would fail, since it needs the loop of the hub.
                 _close_descriptor(sock)
                 self.sock = None
             super().close()
@@ -339,8 +339,8 @@ class _BufferedTLS:
     """An SSLContext whose sockets do TLS in memory, over sockets of any kind.
 
     SSLContext.wrap_socket() of the standard library takes the descriptor of a gevent socket and blocks the hub. urllib3
-    sets attributes to the values that the context already has. This object keeps these attributes, since a context that
-    was made before gevent patched ssl can't be changed.
+    sets attributes to the values that the context already has. This object stores them itself: a context that was made
+    before gevent patched ssl can't be changed.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -361,16 +361,16 @@ class _BufferedTLS:
 
 
 class _TLSSocket(SSLTransport):
-    """urllib3's TLS in memory. It may run over another one, as in a tunnel through a proxy that speaks TLS."""
+    """urllib3's TLS in memory. Its inner socket may be a _TLSSocket, too: for a tunnel through an HTTPS proxy."""
 
     @property
     def _io_refs(self) -> int:
-        # Number of files that makefile() has made. The inner socket counts them.
+        # Number of open files that makefile() has made. The inner socket has this number.
         return self.socket._io_refs  # type: ignore[attr-defined, no-any-return]  # typeshed hides it
 
     @_io_refs.setter
     def _io_refs(self, count: int) -> None:
-        self.socket._io_refs = count  # type: ignore[attr-defined]  # as above
+        self.socket._io_refs = count  # type: ignore[attr-defined]  # typeshed hides it
 
 
 def _close_descriptor(sock: Any) -> None:  # Any: gevent has no types
@@ -414,7 +414,7 @@ def _read(request: str, response: requests.Response, max_size: int) -> Response:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an error and the errors that requests and urllib3 have wrapped in it, the outermost first."""
+    """Yield an error, and all errors that requests and urllib3 have wrapped in it, the outermost first."""
     seen: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
@@ -430,7 +430,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
     """Describe an error in a few words, with a hint if there is one.
 
     Returns:
-        The text, and True if a retry would fail in the same way.
+        The text, and True if a retry would fail for the same reason.
     """
     for cause in reversed(causes):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -456,7 +456,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
             return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror, False
-    # Show only the first line, made printable, since some texts repeat bytes of the server.
+    # Some texts repeat bytes of the server, so show only the first line, without control characters.
     return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
 
 

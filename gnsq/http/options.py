@@ -1,6 +1,6 @@
-"""Options of HTTP clients: checks, and the conversion of urllib3's objects, which gnsq 1.0 accepted.
+"""Options of HTTP clients: checks, and the conversion of urllib3's objects, which gnsq 1.0 accepted as options.
 
-Loads neither urllib3 nor ssl. No error text shows a value that may have a password.
+This module imports neither urllib3 nor ssl. No error text shows a value that may contain a password.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpOptionsDict(TypedDict, total=False):
-    """Typed keywords for the options of HttpOptions. Some take more types, as in gnsq 1.0."""
+    """Typed keywords for the options of HttpOptions. Some have more types than there: gnsq 1.0 accepted them."""
 
     timeout: float | tuple[float, float] | urllib3.Timeout | None
     connect_timeout: float | None
@@ -109,7 +109,7 @@ class HttpOptions(Options):
 
     @classmethod
     def from_keywords(cls, owner: type | str, values: Mapping[str, Any], *beside: type[Options]) -> Self:
-        """Make options as Options.from_keywords() does, also from the values of gnsq 1.0, which were urllib3's."""
+        """Make options as Options.from_keywords() does. Accepts urllib3's objects as values, too, as gnsq 1.0 did."""
         known = dict(values)
         if "timeout" in known:
             known |= convert_timeout(known.pop("timeout"))
@@ -179,7 +179,7 @@ def check_path(path: object) -> str:
     return path.strip("/")
 
 
-def check_port(port: Any) -> int:  # Any: gnsq 1.0 took "4151", too
+def check_port(port: Any) -> int:  # Any: gnsq 1.0 accepted "4151", too
     """Return a port as an int."""
     if isinstance(port, bool) or not isinstance(port, (int, str)):
         raise TypeError(f"port must be an int, not {port!r}")
@@ -196,7 +196,7 @@ def check_scheme(scheme: str) -> str:
 
 
 def _check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
-    """Raise TypeError for anything but a mapping of str to str."""
+    """Raise TypeError unless this is None or a mapping of str to str."""
     if mapping is None:
         return
     if not isinstance(mapping, Mapping) or not all(isinstance(item, str) for pair in mapping.items() for item in pair):
@@ -204,7 +204,7 @@ def _check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
 
 
 def check_header(name: str, value: str) -> None:
-    """Raise ValueError for a header that is not valid or would become several.
+    """Raise ValueError for a header that is not valid, or whose line end would start another header.
 
     The error does not show the value, which may be a secret.
     """
@@ -215,7 +215,7 @@ def check_header(name: str, value: str) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Return True if a text has a scheme, a host, and no impossible port."""
+    """Return True if a text has a scheme and a host, and the port, if there is one, is valid."""
     try:
         parts = urlsplit(text)
         return bool(parts.scheme and parts.hostname) and parts.port != 0
@@ -224,15 +224,15 @@ def _is_url(text: str) -> bool:
 
 
 def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: urllib3's, requests' or a number
-    """Convert a number, a pair of connect and read, or an object that has both, such as urllib3's Timeout, to options.
+    """Convert a number, a pair of limits (connect, read), or an object such as urllib3's Timeout to options.
 
-    The sum of connect and read is the limit of a whole call.
+    If no total is given, the sum of connect and read is the limit of a whole call.
     """
     if isinstance(timeout, tuple) and len(timeout) == 2:
         total, (connect, read) = None, timeout
     elif hasattr(timeout, "connect_timeout"):
         total, connect = _number(timeout.total), _number(timeout.connect_timeout)
-        # If there is a total, reading read_timeout of a urllib3 Timeout that was not started would raise.
+        # If there is a total, the property read_timeout of urllib3's Timeout raises, unless the Timeout was started.
         read = None if total is not None else _number(timeout.read_timeout)
     elif hasattr(timeout, "connect"):
         total, connect, read = getattr(timeout, "total", None), timeout.connect, getattr(timeout, "read", None)
@@ -253,8 +253,8 @@ def _number(value: object) -> float | None:
 
 
 def _convert_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or a number
-    """Convert a number, False, or an object that has counts, such as urllib3's Retry, to options. Of total, connect and
-    read, the first one that is given counts."""
+    """Convert a number, False, or an object such as urllib3's Retry to options. Of the object's attributes total,
+    connect and read, the first one that is not None is used."""
     if retries is None:
         return {}
     if hasattr(retries, "total"):
@@ -265,7 +265,7 @@ def _convert_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or
 
 
 def _convert_cert_reqs(cert_reqs: object) -> str:
-    """Convert cert_reqs to its name, such as CERT_NONE, from a name with or without CERT_ or a constant of ssl."""
+    """Return the name of cert_reqs, such as CERT_NONE. cert_reqs is a name (CERT_ may be missing) or ssl's constant."""
     if cert_reqs is None:
         return "CERT_REQUIRED"
     if isinstance(cert_reqs, int) and not isinstance(cert_reqs, bool) and 0 <= cert_reqs < len(_CERT_REQS):

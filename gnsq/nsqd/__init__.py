@@ -7,7 +7,7 @@ from gnsq.nsqd.tcp import NsqdTCPClient
 
 __all__ = ["HOSTNAME", "NsqdHTTPClient", "NsqdTCPClient", "SHORTNAME"]
 
-# Default names of a client.
+# Default hostname and client_id of a client.
 HOSTNAME = socket.gethostname()
 SHORTNAME = HOSTNAME.split(".")[0]
 

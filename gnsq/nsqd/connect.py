@@ -1,6 +1,6 @@
-"""Opens a connection: resolves the address, connects, and performs the steps of a handshake. SUB and PUB may follow.
+"""Opens a connection: resolves the address, connects, and performs the steps of a handshake. SUB and PUB come after it.
 
-Owns no greenlet. The caller limits the total time.
+This module owns no greenlet. The caller limits the total time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["TransportStack", "load_certificates"]
 _Result = TypeVar("_Result")
 
 # Limit of a response in bytes. nsqd's responses are shorter than 1 KiB, and an error that quotes a name has up to 17
-# KiB. The limit is low because JSON takes much more memory after it is parsed.
+# KiB. The limit is low because parsed JSON takes much more memory than its text.
 MAX_RESPONSE_SIZE = 64 * 1024
 
 
 def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
-    """Check options before connecting, and load the files of tls_options once for all connections. Return the options;
-    if TLS is wanted, with a tls_context.
+    """Check options before connecting, and load the files of tls_options once for all connections. Return the options,
+    in which a new tls_context replaces tls_options if TLS is wanted.
 
     Raises:
         ValueError, TypeError: If tls_options can't be used.
@@ -47,7 +47,7 @@ def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
     if options.snappy:
         require_snappy()
     if options.wants_tls and options.tls_context is None:
-        from gnsq.tls import client_context  # ssl takes 8 ms to load: only connections with TLS pay for it
+        from gnsq.tls import client_context  # loads ssl, which takes 8 ms; connections without TLS do not need it
 
         return dataclasses.replace(options, tls_context=client_context(options), tls_options=None)
     return options
@@ -57,22 +57,22 @@ class TransportStack:
     """The transport of one connection: TCP, and the TLS or compression that the handshake has started on top of it.
 
     Args:
-        host, port: Address of nsqd. TLS checks this host, even if a resolver gives another one.
-        options: As load_certificates() returns them.
+        host, port: Address of nsqd. TLS checks this host, even if address_resolver returns another one.
+        options: The options that load_certificates() has returned.
         transport: A stream to use instead of a new connection.
 
     Attributes:
         transport: The topmost transport; None before connect().
         decoder: Decodes the bytes that the transport receives.
         on_frame: Called with (type, data) for each frame that a handshake reads.
-        expected: What the connection waits for now; part of the text of a timeout.
+        expected: Describes what the connection waits for now, for the error text of a timeout.
         encrypted: True after TLS has started.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
         self.transport = transport
         self._max_response_size = min(MAX_RESPONSE_SIZE, options.max_frame_size)
-        # The limit before SUB. allow_messages() raises it.
+        # The limit of a frame before SUB. allow_messages() raises this limit.
         self.decoder = FrameDecoder(self._max_response_size)
         self.on_frame: Callable[[int, bytes], None] | None = None
         self.expected = "connection"
@@ -84,11 +84,11 @@ class TransportStack:
         self._peer = format_address(host, port)
 
     def connect(self) -> None:
-        """Connect. If there is a resolver, use the address that it returns. Does nothing if a transport was given.
+        """Connect, to the address that address_resolver returns, if it is given. Do nothing if a transport was given.
 
         Raises:
-            NSQSocketError, NSQTimeout: As transport.connect(), and if the resolver takes longer than the timeout.
-            NSQException: If the resolver raises or returns no address.
+            NSQSocketError, NSQTimeout: In the cases of transport.connect(), or if address_resolver takes too long.
+            NSQException: If address_resolver raises an exception or returns no address.
         """
         if self.transport is None:
             host, port = self._resolve()
@@ -156,7 +156,7 @@ class TransportStack:
     @property
     def connected(self) -> Transport:
         """The transport after connect()."""
-        assert self.transport is not None  # connect() came first
+        assert self.transport is not None  # the caller has called connect() before
         return self.transport
 
     def _resolve(self) -> tuple[str, int]:
@@ -204,7 +204,7 @@ class TransportStack:
 
 
 def _error_in_clear_text(first: bytes) -> NSQErrorCode | None:
-    """Decode an error frame that nsqd sent in clear text, not starting TLS. Source: nsqd protocol_v2.go IDENTIFY."""
+    """Decode an error frame that nsqd sent in clear text instead of TLS. Source: nsqd protocol_v2.go IDENTIFY."""
     try:
         frame = FrameDecoder(MAX_RESPONSE_SIZE).next_frame(first)
     except NSQFrameError:

@@ -1,6 +1,6 @@
 """One connection to nsqd's TCP port. Owns its three greenlets: reader, writer and liveness check.
 
-Consumer, Producer and ConnectionPool decide about messages, RDY and when to connect again.
+Consumer and Producer decide about messages and RDY; ConnectionPool decides when to reconnect.
 """
 
 # The way of a message, from the socket to the handler and back as FIN:
@@ -10,12 +10,12 @@ Consumer, Producer and ConnectionPool decide about messages, RDY and when to con
 #     `read_messages` in message.py, which makes a Message of each message frame.
 #  3. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
 #  4. `MessageDispatcher.on_messages` in consumer/dispatcher.py is called with the list of messages.
-#  5. `RdyController.on_messages` in consumer/rdy_controller.py decides if RDY must be sent.
+#  5. `RdyController.on_messages` in consumer/rdy_controller.py sends a new RDY count if one is needed.
 #  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages, and `WorkerPool._work` in
-#     consumer/worker_pool.py takes them out again in another greenlet.
+#     consumer/worker_pool.py takes them from the queue in another greenlet.
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
-#  8. `Message.finish_if_unanswered` in message.py is called after the handler returned.
-#  9. `InFlightMessages.finish` in nsqd/in_flight.py no longer counts the message.
+#  8. `Message.finish_if_unanswered` in message.py is called after the handler has returned.
+#  9. `InFlightMessages.finish` in nsqd/in_flight.py reduces the number of messages in flight.
 # 10. `Writer.finish` in nsqd/writer.py queues its id, and wakes the greenlet that runs `Writer.run` in nsqd/writer.py.
 # 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
 #     sends them at once.
@@ -63,7 +63,7 @@ __all__ = ["Connection", "ConnectionState", "InternalError", "LivenessMonitor"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds; enough for one round of the event loop, in which the reader reads the data that has arrived.
+# Seconds; enough for the event loop to look at all sockets once, so that the reader reads the data that has arrived.
 HUB_ROUND = 0.01
 # If the messages in flight exceed the highest RDY count by this number, nsqd ignores RDY. A smaller excess is normal:
 # after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.
@@ -72,12 +72,12 @@ IN_FLIGHT_MARGIN = 2500
 ERROR_FRAME_GRACE = 1.0
 # Minimum seconds between two checks of liveness.
 MIN_CHECK_INTERVAL = 0.01
-# Seconds. If a check is late by more than this, this process was held up, and nsqd is not to blame.
+# Seconds. If a check is late by more than this, this process did not run, and nsqd's silence proves nothing.
 OWN_DELAY = 1.0
 
 
 class ConnectionState(enum.Enum):
-    """The state of a connection. It changes only to a state further down this list."""
+    """The state of a connection. It changes only to a state that follows in this list."""
 
     INIT = "init"
     CONNECTED = "connected"
@@ -87,13 +87,13 @@ class ConnectionState(enum.Enum):
 
 
 class InternalError(NSQException):
-    """A bug in gnsq or in a callback has ended a connection. Its ``__cause__`` is the exception that was raised."""
+    """A bug in gnsq or in a callback has ended a connection. ``__cause__`` is the exception that the bug has raised."""
 
 
 class Connection:
     """A connection. It is opened once and closed once.
 
-    The connection does not log why it was lost. Its owner logs that, together with what happens next.
+    The connection does not log why it was lost. The object that has opened it logs that, together with the next step.
 
     Args:
         host, port: Address of nsqd's TCP port.
@@ -102,14 +102,14 @@ class Connection:
 
     Attributes:
         on_messages: Called with (connection, messages) after each read that contained messages.
-        on_response: Called with (connection, data) for each response, heartbeats included; None: not called.
+        on_response: Called with (connection, data) for each response, heartbeats included; None: no call.
         listeners: While this collection is empty, on_response is not called.
-        on_error: Called with (connection, NSQErrorCode) for each error frame.
+        on_error: Called with (connection, NSQErrorCode) for each error frame; None: no call.
         on_closed: Called with (connection) when the connection is closed, before its pending requests fail.
         pending: Requests that have no response yet.
-        submit: Queues a request. Raises NSQConnectionClosed if the connection is closed.
+        submit: Function that queues a request. Raises NSQConnectionClosed if the connection is closed.
         in_flight_messages: Messages in flight, and the callbacks for FIN and REQ.
-        ready_count, highest_ready_count: The RDY count that was sent last, and the highest one.
+        ready_count, highest_ready_count: The RDY count that was sent last, and the highest one that was sent.
         in_flight_limit: highest_ready_count + IN_FLIGHT_MARGIN.
     """
 
@@ -170,7 +170,7 @@ class Connection:
 
         Raises:
             NSQSocketError: If nothing listens, or the connection breaks.
-            NSQTimeout: If all of this takes longer than options.timeout.
+            NSQTimeout: If connecting and the handshake together take longer than options.timeout.
             NSQProtocolError: If the peer is not nsqd.
             NSQErrorCode: If nsqd refuses the handshake. Every error of open() closes the connection.
         """
@@ -182,7 +182,7 @@ class Connection:
         try:
             with deadline:
                 self._stack.connect()
-                # An abort() during connect() could not close this transport, which did not exist yet.
+                # An abort() during connect() could not close the transport, which did not exist yet: close it now.
                 self._check_not_aborted()
                 self.identity = self._stack.run_handshake(handshake(self.options))
                 self._check_not_aborted()
@@ -225,7 +225,7 @@ class Connection:
         self.call(commands.subscribe(topic, channel), expected=OK)
         if self.state is not ConnectionState.CONNECTED:
             raise connection_lost_error(self.address, self.error)
-        # Must come before RDY, since nsqd sends messages after RDY.
+        # This must be called before RDY is sent, since nsqd sends messages after RDY.
         self._stack.allow_messages()
         self.state = ConnectionState.SUBSCRIBED
         logger.info("%s: subscribed to %s/%s", self._subject, topic, channel)
@@ -248,14 +248,14 @@ class Connection:
             with deadline:
                 if subscribed:
                     self.call(commands.close(), expected=CLOSE_WAIT)
-                # Check again and again, since messages arrive until nsqd has read the CLS.
+                # Check in a loop: drained may be set too early, since messages arrive until nsqd has read the CLS.
                 while self.in_flight > 0 and self.is_closing:
                     self.in_flight_messages.drained.clear()
                     self.in_flight_messages.drained.wait()
                 self.pending.wait()
                 self._writer.wait_flushed()
                 self._write_shut_down = True
-                # nsqd reads up to the end of the stream before it closes, so the last FINs arrive.
+                # After shutdown_write(), nsqd still reads all that was sent before it closes. So the last FINs arrive.
                 self._stack.connected.shutdown_write()
                 self._closed.wait()
         except gevent.Timeout as expired:
@@ -272,7 +272,7 @@ class Connection:
         """Close immediately. Pending requests fail with NSQConnectionClosed. A second call does nothing.
 
         Args:
-            error: The reason, for callers that wait; None for a close without an error.
+            error: The reason, for the errors of pending requests; None for a close without an error.
         """
         if self.state is ConnectionState.CLOSED:
             return
@@ -288,12 +288,12 @@ class Connection:
         if self._hub_monitor is not None:
             self._hub_monitor.release()
         for greenlet in self._greenlets:
-            # Kill only the liveness check, which may sleep for a heartbeat interval: the closed socket ends the others.
+            # Kill the greenlet of the liveness check, which may sleep long. The closed socket ends the other greenlets.
             if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-liveness"):
                 greenlet.kill(block=False)
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until the connection is closed. Return False if the timeout (seconds) ended first."""
+        """Wait until the connection is closed. Return False if it was not closed within the timeout (seconds)."""
         return bool(self._closed.wait(timeout))
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
@@ -331,7 +331,7 @@ class Connection:
         )
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Close this process's copy of the connection, which the parent still uses. See concurrency.forks."""
+        """Close this process's copy of the connection. The parent still uses the connection. See concurrency.forks."""
         self.abort_without_owner(
             NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client")
         )
@@ -359,7 +359,7 @@ class Connection:
     # --- commands
 
     def request(self, command: bytes) -> AsyncResult:
-        """Send a command that has a response. Return an AsyncResult, which gets the response's data or an error.
+        """Send a command that has a response. Return an AsyncResult that later has the response's data or an error.
 
         Raises:
             NSQConnectionClosed: If the connection is closed.
@@ -378,7 +378,7 @@ class Connection:
             NSQConnectionClosed: If the connection is closed before or during the call.
         """
         reply = self.request(command)
-        # Not get(timeout=...): it raises gevent.Timeout, which could be confused with a gevent.Timeout of the caller.
+        # Not get(timeout=...): the gevent.Timeout of get() could be confused with a gevent.Timeout of the caller.
         word = command.split(None, 1)[0].decode()
         if not self._clock.wait(reply, self.options.timeout):
             raise NSQTimeout(f"{self.address}: no response to {word} within {self.options.timeout} s")
@@ -388,8 +388,8 @@ class Connection:
         return response
 
     def send(self, command: bytes) -> None:
-        """Queue a command without a response. The writer joins all queued commands into one send. Raises as
-        request()."""
+        """Queue a command that has no response. The writer joins all queued commands into one send. Raises
+        NSQConnectionClosed if the connection is closed."""
         self._writer.put(command)
 
     def ready(self, count: int) -> None:
@@ -409,14 +409,14 @@ class Connection:
     # --- loops
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """Run a loop as a greenlet. When it ends for any reason, close the connection, so that nothing waits for
-        ever."""
+        """Run a loop in a greenlet of its own. If the loop raises, close the connection, so that no caller waits for a
+        response for ever."""
         try:
             loop()
         except NSQException as error:
             self._log_loss_while_closing(error)
             self.abort(error)
-        except Exception as error:  # noqa: BLE001  # top of a greenlet: a bug here must not leave anyone waiting
+        except Exception as error:  # noqa: BLE001  # top of a greenlet: pending requests must fail even after a bug
             failure = InternalError(f"internal error: {error!r}")
             failure.__cause__ = error
             self._log_loss_while_closing(failure)
@@ -426,7 +426,7 @@ class Connection:
             raise
 
     def _log_loss_while_closing(self, error: NSQException) -> None:
-        """Log why the connection was lost if close() was draining it. The owner logs all other losses."""
+        """Log why the connection was lost, if it was lost during close(). Other code logs all other losses."""
         if not self.is_closing:
             return
         bug = error.__cause__ if isinstance(error, InternalError) else None
@@ -469,9 +469,8 @@ class Connection:
             self._last_read = self._clock.monotonic()
 
     def _resolve_oks(self, data: bytes) -> bool:
-        """Resolve pending requests if the data has complete OK frames only, and no callback must be called for them.
-
-        A connection that only publishes receives mostly such frames.
+        """If the data has only complete OK frames, resolve pending requests, and return True. Return False otherwise,
+        and if a callback must be called for each frame. A connection that only publishes receives mostly OK frames.
         """
         if self.listeners or self._stack.decoder.pending or not self.pending.resolve_oks(data):
             return False
@@ -479,7 +478,7 @@ class Connection:
         return True
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
-        """Call the callbacks for a frame that was read during the handshake. The handshake handles the frame itself."""
+        """Call the callback for a frame that was read during the handshake. The handshake itself uses the frame."""
         if frame_type == RESPONSE and self.on_response is not None:
             self.on_response(self, data)
         elif frame_type == ERROR and self.on_error is not None:
@@ -499,7 +498,7 @@ class Connection:
         if self.on_error is not None:
             self.on_error(self, error)
         if not error.fatal:
-            # The error refuses a FIN, REQ or TOUCH. These have no response, so no pending request waits for the error.
+            # nsqd has refused a FIN, REQ or TOUCH. These have no response, so the error belongs to no pending request.
             self.in_flight_messages.record_refused_answer(error)
             return
         self.pending.refuse(error)
@@ -509,7 +508,7 @@ class Connection:
         try:
             self._writer.run(self._stack.connected)
         except NSQException:
-            # nsqd may refuse a body before it has read it. Then the send fails while nsqd's error is on the way.
+            # nsqd may refuse a body before it has read all of it. Then the send fails before nsqd's error arrives.
             self._closed.wait(self._error_frame_grace)
             raise
 
@@ -518,7 +517,7 @@ class Connection:
         while True:
             self._clock.sleep(monitor.next_check(self._clock.monotonic(), self._last_read))
             if monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since) is not None:
-                # If this process was held up, data may wait in the socket: let the reader read it first.
+                # If this process did not run for a while, data may wait in the socket: let the reader read it first.
                 self._clock.sleep(HUB_ROUND)
                 error = monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since)
                 if error is not None:
@@ -526,25 +525,25 @@ class Connection:
 
 
 class LivenessMonitor:
-    """Decides when nsqd is dead: nsqd has sent nothing for too long, or does not read. Pure: callers pass the time.
+    """Decides when a connection is dead: nsqd sends nothing for too long, or does not read. Pure: callers pass times.
 
-    Time in which this process itself was held up is not counted as silence of nsqd.
+    Time in which this process itself did not run is not counted as silence of nsqd.
 
     Args:
         timeout: Seconds that one send may take.
-        heartbeat_interval: Seconds; nsqd may be silent for two of them. 0: there are no heartbeats.
+        heartbeat_interval: Seconds; nsqd may be silent for two intervals. 0: there are no heartbeats.
     """
 
     def __init__(self, timeout: float, heartbeat_interval: float, now: float) -> None:
         self._interval = heartbeat_interval
         self._timeout = timeout
         self._pause = min(timeout, self._interval or timeout) / 2
-        # Silence before this time does not count.
+        # Silence before this time is not counted.
         self._excused_until = now
         self._check_due = now
 
     def next_check(self, now: float, last_read: float) -> float:
-        """Return the seconds until the next check: until nsqd's silence, if it continues, becomes too long."""
+        """Return the seconds until the next check: at the latest when nsqd's silence becomes too long."""
         left = max(last_read, self._excused_until) + 2 * self._interval - now if self._interval else self._pause
         self._check_due = now + max(min(self._pause, left), MIN_CHECK_INTERVAL)
         return self._check_due - now

@@ -24,18 +24,18 @@ _OPTION_NAME = re.compile(r"[a-z0-9_]+")
 
 
 class NewlineInMessage(NSQException, ValueError):
-    """A message contains a newline, which would split it. Nothing was sent."""
+    """A message contains a newline, which would split the message in two. Nothing was sent."""
 
 
 class NsqdHTTPClient(HTTPClient):
     """Client of nsqd's HTTP API.
 
-    All methods raise NSQHttpError as HTTPClient.request(), and ValueError for invalid names. If a server before 1.0
-    does not know an endpoint, the request is repeated with the endpoint's old name.
+    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If a server does not
+    know an endpoint, the request is sent again with the endpoint's name before 1.0.
 
     Args:
         host, port: Address of nsqd's HTTP port.
-        kwargs: As for HTTPClient.
+        kwargs: Options of HTTPClient.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class NsqdHTTPClient(HTTPClient):
     def publish(
         self, topic: str, data: bytes | str, defer: int | None = None, *, timeout: float | None = None
     ) -> bytes:
-        """Publish a message. Returns b"OK".
+        """Publish a message. Return b"OK".
 
         Args:
             data: A str is sent as UTF-8.
             defer: Milliseconds until nsqd delivers the message, at most nsqd's --max-req-timeout. Servers before 0.3.6
-                ignore this. If a server does not know /pub, a deferred publish raises NSQHttpError.
+                ignore the delay, but servers so old that they do not know /pub cause an NSQHttpError.
             timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:
@@ -78,18 +78,18 @@ class NsqdHTTPClient(HTTPClient):
     def multipublish(
         self, topic: str, messages: Iterable[bytes | str], binary: bool = False, *, timeout: float | None = None
     ) -> bytes:
-        """Publish messages, all or none. Returns b"OK".
+        """Publish messages: nsqd stores all of them or none. Return b"OK".
 
         Args:
-            messages: Each as for publish(), but without newlines unless binary.
+            messages: bytes or str, which is sent as UTF-8. Unless binary is True, they must not contain newlines.
             binary: Send messages with their sizes, so that they may contain newlines. Servers before 0.2.22 refuse
-                this, and server 0.2.22 splits the bytes at newlines all the same.
-            timeout: As in publish().
+                this, and server 0.2.22 splits the messages at newlines even with binary.
+            timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:
-            NewlineInMessage: If a message contains a newline and binary is False. This is a ValueError and an
+            NewlineInMessage: If a message contains a newline and binary is False. The class is a ValueError and an
                 NSQException.
-            ValueError: If there are no messages, or one is empty.
+            ValueError: If there are no messages, or one message is empty.
             TypeError: If messages is not an iterable, or one message is neither bytes nor str.
         """
         assert_valid_topic_name(topic)
@@ -116,7 +116,7 @@ class NsqdHTTPClient(HTTPClient):
     # --- topics and channels
 
     def create_topic(self, topic: str) -> bytes:
-        """Create a topic, if it does not exist."""
+        """Create a topic. An existing topic stays unchanged."""
         return self._topic("create", topic)
 
     def delete_topic(self, topic: str) -> bytes:
@@ -136,7 +136,7 @@ class NsqdHTTPClient(HTTPClient):
         return self._topic("unpause", topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
-        """Create a channel, if it does not exist. The topic must exist."""
+        """Create a channel. An existing channel stays unchanged. The topic must exist."""
         return self._channel("create", topic, channel)
 
     def delete_channel(self, topic: str, channel: str) -> bytes:
@@ -215,9 +215,9 @@ class NsqdHTTPClient(HTTPClient):
 
         Args:
             topic, channel: Return only this topic or channel. nsqd omits a topic that does not have the channel.
-            include_clients: False omits the lists of clients. By default nsqd decides and includes them.
-            include_mem: False omits memory statistics; nsqd stops shortly to collect them. By default nsqd includes
-                them.
+            include_clients: False omits the lists of clients. By default nsqd includes them.
+            include_mem: False omits the statistics of nsqd's memory. By default nsqd includes them, and pauses shortly
+                to collect them.
         """
         if topic:
             assert_valid_topic_name(topic)
@@ -234,22 +234,22 @@ class NsqdHTTPClient(HTTPClient):
         return response
 
     def config(self, option: str) -> Any:
-        """Return one of nsqd's options. Its name is nsqd's flag with ``_`` in place of ``-``.
+        """Return the value of one of nsqd's options. Its name is nsqd's flag with ``_`` in place of ``-``.
 
         Returns:
-            Text as bytes; numbers and lists as Python objects; durations in nanoseconds.
+            A text as bytes; a number or list as a Python object; a duration in nanoseconds.
         """
         return self.request("GET", f"config/{_option(option)}")
 
-    def set_config(self, option: str, value: Any) -> Any:  # Any: what JSON can say
-        """Change one of nsqd's options: log_level (the name of a level), nsqlookupd_tcp_addresses (a list of
-        ``host:port``).
+    def set_config(self, option: str, value: Any) -> Any:  # Any: all types of JSON
+        """Change one of nsqd's options. nsqd allows it for log_level (the name of a level) and nsqlookupd_tcp_addresses
+        (a list of ``host:port``).
 
         Args:
             value: Bytes and str are sent unchanged, other values as JSON.
 
         Returns:
-            The new value, as config().
+            The new value, in the form that config() returns.
 
         Raises:
             ValueError: If the value is empty, or the name of the option is not valid.
@@ -259,11 +259,11 @@ class NsqdHTTPClient(HTTPClient):
         return self.request("PUT", f"config/{name}", None, body)
 
     def ping(self) -> bytes:
-        """Check that nsqd is healthy. Returns b"OK".
+        """Check that nsqd is healthy. Return b"OK".
 
         Raises:
-            NSQHttpError: If nsqd is not healthy, for example after a failed write to disk; with status 500 and the
-                reason.
+            NSQHttpError: If nsqd is not healthy, for example after a failed write to disk. The error has status 500 and
+                the reason.
         """
         response: bytes = self.request("GET", "ping")
         return response
@@ -286,7 +286,7 @@ def _body(subject: str, data: object) -> bytes:
 
 @contextlib.contextmanager
 def _too_old(what: str) -> Iterator[None]:
-    """Add to an error that the server may be too old. The old endpoint is not tried: it would ignore the feature."""
+    """Add to an error that the server may be too old. The old path is not tried: there, nsqd ignores the parameter."""
     try:
         yield
     except NSQHttpError as error:

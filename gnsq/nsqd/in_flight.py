@@ -1,7 +1,7 @@
-"""Messages in flight on one connection: counts them, and sends FIN, REQ and TOUCH.
+"""Counts the messages in flight on one connection, and sends FIN, REQ and TOUCH.
 
-InFlightMessages is the Responder of the connection's messages, so any OS thread may call it. A call from another thread
-is passed to the hub of the connection's thread.
+InFlightMessages is the Responder of the connection's messages, so any OS thread may call it. If a call comes from
+another thread, the hub of the connection's thread executes the call later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 
-# Minimum seconds between two TOUCHes: nsqd checks timeouts every 0.1 s.
+# Minimum seconds between two TOUCHes. More would not help: nsqd checks timeouts only every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
 
 
@@ -54,25 +54,25 @@ class InFlightMessages:
 
     Args:
         nsqd: Address of the nsqd.
-        send: Queues a command. Raises NSQConnectionClosed if the connection is closed.
-        check: Raises NSQConnectionClosed if the connection is closed; called in any thread.
-        finish: Queues the FIN of a message; default: send is called with FIN.
+        send: Function that queues a command. Raises NSQConnectionClosed if the connection is closed.
+        check: Function that raises NSQConnectionClosed if the connection is closed. Called in any thread.
+        finish: Function that queues FIN for a message id; default: send is called with FIN.
 
     Attributes:
         in_flight: Number of messages that were delivered and are not answered.
-        msg_timeout: Seconds after which nsqd takes an unanswered message back; None if unknown.
+        msg_timeout: Seconds after which nsqd requeues an unanswered message; None if unknown.
         max_msg_timeout: Seconds from the delivery until TOUCH can no longer keep a message in flight; None if unknown.
         max_req_timeout: nsqd's longest delay of REQ, milliseconds; None if unknown.
-        drained: Set by the answer of the last message in flight.
-        requeue_after: Called in any thread with the attempts of a message that is requeued without a delay. Returns the
-            delay in milliseconds. If None, the delay is 0.
-        before_answer: Called when in_flight was reduced and before the FIN or REQ is sent, so that a lower RDY can be
-            sent first. None: not called.
-        on_finish, on_requeue: Called with (id) after FIN, and with (id, timeout in ms, backoff) after REQ; None: not
-            called.
+        drained: Event that is set when the last message in flight is answered.
+        requeue_after: Function that is called in any thread if a message is requeued without a delay. Gets the attempts
+            of the message, and returns the delay in milliseconds. If None, the delay is 0.
+        before_answer: Function that is called after in_flight was reduced and before the FIN or REQ is sent, so that a
+            lower RDY can be sent first; None: no call.
+        on_finish, on_requeue: Functions that are called with (id) after FIN, and with (id, timeout in ms, backoff)
+            after REQ; None: no call.
         async_messages: Async messages that are not answered.
         latency: Times from the arrival of async messages to their answers.
-        received, timed_out: Number of delivered messages, and number of messages that nsqd has taken back.
+        received, timed_out: Number of delivered messages, and number of messages that nsqd requeued by msg_timeout.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class InFlightMessages:
 
     @property
     def totals(self) -> MessageCounts:
-        """Numbers of messages since the connection was opened."""
+        """Numbers of messages since the connection was opened: received, finished and so on."""
         return MessageCounts(self.received, self._finished, self._requeued, self._touched, self.timed_out)
 
     def add(self, count: int) -> None:
@@ -141,7 +141,7 @@ class InFlightMessages:
 
     def finish(self, message_id: bytes) -> None:
         """Send FIN."""
-        # The hot path: repeats the code of other methods instead of calling them, which saves 0.3 us per message.
+        # Called for each message: repeats the code of other methods instead of calling them, which saves 0.3 us.
         if get_ident() != self._thread:
             self.call_in_owner_thread(self.finish, message_id)
             return
@@ -167,7 +167,7 @@ class InFlightMessages:
 
     @_in_owner_thread
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """Send REQ with a timeout in milliseconds. A timeout above max_req_timeout is reduced to it."""
+        """Send REQ with a timeout in milliseconds, but not more than max_req_timeout."""
         if self.max_req_timeout is not None and timeout > self.max_req_timeout:
             text = (
                 "%s: requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for "
@@ -218,13 +218,13 @@ class InFlightMessages:
 
     @_in_owner_thread
     def mark_timed_out(self, message: Message) -> None:
-        """Count a message as timed out and no longer in flight. Its answer may still follow."""
+        """Count a message as timed out and no longer in flight. The user may still answer the message later."""
         self.async_messages.discard(message)
         self.timed_out += 1
         self._remove()
 
     def record_refused_answer(self, error: NSQErrorCode) -> None:
-        """Count and log that nsqd refused a FIN, REQ or TOUCH because it had taken the message back before."""
+        """Count and log that nsqd refused a FIN, REQ or TOUCH because the message's timeout was over before."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
         self._rate_limited.log(
@@ -238,17 +238,17 @@ class InFlightMessages:
 
     def track_async(self, *messages: Message) -> None:
         """Add async messages."""
-        self.async_messages.update(messages)  # one step of the interpreter, so safe in any thread
+        self.async_messages.update(messages)  # the interpreter does this in one step, so any thread may do it
 
     @_in_owner_thread
     def untrack_async(self, messages: Sequence[Message]) -> None:
         """Remove one or more async or timed out messages. Called before their answers are sent."""
         self.async_messages.difference_update(messages)
-        # Messages of one read have the same arrival time, so they are counted together.
+        # Consecutive messages with the same time of arrival came in one read. Their latencies are recorded together.
         now, arrived, count = self.now(), messages[0].received, 0
         for message in messages:
             if message.timed_out:
-                # Undo the count: nsqd refuses the answer, and record_refused_answer() then counts the message again.
+                # Undo mark_timed_out(): nsqd refuses the answer, and record_refused_answer() counts the message again.
                 self.in_flight += 1
                 self.timed_out -= 1
                 if not message.is_async():
@@ -261,10 +261,10 @@ class InFlightMessages:
 
 
 def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, subject: str) -> None:
-    """Touch a message until stopped is set, the message is answered, or TOUCH can no longer keep the message.
+    """Touch a message until stopped is set, the message is answered, or TOUCH can no longer keep it in flight.
 
     Args:
-        interval: Seconds between two touches. A touch is earlier if half of the message's time left is shorter.
+        interval: Seconds between two touches. A touch comes earlier if half of the message's time_left is shorter.
         subject: Beginning of log lines: the nsqd and the consumer.
     """
     try:
@@ -279,16 +279,16 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
                 return
             message.touch()
     except NSQException as error:
-        # The message was answered meanwhile, or the connection was closed. Other code logs both.
+        # The message was answered meanwhile, or the connection was closed. Log at DEBUG: other code logs both cases.
         logger.debug("%s: message %s: not touched any more: %s", subject, message.id, error)
-    except Exception:  # top of a greenlet; a receiver of on_touch may raise anything
+    except Exception:  # top of a greenlet: a receiver of on_touch may raise any exception
         logger.exception("%s: message %s: not touched any more", subject, message.id)
 
 
 def _seconds_to_touch(message: Message, interval: float) -> float:
     left, longest = message.time_left, message.max_time_left
-    # Half of the time left, since the block may begin long after the arrival. After max_msg_timeout a touch adds no
-    # time; it only shows that the connection is still open.
+    # Touch after half of time_left, since touching() may begin long after the message's arrival. But if max_msg_timeout
+    # limits time_left, a touch adds no time, so no earlier touch is needed.
     if left is not None and (longest is None or left < longest):
         interval = min(interval, max(left / 2, MIN_TOUCH_INTERVAL))
     return interval if longest is None else min(interval, longest)

@@ -1,9 +1,8 @@
 """Pending requests of one connection: commands that wait to be sent, or for their response.
 
-nsqd responds in the order of the commands. This module knows which requests were sent. If the connection is lost, the
-unsent ones were certainly not executed. This module also knows the largest sizes that nsqd has confirmed, since nsqd
-does not announce limits. When nsqd refuses a publish, it closes the connection and executes no later command. A publish
-that is larger than the confirmed sizes is therefore sent alone.
+nsqd responds in the order of the commands. This module knows which requests were sent: if the connection is lost, the
+unsent requests were certainly not executed. When nsqd refuses a publish, it closes the connection and executes no later
+command. nsqd does not announce its limits. So a publish that exceeds all sizes that nsqd has confirmed is sent alone.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gnsq.texts import without_address
 __all__ = ["ConfirmedLimits", "PendingCall", "PendingRequest", "PendingRequests", "connection_lost_error"]
 
 
-# Bytes. Only if a pending request is larger, a refused body may be the cause of a reset connection.
+# Bytes. If a connection is reset while a larger request is pending, the reason may be that nsqd refused its body.
 RISKY_SIZE = 1024
 _OK_FRAME = encode_frame(RESPONSE, OK)
 
@@ -34,9 +33,9 @@ class PendingRequest(Protocol):
         command: The bytes to send.
         size: Number of bytes of the command.
         largest_message: Bytes of the largest message in the command.
-        mpub_body_size: Bytes of an MPUB's body; 0: it is not an MPUB.
-        defer: Milliseconds of a DPUB; 0: it is not a DPUB.
-        topic: Topic of a publish; empty: it is not a publish.
+        mpub_body_size: Bytes of an MPUB's body; 0: the command is not an MPUB.
+        defer: Milliseconds of a DPUB; 0: the command is not a DPUB.
+        topic: Topic of a publish; empty: the command is not a publish.
     """
 
     size: int
@@ -58,7 +57,7 @@ class PendingRequest(Protocol):
         """Handle the loss of the connection after the request was sent and before its response came."""
 
     def on_not_sent(self, error: NSQException) -> None:
-        """Handle that nsqd has not executed the request: it was not sent, or nsqd closed the connection before."""
+        """Handle that nsqd has not executed the request: it was not sent, or nsqd refused a command before it."""
 
 
 class ConfirmedLimits:
@@ -66,7 +65,7 @@ class ConfirmedLimits:
 
     Attributes:
         largest_message: Bytes of the largest message.
-        topics: Topics with a confirmed publish. nsqd may refuse all others. None: nsqd allows all topics.
+        topics: Topics with a confirmed publish. nsqd may refuse all other topics. None: nsqd allows all topics.
     """
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ class ConfirmedLimits:
 
 
 class PendingCall(AsyncResult):  # type: ignore[misc]  # gevent has no types
-    """A request whose result is the response's data, or an error."""
+    """A request. As an AsyncResult, it gets the response's data or an error."""
 
     largest_message = mpub_body_size = defer = 0
     topic = ""
@@ -120,10 +119,10 @@ class PendingRequests:
     """The pending requests of one connection. bool() of the object is True if there are any.
 
     Args:
-        unblock: Called when blocked becomes False.
+        unblock: Called when ``blocked`` becomes False.
 
     Attributes:
-        unsent: Requests that wait to be sent. Other modules read this and ``sent``, and change neither.
+        unsent: Requests that wait to be sent. Other modules may read ``unsent`` and ``sent``, but not change them.
         sent: Requests that wait for their response, the oldest first.
         unsent_bytes: Sum of the sizes of unsent.
         blocked: True if nothing may be sent until all sent requests have their responses.
@@ -136,13 +135,13 @@ class PendingRequests:
         self.blocked = False
         self._unblock = unblock
         self._limits = ConfirmedLimits()
-        # True if nsqd may refuse some of the unsent requests. These must be sent alone.
+        # True if nsqd may refuse some of the unsent requests. Each of these must be sent alone.
         self._risky = False
-        # True if requests were added since they were sorted.
+        # True if requests that nsqd may refuse were added after the last _sort().
         self._unsorted = False
-        # True if sending has paused until all sent requests had a response, so that the next one can be sent alone.
+        # True if sending was blocked until all sent requests had responses, so that the first unsent one is next.
         self._drained = False
-        # True if the sent request was sent alone.
+        # True while a request that was sent alone has no response.
         self._alone = False
         self._resolved: Event | None = None
 
@@ -153,7 +152,7 @@ class PendingRequests:
         return len(self.sent) + len(self.unsent)
 
     def check_topics(self) -> None:
-        """Send the first publish to each topic alone, since nsqd may refuse it."""
+        """Send the first publish to each topic alone from now on, since nsqd may refuse the topic."""
         self._limits.topics = {""}
 
     def put(self, request: PendingRequest) -> None:
@@ -161,7 +160,7 @@ class PendingRequests:
         self.unsent.append(request)
         self.unsent_bytes += request.size
         limits = self._limits
-        # Repeats most of ConfirmedLimits.may_be_refused() without a call: this runs for each publish.
+        # Called for each publish: the code of ConfirmedLimits.may_be_refused() is repeated, since a call takes longer.
         if (
             request.largest_message > limits.largest_message
             or request.mpub_body_size
@@ -171,7 +170,8 @@ class PendingRequests:
             self._risky = self._unsorted = True
 
     def next_batch(self, limit: int) -> bytes:
-        """Return the bytes to send now: requests of up to limit bytes together, or one larger request, or nothing."""
+        """Move requests from unsent to sent, and return their bytes: up to limit bytes, or one larger request. Empty if
+        nothing may be sent now."""
         if self._risky:
             if self._unsorted and not self.blocked:
                 self._sort()
@@ -196,10 +196,10 @@ class PendingRequests:
         return len(self.unsent)
 
     def _sort(self) -> None:
-        """Move requests that may be refused to the end, the smallest first.
+        """Move requests that nsqd may refuse to the end, the smallest first.
 
-        So such a request delays each other request by one response at most, even if there are many. The first request
-        keeps its place if the other requests have waited for it already.
+        So they delay each other request by one response at most, even if they are many. The first request keeps its
+        place if sending was blocked for it before: the other requests have waited for it already.
         """
         self._unsorted = False
         first = 1 if self._drained else 0
@@ -215,8 +215,7 @@ class PendingRequests:
         """Return how many requests may be sent now, given that nsqd may refuse some of them.
 
         A request that nsqd may refuse is sent alone: all requests before it have their responses, and nothing is sent
-        after it until it has its response. So if nsqd closes the connection, no other request is left without a
-        response.
+        after it until it has its response. So if nsqd closes the connection, no other request loses its response.
         """
         if self.blocked:
             return 0
@@ -249,7 +248,7 @@ class PendingRequests:
             self._resolved.set()
 
     def resolve_oks(self, data: bytes) -> bool:
-        """Resolve the oldest requests if the data has complete OK frames only. Return True if it has."""
+        """If the data has only complete OK frames, resolve the oldest requests and return True; otherwise False."""
         count, rest = divmod(len(data), len(_OK_FRAME))
         if rest or count > len(self.sent) or data != _OK_FRAME * count:
             return False
@@ -274,7 +273,7 @@ class PendingRequests:
         return found
 
     def fail(self, address: str, error: NSQException | None) -> None:
-        """Fail all requests because the connection is lost. The error, if there is one, is the reason."""
+        """Fail all requests because the connection is lost. The error is the reason; None if there is no error."""
         sent, self.sent = self.sent, deque()
         unsent, self.unsent = self.unsent, []
         self.unsent_bytes = 0

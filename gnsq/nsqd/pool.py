@@ -1,6 +1,6 @@
 """Keeps one connection open to each of several nsqds, and reopens lost connections.
 
-Owns one greenlet for each address. Knows neither messages nor publishes, and treats TCP and HTTP alike.
+Owns one greenlet for each address. Knows neither messages nor publishes. A connection may be of TCP or of HTTP.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class ReconnectOptions(Options):
         )
 
 
-# Seconds after which a connection is stable. The loss of a younger connection counts as a failed attempt.
+# Seconds after which a connection is stable. The loss of a connection before that time counts as a failed attempt.
 STABLE_AFTER = 10.0
 
 
 class State(enum.Enum):
-    """The state of a Consumer or Producer. It changes only to a later one, but a forked child begins again."""
+    """The state of a Consumer or Producer. It only changes to a later one; in a forked child it begins with INIT."""
 
     INIT = "init"
     RUNNING = "running"
@@ -71,14 +71,14 @@ class State(enum.Enum):
 
 
 class PoolConnection(Protocol):
-    """Connection that a pool opens once, and replaces by another one after it is closed."""
+    """Connection of a pool. The pool opens it once, and makes another connection after this one is closed."""
 
     @property
     def error(self) -> NSQException | None:
-        """Why the connection was closed; None if without an error."""
+        """Why the connection was closed; None if it was not closed by an error."""
 
     def open(self) -> object:
-        """Connect. An exception means that the attempt has failed."""
+        """Connect. If this method raises an exception, the attempt has failed."""
 
     def close(self, timeout: float) -> None:
         """Drain and close within a number of seconds."""
@@ -104,9 +104,9 @@ class _Reconnector:
         attempted: Set after the first attempt to connect.
         wake_event: Ends the wait between two attempts.
         failures: Failed attempts in a row.
-        stable: When the last stable connection was opened. Failures before and after it have separate limits of log
-            lines.
-        last_no_fault: When a connection was last lost for a reason that is not the nsqd's fault.
+        stable: When the last stable connection was opened. A failure after that time is logged even if a similar
+            failure before it was logged less than a minute ago.
+        last_no_fault: When a connection was last lost without a fault of the nsqd.
     """
 
     permanent: bool
@@ -124,13 +124,13 @@ class ConnectionPool(Generic[_Connection]):
     """Connections by address.
 
     Args:
-        make: Makes a connection to an address, which the pool opens.
-        setup: Called with each opened connection, in the greenlet of its address. It may send and wait (SUB). If setup
-            raises NSQException, the attempt has failed.
+        make: Makes a connection for an address. The pool opens the connection.
+        setup: Called with each opened connection, in the greenlet of its address. setup may send commands and wait, for
+            example for the response to SUB. If it raises an exception, the attempt has failed.
         on_lost: Called with each connection that is closed after setup has succeeded.
-        closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the loss is
-            not a failure: the connection is reopened immediately, even if the address is not permanent. After a second
-            such loss within reconnect_initial seconds, it is reopened reconnect_initial seconds later.
+        closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the pool
+            reconnects immediately, even if the address is not permanent. After a second such loss within
+            reconnect_initial seconds, the pool reconnects reconnect_initial seconds later.
     """
 
     not_connected_text, lost_text = "not connected", "connection lost"
@@ -159,7 +159,7 @@ class ConnectionPool(Generic[_Connection]):
         self._past_failures: dict[str, NSQException] = {}
         self._opening: set[_Connection] = set()
         self._closing = False
-        # The process that opens connections. Its forked children open none.
+        # Id of the process that opens connections. Its forked children open none.
         self._pid: int | None = None
 
     @property
@@ -170,8 +170,8 @@ class ConnectionPool(Generic[_Connection]):
         """Connect to an address in the background, unless it was added before.
 
         Args:
-            permanent: Reconnect after each loss. Otherwise the address is removed when it can't be reached or is lost.
-                If the address was added before, its value changes only after release().
+            permanent: True: reconnect after each failure. False: remove the address after a failed attempt or a lost
+                connection. For an address that was added before, this argument has an effect only after release().
         """
         if self._pid is None:
             self._pid = os.getpid()
@@ -187,29 +187,29 @@ class ConnectionPool(Generic[_Connection]):
         reconnector.greenlet.name = f"gnsq-reconnect-{address}"
 
     def release(self, address: str) -> None:
-        """Do not reconnect to an address until it is added again. Its connection, or a running attempt, is not ended.
+        """Do not reconnect to an address until it is added again. Its connection or a running attempt continues.
 
-        An unknown address is not an error.
+        An unknown address is no error.
         """
         if address in self._reconnectors:
             self._reconnectors[address].released = True
             self.retry(address)
 
     def retry(self, address: str) -> None:
-        """End the wait before the next attempt to connect to an address."""
+        """Try to connect to an address now: end the wait before the next attempt."""
         reconnector = self._reconnectors.get(address)
         if reconnector is not None:
             reconnector.wake_event.set()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a greenlet is one of the pool or of its connections."""
+        """Return True if a greenlet belongs to the pool or to one of its connections."""
         return any(reconnector.greenlet is greenlet for reconnector in self._reconnectors.values()) or any(
             connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )
 
     @property
     def not_attempted(self) -> int:
-        """Number of addresses whose first attempt has not ended."""
+        """Number of addresses to which the first attempt to connect has not ended."""
         return sum(not reconnector.attempted.is_set() for reconnector in self._reconnectors.values())
 
     def wait_attempted(self, limit: float | None = None) -> None:
@@ -253,7 +253,7 @@ class ConnectionPool(Generic[_Connection]):
             for connection in list(self.connections.values()):
                 connection.abort()
             for reconnector in self._reconnectors.values():
-                # Set the event here, since a greenlet that is killed before it has started can't set it.
+                # A greenlet that is killed before it has started can't set this event itself.
                 reconnector.attempted.set()
                 if reconnector.greenlet is not None:
                     reconnector.greenlet.kill(block=False)
@@ -266,7 +266,7 @@ class ConnectionPool(Generic[_Connection]):
                 connection = self._try_open(address, reconnector)
                 reconnector.attempted.set()
                 no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
-                # Clear the event before `released` is read, so that a release() after this line ends the wait.
+                # Clear the event before `released` is read: a release() after the reading then ends the wait.
                 reconnector.wake_event.clear()
                 if self._is_closed:
                     return
@@ -277,7 +277,7 @@ class ConnectionPool(Generic[_Connection]):
                     else:
                         reconnector.failures += 1
                         wait = self._wait_with_backoff(reconnector.failures, connection)
-                # Nothing to log for a loss without fault: the refused publish has the error already.
+                # After a loss without fault, a warning would add nothing: the refused publish has the error already.
                 level = logging.INFO if no_fault or reconnector.released else logging.WARNING
                 self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
                 if wait is None:
@@ -294,8 +294,8 @@ class ConnectionPool(Generic[_Connection]):
     def _log_failure(
         self, reconnector: _Reconnector, address: str, wait: float | None, level: int, *, was_open: bool
     ) -> None:
-        """Log why there is no connection, and the next step. Each kind of failure is logged once a minute: an nsqd may
-        be down for days."""
+        """Log why there is no connection, and the next step. Each kind of failure is logged only once a minute, since
+        an nsqd may be down for days."""
         error = reconnector.last_failure
         bug = error.__cause__ if isinstance(error, InternalError) else None
         what = self.lost_text if was_open else self.not_connected_text
@@ -327,18 +327,18 @@ class ConnectionPool(Generic[_Connection]):
         return self._closed_without_fault(connection)
 
     def _wait_without_backoff(self, reconnector: _Reconnector) -> float:
-        """Return the seconds to wait after a loss without fault. After repeated losses not 0, which would make a
-        busy loop."""
+        """Return the seconds to wait after a loss without fault: 0, but after repeated losses more, since attempts
+        without a wait would make a busy loop."""
         before, reconnector.last_no_fault = reconnector.last_no_fault, self._clock.monotonic()
         initial = self._reconnect.reconnect_initial
         return initial if reconnector.last_no_fault - before < initial else 0.0
 
     def _wait_with_backoff(self, failures: int, connection: _Connection | None) -> float:
-        """Return the seconds to wait after a number of failures, the last of them the loss of a connection, if any."""
+        """Return the seconds to wait after failures in a row. connection: the lost one; None after a failed attempt."""
         return self._reconnect.delay(failures)
 
     def _is_stable(self, connection: _Connection, seconds: float) -> bool:
-        """Return True if the end of a connection that was open for some seconds is the first failure in a row."""
+        """Return True if a connection that was lost after so many seconds was stable: its loss resets the failures."""
         return seconds >= STABLE_AFTER
 
     def _try_open(self, address: str, reconnector: _Reconnector) -> _Connection | None:
@@ -355,7 +355,7 @@ class ConnectionPool(Generic[_Connection]):
                 failure.__cause__ = error
             connection.abort(failure)
             self.connections.pop(address, None)
-            # Use the connection's first error: setup may have noticed only that the connection was closed.
+            # The connection's error tells more: the error of setup may only say that the connection was closed.
             reconnector.last_failure = connection.error or failure
             return None
         finally:

@@ -1,6 +1,6 @@
-"""A client of nsqd's TCP port as in gnsq 1.0: the caller sends each command and reads each response.
+"""The client of nsqd's TCP port that gnsq 1.0 had: its user sends each command and reads each response.
 
-It has no greenlet of its own. Consumer and Producer use Connection instead.
+The client has no greenlet of its own. Consumer and Producer use Connection instead.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 _IDENTIFY = b"IDENTIFY\n"
-# Bytes, including the four bytes of the body's size.
+# Bytes before the body of IDENTIFY: the line, and the four bytes of the body's size.
 _IDENTIFY_HEAD = len(_IDENTIFY) + 4
 
 
 @functools.total_ordering
 class NsqdTCPClient:
-    """One connection to nsqd's TCP port. Clients compare as equal if their addresses are equal.
+    """One connection to nsqd's TCP port. Two clients are equal if their addresses are equal.
 
     Args:
         address, port: Address of nsqd's TCP port.
         timeout: Seconds for connecting, for each read and for each write.
-        heartbeat_interval: Seconds. But the attribute heartbeat_interval is in milliseconds, as in gnsq 1.0.
+        heartbeat_interval: Seconds. The attribute heartbeat_interval is in milliseconds, though, as in gnsq 1.0.
         options: Other options; ConnectionOptions describes them. output_buffer_timeout is in milliseconds.
 
     Attributes:
         state: One of gnsq.states: INIT, CONNECTED, DISCONNECTED.
         identity: The result of IDENTIFY.
         ready_count: The RDY count that was sent last.
-        last_response, last_message: When the last response, and the last message, was received, by ``time.time()``.
+        last_response, last_message: Times of the last received response and message, as ``time.time()``.
 
     Raises:
         ValueError, TypeError: For an option that is out of bounds or does not exist.
@@ -94,12 +94,12 @@ class NsqdTCPClient:
         **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "address", "port", "options")}
-        # Checks address and port. As in gnsq 1.0, the port may be a str.
+        # parse_address() checks address and port. gnsq 1.0 accepted a port as str.
         self.address, self.port = parse_address(format_address(address, int(port)))
         self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = handshake.identify_body(self.options)
         for name in given:
-            # The attributes have the values that IDENTIFY sends: default names of host and client, and milliseconds.
+            # An attribute has the value that IDENTIFY sends: names of host and client are set, durations are in ms.
             setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
         self.state = states.INIT
         self.ready_count = 0
@@ -165,7 +165,7 @@ class NsqdTCPClient:
         return commands.is_starved(self.in_flight, self.ready_count)
 
     def connect(self) -> None:
-        """Connect and send the magic. Does nothing if connected.
+        """Connect and send the magic ("  V2"). Do nothing if connected.
 
         Raises:
             NSQException: If the connection was closed before.
@@ -185,7 +185,7 @@ class NsqdTCPClient:
             self._stack = None
             raise
         register_after_fork(self)
-        # Made here, since answers from other threads are sent in the hub of the thread that calls connect().
+        # Make this object here: it sends the answers of other threads in the hub of the thread that has made it.
         messages = self._messages = InFlightMessages(self.nsqd, self.send, self._check_connected, RealClock())
         messages.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
         messages.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
@@ -195,7 +195,7 @@ class NsqdTCPClient:
         self.send(commands.MAGIC_V2)
 
     def close_stream(self) -> None:
-        """Close the socket. Does nothing if not connected."""
+        """Close the socket. Do nothing if not connected."""
         if not self.is_connected:
             return
         if self.stream is not None:
@@ -204,7 +204,7 @@ class NsqdTCPClient:
         self.on_close.send(self)
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Close this process's copy of the connection, which the parent still uses. See concurrency.forks."""
+        """Close this process's copy of the connection. The parent still uses the connection. See concurrency.forks."""
         logger.debug("%s: opened in process %d; after a fork, make and connect a new client", self.nsqd, parent)
         self.close_stream()
 
@@ -228,12 +228,12 @@ class NsqdTCPClient:
         return dict(identity.response) or None
 
     def auth(self) -> dict[str, object]:
-        """Send AUTH, which identify() does only if nsqd requires it. Return nsqd's response: ``identity``,
+        """Send AUTH. identify() sends AUTH, too, but only if nsqd requires it. Return nsqd's response: ``identity``,
         ``identity_url``, ``permission_count``.
 
         Raises:
             ValueError: If there is no auth_secret.
-            NSQException: As identify().
+            NSQException: In the cases of identify().
         """
         if self.options.auth_secret is None:
             raise ValueError("AUTH needs a secret: give auth_secret")
@@ -243,15 +243,15 @@ class NsqdTCPClient:
         return response
 
     def upgrade_to_tls(self) -> None:
-        """Start TLS. The caller must have sent IDENTIFY and read the response. identify() does all three."""
+        """Start TLS. The caller must have sent IDENTIFY and read its response before. identify() does all of this."""
         self._perform(handshake.upgrade_steps(StartTLS()), "TLS")
 
     def upgrade_to_snappy(self) -> None:
-        """Start snappy. As for upgrade_to_tls(), the caller must have sent IDENTIFY and read the response."""
+        """Start snappy. The caller must have sent IDENTIFY and read its response before."""
         self._perform(handshake.upgrade_steps(StartCompression(Snappy())), "snappy")
 
     def upgrade_to_defalte(self) -> None:
-        """Start deflate, as upgrade_to_snappy() starts snappy. The misspelled name is that of gnsq 1.0."""
+        """Start deflate, under the same conditions as upgrade_to_snappy(). gnsq 1.0 misspelled this name, too."""
         self._perform(handshake.upgrade_steps(StartCompression(Deflate(self.options.deflate_level))), "deflate")
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result], subject: str) -> _Result:
@@ -262,13 +262,13 @@ class NsqdTCPClient:
     # --- reading
 
     def read_response(self) -> tuple[int, bytes | NSQErrorCode | Message]:
-        """Read one frame. Return its type, and its data, NSQErrorCode or Message. Before a heartbeat is returned, NOP
-        is sent; before a fatal error is returned, the connection is closed.
+        """Read one frame. Return its type, and the data of a response, the NSQErrorCode of an error, or a Message. NOP
+        is sent before a heartbeat is returned; the connection is closed before a fatal error is returned.
 
         Raises:
             NSQTimeout: If nothing came within options.timeout.
             NSQConnectionClosed: If nsqd has closed the connection. Then the client is closed, too.
-            NSQFrameError: If the bytes are not a frame. The connection is closed then.
+            NSQFrameError: If the bytes are not a frame. Then the connection is closed.
         """
         stack = self._connected
         with self._close_on_error(resumable=True), self._time_limit("nothing came"):
@@ -283,7 +283,7 @@ class NsqdTCPClient:
         raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
 
     def check_ok(self, expected: bytes = OK) -> None:
-        """Read the expected response. Heartbeats that come before it are answered with NOP.
+        """Read the expected response. If heartbeats come first, answer them with NOP.
 
         Raises:
             NSQErrorCode: If nsqd sends an error instead.
@@ -364,7 +364,7 @@ class NsqdTCPClient:
         elif frame_type == ERROR:
             self.on_error.send(self, error=make_error(data))
 
-    # --- commands. Each method raises ValueError or TypeError before a byte is sent, and other errors as send().
+    # --- commands. Each method raises ValueError or TypeError before a byte is sent, and the errors of send().
 
     def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB; nsqd responds with OK."""
@@ -388,19 +388,19 @@ class NsqdTCPClient:
         self.ready_count = count
 
     def finish(self, message_id: bytes) -> None:
-        """Send FIN. If this is called in another thread than connect() was, the thread of connect() sends FIN later."""
+        """Send FIN. If another thread than that of connect() calls this, the thread of connect() sends FIN later."""
         self._in_flight_messages.finish(message_id)
 
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
-        """Send FIN for each message. For threads see finish()."""
+        """Send FIN for each message. Other threads may call this, like finish()."""
         self._in_flight_messages.finish_all(message_ids)
 
     def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
-        """Send REQ; the timeout is in milliseconds. For threads see finish()."""
+        """Send REQ; the timeout is in milliseconds. Other threads may call this, like finish()."""
         self._in_flight_messages.requeue(message_id, timeout, backoff)
 
     def touch(self, message_id: bytes) -> None:
-        """Send TOUCH. For threads see finish()."""
+        """Send TOUCH. Other threads may call this, like finish()."""
         self._in_flight_messages.touch(message_id)
 
     def close(self) -> None:
@@ -426,7 +426,7 @@ class NsqdTCPClient:
         """
         self._check_may_send(data)
         stack = self._connected
-        # touching() and answers from other threads send while another greenlet reads.
+        # Several greenlets may send at the same time, for example a touching(): _sending lets one of them send.
         with self._close_on_error(), self._time_limit("nsqd has not read what was sent"), self._sending:
             stack.connected.sendall(data)
         if data.startswith(b"SUB "):
@@ -461,8 +461,8 @@ class NsqdTCPClient:
 
     @contextlib.contextmanager
     def _close_on_error(self, *, resumable: bool = False) -> Iterator[None]:
-        """Close the connection if the block raises. If resumable, a timeout does not close it: the caller may try
-        again."""
+        """Close the connection if the block raises. If resumable, a timeout does not close the connection: the caller
+        may read again."""
         try:
             yield
         except BaseException as error:

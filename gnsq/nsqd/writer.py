@@ -1,7 +1,7 @@
-"""Sends the commands of one connection: a queue, and one greenlet that sends all queued commands together.
+"""Sends the commands of one connection. The commands are queued, and one greenlet sends all queued commands together.
 
-Only this module writes to the socket, so there is no lock. If the greenlet sleeps and nothing else is pending, the
-caller of submit() sends the request itself.
+Only this module writes to the socket, so no lock is needed. If the greenlet sleeps and no other request is pending,
+submit() sends the request itself, in the greenlet of its caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gnsq.transport import TcpTransport, Transport
 
 __all__ = ["Writer"]
 
-# Limit of one send in bytes. A send must end within the timeout; a larger one could take longer if the network is slow.
+# Limit of one send in bytes. A send must end within the timeout, even if the network is slow.
 SEND_SIZE = 256 * 1024
 # Seconds. If nothing was sent for so long, the next send first checks that nsqd has not closed the connection.
 PEER_CHECK_AFTER = 1.0
@@ -28,10 +28,10 @@ class Writer:
 
     Args:
         now: Returns monotonic seconds.
-        refuse: Called by put() and submit() after close(). It must raise.
+        refuse: Function that put() and submit() call after close(). It must raise an exception.
 
     Attributes:
-        pending: Pending requests: commands without their response yet.
+        pending: Pending requests: commands that have no response yet.
         sending_since: Time of now() when the current send began; None if nothing is being sent.
     """
 
@@ -40,16 +40,16 @@ class Writer:
         self.pending = PendingRequests(self._wake_if_sendable)
         self._now = now
         self._refuse = refuse
-        # True if put() must also wake the greenlet, which sleeps, or refuse the command, since the writer is closed.
+        # True while the greenlet sleeps: a new command must wake it. True after close(): a new command must be refused.
         self._needs_attention = False
         self._commands: list[bytes] = []
-        # Ids of messages to finish after the commands. Building all FINs together takes a tenth of the time.
+        # Ids for which FIN must be sent after the commands. To build all FINs together takes a tenth of the time.
         self._finished_ids: list[bytes] = []
-        # The unsent rest of a request of which the caller of submit() has sent a part.
+        # The unsent rest of a request that submit() has sent in part.
         self._unsent_tail = b""
         self._sent_at = 0.0
         self._peer_closed = False
-        # The transport, if callers of submit() may send directly. None with TLS or compression: only run() sends then.
+        # The transport, if submit() may send directly; None with TLS or compression: then only run() sends.
         self._direct_transport: TcpTransport | None = None
         self._greenlet: gevent.Greenlet | None = None
         self._sleeping = False
@@ -57,7 +57,7 @@ class Writer:
         self._closed = False
 
     def put(self, command: bytes) -> None:
-        """Queue a command without a response, without waiting."""
+        """Queue a command that has no response. This method does not wait."""
         if self._finished_ids:
             self._build_finishes()
         self._commands.append(command)
@@ -65,7 +65,7 @@ class Writer:
             self._attend()
 
     def finish(self, message_id: bytes) -> None:
-        """Queue FIN of a message, without waiting."""
+        """Queue FIN for a message id. This method does not wait."""
         self._finished_ids.append(message_id)
         if self._needs_attention:
             self._attend()
@@ -85,7 +85,7 @@ class Writer:
         self._finished_ids.clear()
 
     def submit(self, request: PendingRequest) -> None:
-        """Queue a request, without waiting."""
+        """Queue a request or send it now. This method does not wait."""
         if not self._needs_attention:
             self.pending.put(request)
             return
@@ -129,8 +129,8 @@ class Writer:
             self._flushed.wait()
 
     def close(self) -> None:
-        """Discard queued commands, and end run() and wait_flushed(). The caller of close() must fail pending
-        requests."""
+        """Discard queued commands, and end run() and wait_flushed(). The caller must fail the pending requests
+        itself."""
         self._closed = True
         self._discard()
         self._flushed.set()
@@ -139,7 +139,7 @@ class Writer:
         self._needs_attention = True
 
     def _send_directly(self, transport: TcpTransport) -> None:
-        """Send the only pending request without waking the writer's greenlet, which saves 15 us of 60."""
+        """Send the only pending request without waking the writer's greenlet. That saves 15 us of 60 us."""
         if self._peer_has_closed():
             return
         data = self.pending.next_batch(SEND_SIZE)
@@ -149,10 +149,9 @@ class Writer:
             self._wake()
 
     def _peer_has_closed(self) -> bool:
-        """Return True if nsqd has closed the connection but the reader has not noticed, as after a blocked hub.
+        """Return True if nsqd has closed the connection and the reader has not noticed that, as after a blocked hub.
 
-        If so, nothing is sent: the reader will notice the close, and requests that were not sent were certainly not
-        executed.
+        Then nothing must be sent: the reader will notice the close, and unsent requests are certainly not executed.
         """
         now, before = self._now(), self._sent_at
         self._sent_at = now
@@ -160,16 +159,16 @@ class Writer:
             self._peer_closed = self._direct_transport.peer_has_closed()
         return self._peer_closed
 
-    # The greenlet sleeps by a switch to the hub, and one callback wakes it: an Event would cost a lone publish 3 us.
+    # The greenlet sleeps by a switch to the hub, and a callback wakes it. With an Event, a publish takes 3 us longer.
 
     def _sleep(self) -> None:
         self._greenlet = gevent.getcurrent()
         self._sleeping = self._needs_attention = True
         self._flushed.set()
-        gevent.get_hub().switch()  # until put(), submit() or close()
+        gevent.get_hub().switch()  # returns after put(), submit() or close()
 
     def _wake(self) -> None:
-        assert self._greenlet is not None  # it sleeps
+        assert self._greenlet is not None  # the greenlet sleeps, so it has started
         self._sleeping = self._needs_attention = False
         gevent.get_hub().loop.run_callback(self._greenlet.switch)
 

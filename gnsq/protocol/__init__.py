@@ -1,4 +1,4 @@
-"""The V2 protocol as pure code, shared by client and emulator. This module has the names of gnsq 1.0."""
+"""The V2 protocol as pure code, shared by client and emulator. This module itself only has the names of gnsq 1.0."""
 
 from gnsq.protocol.commands import MAGIC_V2 as MAGIC_V2
 from gnsq.protocol.commands import auth as auth
@@ -32,7 +32,7 @@ FRAME_TYPE_ERROR = ERROR
 FRAME_TYPE_MESSAGE = MESSAGE
 unpack_message = decode_message
 
-# The command words.
+# The names of the commands.
 AUTH = b"AUTH"
 CLS = b"CLS"
 DPUB = b"DPUB"
@@ -53,5 +53,5 @@ def unpack_size(data: bytes) -> int:
 
 
 def unpack_response(data: bytes) -> tuple[int, bytes]:
-    """Split the bytes after a frame's size into type and data."""
+    """Split the bytes that follow a frame's size into type and data."""
     return unpack_size(data), data[4:]

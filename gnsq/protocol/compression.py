@@ -1,7 +1,7 @@
 """Codecs that compress and decompress the stream of a connection. Pure. Client and server use the same classes.
 
-A frame may begin and end anywhere in the compressed chunks or blocks. Source: nsqd client_v2.go UpgradeDeflate,
-UpgradeSnappy; RFC 1951; snappy's framing format.
+A frame of nsqd may begin and end anywhere inside deflate's blocks or snappy's chunks. Source: nsqd client_v2.go
+UpgradeDeflate, UpgradeSnappy; RFC 1951; snappy's framing format.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["Codec", "DEFAULT_DEFLATE_LEVEL", "Deflate", "Snappy", "require_snapp
 
 DEFAULT_DEFLATE_LEVEL: Final = 6
 
-# The stream has neither zlib's header nor its checksum. Source: Go's compress/flate.
+# zlib's sign for a stream without zlib's header and checksum. nsqd's stream is one. Source: Go's compress/flate.
 _RAW: Final = -zlib.MAX_WBITS
 
 _STREAM_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
 _CHUNK_HEADER: Final = 4
 _CHECKSUM: Final = 4
-# Limit of a chunk's content in bytes.
+# Limit of a chunk's decompressed content in bytes.
 _MAX_CONTENT: Final = 65536
-# Limit of a chunk's body in bytes: checksum and compressed content, which may be longer than the content.
+# Limit of a chunk's body in bytes: checksum and compressed content, which may be longer than the decompressed one.
 _MAX_CHUNK: Final = _CHECKSUM + 32 + _MAX_CONTENT + _MAX_CONTENT // 6
 _COMPRESSED, _UNCOMPRESSED = 0x00, 0x01
 _FIRST_SKIPPABLE, _LAST_SKIPPABLE = 0x80, 0xFE
@@ -39,13 +39,13 @@ class Codec(Protocol):
     name: str
 
     def compress(self, data: bytes) -> bytes:
-        """Compress and flush, so that the peer can read all of it at once."""
+        """Compress bytes, and return all that the peer needs to decompress them now."""
 
     def decompress(self, data: bytes, limit: int) -> bytes:
         """Decompress received bytes. Return about limit bytes at most.
 
-        Call it again with b"" until it returns b"", and only then pass the next received bytes. So memory is bounded
-        even if few bytes decompress to many.
+        The caller must call it again with b"" until it returns b"", and only then with the next received bytes. So
+        memory is bounded even if few bytes decompress to many.
 
         Raises:
             NSQProtocolError: If the bytes are not compressed by this codec.
@@ -53,10 +53,10 @@ class Codec(Protocol):
 
 
 class Deflate:
-    """Raw deflate, one stream for the life of the connection.
+    """Raw deflate. All bytes of a connection, in one direction, are one deflate stream.
 
     Args:
-        level: Compression of the bytes that are sent: 1 (fastest) to 9 (smallest).
+        level: Compression level of the bytes that are sent: 1 (fastest) to 9 (smallest).
     """
 
     name = "deflate"
@@ -112,14 +112,14 @@ class Snappy:
             return b""
         try:
             result: bytes = self._decompressor.decompress(chunks)
-        except Exception as error:  # the errors of the library differ between versions, and one is OSError
+        except Exception as error:  # versions of the library raise different errors, even OSError
             raise NSQProtocolError(f"the received bytes are no snappy stream: {error}") from error
         return result
 
     def _whole_chunks(self, limit: int) -> bytes:
-        """Remove complete chunks from the buffer, with limit bytes of content together, or one larger chunk.
+        """Remove and return complete chunks, with up to limit bytes of content together, or one chunk with more.
 
-        The library itself would wait for up to 16 MiB of an invalid or skippable chunk, and return all content at once.
+        The library would wait for up to 16 MiB of an invalid or skippable chunk, and decompress all chunks at once.
         """
         buffer = self._buffer
         taken = bytearray()
@@ -147,7 +147,7 @@ class Snappy:
             if kind == _UNCOMPRESSED:
                 size = stop - content
             elif kind == _COMPRESSED and content + 1 < stop:
-                # The size usually has one or two bytes. Decoding them without a call halves the time of small chunks.
+                # The size usually takes one or two bytes. Decoding them without a call halves the time of small chunks.
                 size, more = buffer[content], buffer[content + 1]
                 if size >= 0x80:
                     size = size - 0x80 + (more << 7) if more < 0x80 else _announced_size(buffer[content : content + 5])
@@ -168,7 +168,7 @@ class Snappy:
 
 
 def _announced_size(head: bytearray) -> int:
-    """Decode the announced size of a chunk's content: seven bits per byte, lowest first, the last byte below 128."""
+    """Decode the content's size in a compressed chunk: seven bits per byte, lowest first, the last byte below 128."""
     size = 0
     for index, byte in enumerate(head):
         size |= (byte & 0x7F) << 7 * index
@@ -178,7 +178,7 @@ def _announced_size(head: bytearray) -> int:
 
 
 def require_snappy() -> snappy:
-    """Import python-snappy. It is slow to load, so only connections that use it import it.
+    """Import python-snappy. The import is slow, so this is called only for connections that use snappy.
 
     Raises:
         ImportError: If the import fails; the text says what to do.

@@ -1,8 +1,8 @@
-"""The handshake, which follows connecting: magic, IDENTIFY, TLS, compression, AUTH. Pure.
+"""The handshake at the begin of a connection: magic ("  V2"), IDENTIFY, TLS, compression, AUTH. Pure.
 
 The handshake is a generator that yields steps (Write, ReadFrame, StartTLS, StartCompression) and returns the Identity.
 Its caller performs the steps. Frames are read one at a time, as bytes after a response may be encrypted or compressed.
-All steps raise NSQErrorCode if nsqd refuses, and NSQProtocolError for a response that nsqd does not send.
+The generators raise NSQErrorCode if nsqd refuses, and NSQProtocolError for a response that no nsqd sends.
 Source: the V2 specification, IDENTIFY and AUTH; nsqd protocol_v2.go IDENTIFY, AUTH.
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 
 # max_rdy_count of a server that does not negotiate. Source: the client guide, "nsqd Max RDY Count".
 DEFAULT_MAX_RDY_COUNT = 2500
-# nsqd's defaults in seconds. A server that does not negotiate may use these and ignore the client's values.
+# nsqd's defaults in seconds. A server that does not negotiate may use these defaults and not the client's values.
 DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
 # Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a lower value nsqd flushes for each message.
@@ -57,7 +57,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrame:
-    """Read one frame, and send this frame into the generator.
+    """Read one frame. The caller sends this frame into the generator.
 
     Attributes:
         expected: Describes the awaited frame, for the error text if it does not come in time.
@@ -68,28 +68,28 @@ class ReadFrame:
 
 @dataclass(frozen=True, slots=True)
 class StartTLS:
-    """Start TLS as a client. Bytes that follow the last frame are an error, since they are in clear text."""
+    """Start TLS as a client. If bytes have arrived after the last frame, raise an error: they are in clear text."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCompression:
-    """Compress and decompress from now on. Bytes after the last frame are compressed already."""
+    """Compress and decompress from now on. Bytes that have arrived after the last frame are compressed already."""
 
     codec: Codec
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The result of IDENTIFY. Durations are in seconds; None if the server did not tell them.
+    """The result of IDENTIFY. Durations are in seconds. A value that the server did not send is None.
 
-    A server that responds with a plain OK may use the client's values or its own defaults. Then msg_timeout is the
-    shorter of the two values, and heartbeat_interval the longer.
+    A server that responds with a plain OK may use the client's values or its own defaults. In this case msg_timeout is
+    the shorter one of these two, and heartbeat_interval the longer one.
 
     Attributes:
         heartbeat_interval: 0 if heartbeats are switched off.
         response: The server's response to IDENTIFY; empty if it was a plain OK.
         auth: The server's response to AUTH; empty if AUTH was not sent.
-        warnings: Facts that the user should know although the connection works.
+        warnings: Texts for the user about problems that do not prevent the connection.
     """
 
     version: str | None = None
@@ -106,15 +106,15 @@ class Identity:
 
     @property
     def counts_rdy_down(self) -> bool:
-        """True if RDY is the number of further messages, and not the limit of messages in flight.
+        """True if nsqd takes RDY as the number of further messages, and not as the limit of messages in flight.
 
         Source: nsqd, "don't decrement RDY count", released with 0.3.0.
         """
         try:
             major, minor = (int(part) for part in (self.version or "").split(".")[:2])
         except ValueError:
-            # The version is unknown. Assume that RDY counts down: an unneeded RDY does no harm, but without a needed
-            # RDY no messages come.
+            # The version is unknown. Return True: then RDY is sent more often, which does no harm. If RDY were sent too
+            # seldom, no messages would come.
             return True
         return (major, minor) < (0, 3)
 
@@ -134,7 +134,7 @@ Handshake = Generator[Step, Frame | None, Identity]
 
 
 def handshake(options: ConnectionOptions) -> Handshake:
-    """Yield the steps from the first byte until SUB and PUB may be sent. Return the Identity.
+    """Yield all steps of a handshake, after which SUB and PUB may be sent. Return the Identity.
 
     Raises:
         NSQException: If nsqd does not offer the wanted TLS, or requires AUTH and there is no secret.
@@ -147,7 +147,7 @@ def handshake(options: ConnectionOptions) -> Handshake:
 
 
 def identify_steps(options: ConnectionOptions) -> Handshake:
-    """Yield the steps of handshake() after the magic. nsqd accepts more than one IDENTIFY before SUB."""
+    """Yield the steps of handshake() that follow the magic. They may be repeated before SUB."""
     yield Write(commands.identify(identify_body(options)))
     identity = _identity((yield from _read_response("IDENTIFY")), options)
     if identity.auth_required and options.auth_secret is None:
@@ -157,19 +157,19 @@ def identify_steps(options: ConnectionOptions) -> Handshake:
     if identity.compression is not None:
         yield from upgrade_steps(StartCompression(identity.compression))
     if identity.auth_required:
-        assert options.auth_secret is not None  # checked above, before anything else was sent
+        assert options.auth_secret is not None  # otherwise the first check has raised an error
         identity = replace(identity, auth=(yield from auth_steps(options.auth_secret)))
     return identity
 
 
 def identify_body(options: ConnectionOptions) -> dict[str, object]:
-    """Build the JSON object of IDENTIFY. Durations are in milliseconds, and fields that are not set are left out."""
+    """Build the JSON object of IDENTIFY. Durations are in milliseconds. Options that are not set have no field."""
     hostname = options.hostname if options.hostname is not None else socket.gethostname()
     client_id = options.client_id if options.client_id is not None else hostname.split(".")[0]
     body: dict[str, object] = {
         "client_id": client_id,
         "hostname": hostname,
-        # client_id and hostname by the names that servers before 0.2.28 know.
+        # Servers before 0.2.28 know client_id and hostname only under these names.
         "short_id": client_id,
         "long_id": hostname,
         "feature_negotiation": True,
@@ -191,7 +191,7 @@ def identify_body(options: ConnectionOptions) -> dict[str, object]:
 
 
 def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | None, None]:
-    """Yield the steps that start TLS or compression. nsqd sends OK through the new transport."""
+    """Yield the steps that start TLS or compression. nsqd's OK, which ends them, is encrypted or compressed already."""
     yield step
     name = step.codec.name if isinstance(step, StartCompression) else "TLS"
     response = yield from _read_response(name)
@@ -200,7 +200,7 @@ def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | 
 
 
 def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
-    """Yield the steps of AUTH. Return nsqd's ``identity``, ``identity_url`` and ``permission_count``."""
+    """Yield the steps of AUTH. Return nsqd's response: ``identity``, ``identity_url`` and ``permission_count``."""
     yield Write(commands.auth(secret))
     data = yield from _read_response("AUTH")
     response = _json_object(data)
@@ -210,7 +210,7 @@ def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, obje
 
 
 def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
-    """Read the next response. After IDENTIFY, heartbeats may come before it."""
+    """Yield the steps that read the next response. Heartbeats, which nsqd may send before it, are answered."""
     while True:
         frame = yield ReadFrame(f"response to {command}")
         assert frame is not None  # the caller sends a frame after ReadFrame
@@ -282,7 +282,7 @@ def _compression(response: Mapping[str, object], options: ConnectionOptions) -> 
     if options.snappy:
         return Snappy()
     level = response.get("deflate_level")
-    # The server's response may have level 0, like the example in the specification.
+    # A server may respond with level 0, which is not valid: the example in the specification has it.
     return Deflate(level if isinstance(level, int) and 1 <= level <= 9 else DEFAULT_DEFLATE_LEVEL)
 
 
@@ -291,7 +291,7 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
         if getattr(options, name) and not response.get(name):
             yield f"{name} was asked for and nsqd does not offer it; going on without compression"
     if response.get("deflate") and options.output_buffer_size == -1:
-        # nsqd's writer then flushes into the compressor, but does not flush the compressor.
+        # Without an output buffer, nsqd writes into the compressor for each message, but does not flush the compressor.
         yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
     if not options.wants_tls and (options.tls_options is not None or options.server_hostname is not None):
         yield "tls_options or server_hostname are given and tls_v1 is not: going on in clear text"
@@ -303,7 +303,7 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
 
 
 def with_hint(error: NSQErrorCode) -> NSQErrorCode:
-    """Add advice for the user to an error of nsqd, if its text is known. The texts are those of nsqd 1.3.0."""
+    """Add advice for the user to an error of nsqd, if the error is known. Compares with the texts of nsqd 1.3.0."""
     if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
         error.advice = (
             "nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
@@ -319,10 +319,10 @@ def with_hint(error: NSQErrorCode) -> NSQErrorCode:
 
 
 def max_req_timeout(error: NSQException | None) -> int | None:
-    """Return nsqd's limit of the delay of a REQ, in milliseconds, from the error that refuses a REQ. None for other
-    errors.
+    """Read nsqd's limit of a REQ's delay from the error that refuses a REQ, and return it in milliseconds. Return None
+    for other errors.
 
-    The error has the limit in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
+    The error's text has the limit in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
     """
     found = _REQ_REFUSED.fullmatch(error.text) if isinstance(error, NSQInvalid) else None
     return None if found is None else int(found[1]) // 1_000_000

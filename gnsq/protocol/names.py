@@ -1,6 +1,6 @@
 """Checks names of topics and channels. Pure.
 
-Source: nsq internal/protocol/names.go; 1 to 64 bytes, including ``#ephemeral``. The limit of nsqd 0.2.21 was 32.
+A name has 1 to 64 bytes, including ``#ephemeral``. nsqd 0.2.21 allowed only 32. Source: nsq internal/protocol/names.go.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = [
 ]
 
 MAX_NAME_LENGTH = 64
-# \Z and not $: $ accepts a newline at the end, and a newline in a name would end the line of a command.
+# Ends with \Z, since $ would accept a newline at the end. A newline in a name would end the line of a command.
 VALID_NAME_RE = re.compile(r"\A[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
 def valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
-    """Return True for a valid name of a topic. The oldest servers have a max_length of 32."""
+    """Return True if this is a valid name of a topic. The oldest servers have a max_length of 32."""
     return isinstance(name, str) and 1 <= len(name) <= max_length and VALID_NAME_RE.match(name) is not None
 
 
 def valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
-    """Return True for a valid name of a channel. The rule is the same as for topics."""
+    """Return True if this is a valid name of a channel. The rules are those for names of topics."""
     return valid_topic_name(name, max_length)
 
 
@@ -45,7 +45,7 @@ def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> N
 
 
 def is_ephemeral(name: str) -> bool:
-    """Return True if nsqd deletes the topic after its last channel, or the channel after its last consumer."""
+    """Return True if the name lets nsqd delete a topic after its last channel, or a channel after its last consumer."""
     return name.endswith("#ephemeral")
 
 
