@@ -51,6 +51,12 @@ def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, lan
     assert set(config.schema.required) == {"user", "page", *(() if language else ("ms",))}
 
 
+def test_settings_of_a_job_with_raw_bodies_are_accepted(tmp_path):
+    (tmp_path / "job.toml").write_text(example("The job", 1, "toml"))
+
+    assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive",)
+
+
 @pytest.mark.subprocess
 def test_readers_example_reads_a_table_after_a_merge(tmp_path):
     schema = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("page", pa.string())])

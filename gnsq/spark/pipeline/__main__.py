@@ -15,7 +15,7 @@ import click
 
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
 from gnsq.texts import counted
 
@@ -119,6 +119,8 @@ def _adopt(config: PipelineConfig) -> None:
     from gnsq.spark.pipeline.preflight import check_work
     from gnsq.spark.pipeline.process import lock_job
 
+    if config.raw:
+        raise JobFailed("setting raw: an earlier release has kept no files with bodies as they came")
     check_work(config)
     with lock_job(Path(config.work)):
         for line in adopt(config):
@@ -180,7 +182,7 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
                 job = Job(spark, config, lambda batch: click.echo(batch_line(batch)), take_over=take_over)
 
                 def sum_up() -> None:
-                    for line in summary_lines(job.close(), QUERIES):
+                    for line in summary_lines(job.close(), config.queries):
                         click.echo(line)
 
                 finished = False

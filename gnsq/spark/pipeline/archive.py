@@ -14,7 +14,7 @@ import base64
 import datetime as dt
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
+from gnsq.spark.pipeline.datafiles import DataFile, Partition, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.layout import archive_tables
 
 __all__ = ["ArchiveBatches", "dead_letter"]
@@ -45,13 +45,12 @@ class ArchiveBatches:
     def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
         self._tables = archive_tables(config)
         self._take_over = take_over
-        self._sink = WriteOptions.parse(config.sink_options(config.dead_letters_to))
-        self._partition_by = config.partition_by
+        self._sink = None if config.raw else WriteOptions.parse(config.sink_options(config.dead_letters_to))
         self._is_claimed = False
         self._is_spread = False
 
     def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> list[DataFile]:
-        """Write one batch. Its rows are the result of events.parse().
+        """Write one batch. Its rows are the result of events.parse(), or of events.unparsed().
 
         Args:
             owner: Spark's id of the query.
@@ -63,30 +62,32 @@ class ArchiveBatches:
             for table in self._tables:
                 table.claim(owner, take_over=self._take_over)
             self._is_claimed = True
-        archive, dead = (table.target(batch_id) for table in self._tables)
-        rows = parsed.repartition(_partition_key(self._partition_by)) if self._is_spread else parsed
-        files = collect_files(rows, functools.partial(write, route=functools.partial(_route, archive, dead)))
-        self._is_spread = len({file.partition for file in files if file.table == archive.name}) > SPREAD
+        targets = [table.target(batch_id) for table in self._tables]
+        partition = targets[0].partition
+        rows = parsed.repartition(_partition_key(partition)) if self._is_spread and partition is not None else parsed
+        files = collect_files(rows, functools.partial(write, route=functools.partial(_route, targets)))
+        self._is_spread = len({file.partition for file in files if file.table == targets[0].name}) > SPREAD
         committed = [table.name for table in self._tables if table.commit(owner, batch_id, files)]
-        publish_files(parsed.sparkSession, files, dead, dead_letter, self._sink)
+        if self._sink is not None:
+            publish_files(parsed.sparkSession, files, targets[1], dead_letter, self._sink)
         return [file for file in files if file.table in committed]
 
 
-def _partition_key(partition_by: str) -> Column:
-    if partition_by not in ("day", "hour"):
-        return F.col(partition_by)
-    return F.date_trunc(partition_by, F.coalesce("event_time", "published_at"))
+def _partition_key(partition: Partition) -> Column:
+    if partition.is_field:
+        return F.col(partition.column)
+    return F.date_trunc(partition.column, F.coalesce(partition.source, "published_at"))
 
 
 # --- in tasks
 
 
-def _route(archive: TableTarget, dead: TableTarget, batch: Any) -> Iterator[tuple[TableTarget, Any]]:
+def _route(targets: Sequence[TableTarget], batch: Any) -> Iterator[tuple[TableTarget, Any]]:
     malformed = pc.is_valid(batch.column("reason"))
     if pc.any(malformed).as_py():
-        yield dead, batch.filter(malformed)
+        yield targets[1], batch.filter(malformed)
         batch = batch.filter(pc.invert(malformed))
-    yield archive, batch
+    yield targets[0], batch
 
 
 def dead_letter(row: Mapping[str, Any]) -> bytes:

@@ -19,9 +19,8 @@ from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
 
-__all__ = ["GONE", "PipelineConfig", "QUERIES"]
+__all__ = ["GONE", "PipelineConfig"]
 
-QUERIES = ("archive", "metrics")
 # Seconds.
 YEAR = 31_536_000
 DAY, HOUR = 86_400.0, 3_600.0
@@ -33,6 +32,11 @@ GONE = {
     "max_open_counts": "leave it out: counts are kept on disk",
     "compact_files": "give maintain_every: maintenance merges the files of tables",
 }
+# Settings of what a job with raw does not do: it parses, counts and publishes nothing.
+_NOT_RAW = (
+    *("fields", "fields_file", "required_fields", "time_field", "max_ahead", "metrics", "keep_windows"),
+    *("metrics_channel", "metrics_topic", "dead_letter_topic", "publish_addresses"),
+)
 # Options of the source and the sink that the job sets, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "setting topic",
@@ -83,6 +87,7 @@ class PipelineConfig:
     metrics_channel: str = option("metrics", "channel of the query metrics")
     metrics_topic: str = option("", "topic for the counts; default: TOPIC-metrics")
     dead_letter_topic: str = option("", "topic for malformed bodies; default: TOPIC-dead")
+    raw: bool = option(False, "archive the bodies as they came, as bytes; no dead letters and no metrics")
     fields: Mapping[str, str] = option(None, "columns of the archive and their Spark SQL types; default: user, page")
     time_field: str = option("time", "field with the event's time, ISO 8601")
     fields_file: str = option(
@@ -139,22 +144,41 @@ class PipelineConfig:
         for name in ("topic", "output", "work"):
             if not getattr(self, name).strip():
                 raise ValueError(f"setting {name} is required")
+        if self.raw:
+            self._check_raw()
         self._check_locations()
         if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
             raise ValueError("no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         self._check_addresses()
         self._check_names()
-        if len(self.metrics) != 1:
-            raise ValueError(f"setting metrics has {len(self.metrics)} definitions: one is possible")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
                 check_bounds(f"setting {field.name}", value, field)
+        if self.raw:
+            object.__setattr__(self, "fields", {})
+        else:
+            self._check_events()
+        self._check_partition()
+        if self.spark.get(_TIME_ZONE, "UTC") != "UTC":
+            raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
+        self._check_options()
+        self._check_places()
+
+    def _check_raw(self) -> None:
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        # The value of fields is {} if this configuration is a copy of another one.
+        given = [name for name in _NOT_RAW if values[name][0] not in (values[name][1], {})]
+        if given:
+            raise ValueError(f"setting raw: bodies are not parsed, so leave out {', '.join(given)}")
+
+    def _check_events(self) -> None:
+        if len(self.metrics) != 1:
+            raise ValueError(f"setting metrics has {len(self.metrics)} definitions: one is possible")
         if self.fields_file:
             self._read_fields()
         # Its own checks are part of these.
         object.__setattr__(self, "fields", dict(self.schema.fields))
-        self._check_partition()
         try:
             self.metric.check(self.fields)
         except ValueError as error:
@@ -164,10 +188,6 @@ class PipelineConfig:
                 f"setting deduplicate {self.deduplicate} s is more than keep_windows {self.windows_kept} s, for which "
                 "the query metrics keeps message ids: raise keep_windows, or lower deduplicate"
             )
-        if self.spark.get(_TIME_ZONE, "UTC") != "UTC":
-            raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
-        self._check_options()
-        self._check_places()
 
     def _read_fields(self) -> None:
         """Take the fields from fields_file, which is empty then: nothing reads the file again, replace() included."""
@@ -209,10 +229,8 @@ class PipelineConfig:
                     "another one, or rename the field"
                 )
         elif by not in self.fields:
-            raise ValueError(
-                f"setting partition_by {by!r} is neither day, hour nor none, nor one of fields: "
-                f"{', '.join(self.fields)}"
-            )
+            other = f", nor one of fields: {', '.join(self.fields)}" if self.fields else ", and raw has no fields"
+            raise ValueError(f"setting partition_by {by!r} is neither day, hour nor none{other}")
         elif plain_type(self.fields[by]) not in DIVIDING:
             raise ValueError(
                 f"setting partition_by {by!r} has the type {self.fields[by]}: a field to partition by is one of "
@@ -231,7 +249,7 @@ class PipelineConfig:
     def _check_places(self) -> None:
         """Check that no directory lies in another one, which would take its files for its own."""
         places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "dead")}
-        for query in QUERIES:
+        for query in self.queries:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
         found = {name: _resolved(place) for name, place in places.items()}
         for name, place in found.items():
@@ -245,10 +263,12 @@ class PipelineConfig:
     def _check_names(self) -> None:
         if "," in self.topic:
             raise ValueError(f"setting topic {self.topic!r} is several topics: run one job for each")
-        for name in ("topic", "metrics_to", "dead_letters_to"):
+        for name in ("topic",) if self.raw else ("topic", "metrics_to", "dead_letters_to"):
             _checked(name, assert_valid_topic_name, getattr(self, name))
-        for name in ("archive_channel", "metrics_channel"):
-            _checked(name, assert_valid_channel_name, getattr(self, name))
+        for query in self.queries:
+            _checked(f"{query}_channel", assert_valid_channel_name, self.channel(query))
+        if self.raw:
+            return
         if self.archive_channel == self.metrics_channel:
             raise ValueError(
                 f"archive_channel and metrics_channel are both {self.archive_channel!r}: each would get half"
@@ -268,11 +288,16 @@ class PipelineConfig:
                 usable = [known[each] for each in sorted(known) if each not in _OWN_OPTIONS]
                 raise ValueError(f"setting nsq: option {name} is unknown{nearest([name], usable)}")
         try:
-            source, sink = self.read_options("archive"), WriteOptions.parse(self.sink_options(self.metrics_to))
+            source, sink = self.read_options("archive"), WriteOptions.parse(self.sink_options(self.topic))
         except ValueError as error:
             raise ValueError(f"setting nsq: {error}") from error
         _check_form(source, "nsqd_tcp_addresses")
         _check_form(sink, "publish_addresses" if self.publish_addresses else "nsqd_tcp_addresses")
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """The names of the queries."""
+        return ("archive",) if self.raw else ("archive", "metrics")
 
     @property
     def schema(self) -> EventSchema:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from gnsq.spark.pipeline.schema import EventSchema, plain_type
 
-__all__ = ["deduplicated", "malformed", "parse", "well_formed"]
+__all__ = ["deduplicated", "malformed", "parse", "unparsed", "well_formed"]
 
 _PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_malformed"}
 # A time must have a date and a minute: Spark also accepts "2026", and "10:00" as a time of the current day.
@@ -52,6 +52,15 @@ def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFra
     return timed.select(
         "message_id", "nsqd", "published_at", "body", *fields, "event_time", _reason(schema, max_ahead).alias("reason")
     )
+
+
+def unparsed(messages: DataFrame) -> DataFrame:
+    """Keep the bodies of messages as they are.
+
+    Returns:
+        Columns message_id, nsqd, published_at, body, and reason, which is null: no body is malformed.
+    """
+    return messages.select("message_id", "nsqd", "published_at", "body", F.lit(None).cast("string").alias("reason"))
 
 
 def _time(text: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Job: starts both queries and watches them. archive.py and metrics.py process their batches; session.py stops them."""
+"""Job: starts the queries and watches them. archive.py and metrics.py process their batches; session.py stops them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile
-from gnsq.spark.pipeline.events import deduplicated, parse
+from gnsq.spark.pipeline.events import deduplicated, parse, unparsed
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
@@ -75,7 +75,7 @@ class _Listener(StreamingQueryListener):  # type: ignore[misc]  # pyspark is not
 
 
 class Job:
-    """Both queries of one configuration.
+    """The queries of one configuration.
 
     Args:
         report: Called for each finished batch, in the thread that calls wait().
@@ -103,7 +103,7 @@ class Job:
         self._runs: dict[str, str] = {}
         self._notebooks: dict[str, Notebook] = {}
         asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
-        self._silence = {query: Silence(is_asked=asked) for query in QUERIES}
+        self._silence = {query: Silence(is_asked=asked) for query in config.queries}
         # Query -> what kept messages from being received, as of its last batch; "" for nothing.
         self._troubles: dict[str, str] = {}
         self._maintenance = Maintenance(config)
@@ -126,23 +126,24 @@ class Job:
         """
         config = self._config
         if once:
-            for query in QUERIES:
+            for query in config.queries:
                 self._look_for_messages(query)
         archive = ArchiveBatches(config, take_over=self._take_over)
-        metrics = MetricsBatches(config, take_over=self._take_over)
-        self._notebooks = {query: Notebook(config, query) for query in QUERIES}
+        metrics = None if config.raw else MetricsBatches(config, take_over=self._take_over)
+        self._notebooks = {query: Notebook(config, query) for query in config.queries}
         self._spark.streams.addListener(self._listener)
         self._is_listening = True
         with self._state_partitions():
             self._start("archive", archive, once)
-            self._start("metrics", metrics, once)
+            if metrics is not None:
+                self._start("metrics", metrics, once)
 
     @contextlib.contextmanager
     def _state_partitions(self) -> Iterator[None]:
         """Set the number of state partitions for queries that are started in this context; then restore Spark's."""
         before = self._spark.conf.get(_PARTITIONS)
         partitions = self._config.state_partitions or int(before)
-        for query in QUERIES:
+        for query in self._config.queries:
             note_partitions(self._config, query, partitions)
         self._spark.conf.set(_PARTITIONS, str(partitions))
         try:
@@ -219,7 +220,7 @@ class Job:
         for table in itertools.chain.from_iterable(query_tables(self._config).values()):
             if text := table_state(table, dt.datetime.now(dt.UTC)):
                 self._summary.tables[table.name] = text
-        for query in QUERIES:
+        for query in self._config.queries:
             try:
                 state = spool_state(self._config, query, None)
             except (NSQException, OSError) as error:
@@ -269,7 +270,8 @@ class Job:
         messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
         if config.deduplicate and name == "archive":
             messages = deduplicated(messages, config.deduplicate)
-        events = parse(messages, config.schema, config.max_ahead).observe(
+        events = unparsed(messages) if config.raw else parse(messages, config.schema, config.max_ahead)
+        events = events.observe(
             OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )
 

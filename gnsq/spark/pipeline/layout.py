@@ -36,14 +36,17 @@ _TYPES = {
 }
 
 
-def archive_tables(config: PipelineConfig) -> tuple[Table, Table]:
-    """Describe the tables archive and dead."""
+def archive_tables(config: PipelineConfig) -> tuple[Table, ...]:
+    """Describe the tables archive and dead; with raw, archive alone."""
+    by, location = config.partition_by, join_uri(config.output, "archive")
+    if config.raw:
+        partition = None if by == "none" else Partition(by, "published_at")
+        return (Table("archive", location, pa.schema([("body", pa.binary()), *_ORIGIN]), partition),)
     fields = [(name, _arrow_type(kind)) for name, kind in config.fields.items()]
     schema = pa.schema([("event_time", _TIME), *fields, ("body", pa.string()), *_ORIGIN])
-    by = config.partition_by
     partition = None if by == "none" else Partition(by, "event_time" if by in ("day", "hour") else by)
     return (
-        Table("archive", join_uri(config.output, "archive"), schema, partition),
+        Table("archive", location, schema, partition),
         Table("dead", join_uri(config.output, "dead"), _DEAD, Partition("day", "published_at")),
     )
 
@@ -57,7 +60,9 @@ def metrics_table(config: PipelineConfig) -> Table:
 
 def query_tables(config: PipelineConfig) -> dict[str, tuple[Table, ...]]:
     """Describe the tables that each query writes."""
-    return {"archive": archive_tables(config), "metrics": (metrics_table(config),)}
+    return {
+        query: archive_tables(config) if query == "archive" else (metrics_table(config),) for query in config.queries
+    }
 
 
 def _arrow_type(kind: str) -> Any:  # Any: pyarrow has no types

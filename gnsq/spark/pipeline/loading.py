@@ -40,6 +40,9 @@ def _click_option(field: dataclasses.Field[Any]) -> Callable[..., Any]:
             metavar=_PAIRS.get(field.name),
             help=f"{_sentence(meaning)} Repeat.",
         )
+    if kind == "bool":
+        flag = field.name.replace("_", "-")
+        return click.option(f"--{flag}/--no-{flag}", field.name, default=None, help=_sentence(meaning))
     unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
     default = f" Default: {field.default}{unit}." if field.default not in ("", None) else ""
     types = {"int": int, "float": float}
@@ -105,6 +108,10 @@ def _typed(name: str, kind: str, value: object) -> object:
         if isinstance(value, str):
             return value
         what = "a string"
+    elif kind == "bool":
+        if isinstance(value, bool):
+            return value
+        what = "true or false"
     elif kind.startswith("Mapping"):
         if isinstance(value, Mapping):
             return {str(key): _text(name, str(key), item) for key, item in value.items()}

@@ -40,7 +40,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from gnsq.localfiles import open_or_create, sync_directory
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, store_error, write_file
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import read_note
@@ -288,7 +288,7 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
 def _retention(config: PipelineConfig) -> float:
     """Compute the retention. It exceeds the age of a running batch, whose files belong to no version yet."""
     retention = RETENTION
-    for query in QUERIES:
+    for query in config.queries:
         with contextlib.suppress(OSError, ValueError):
             note = read_note(config, query)
             if note.begun > note.committed and note.begun_at is not None:

@@ -17,8 +17,8 @@ from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
-from gnsq.spark.pipeline.layout import archive_tables, metrics_table
+from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import checkpoint_id, read_note
 from gnsq.spark.pipeline.tables import check_store
 from gnsq.spark.source.channel import ChannelClient
@@ -64,7 +64,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
     """
     try:
         connection_keywords(config.read_options("archive"))
-        connection_keywords(WriteOptions.parse(config.sink_options(config.metrics_to)))
+        connection_keywords(WriteOptions.parse(config.sink_options(config.topic)))
     except ValueError as error:
         raise JobFailed(f"setting nsq: {error}") from error
     try:
@@ -79,7 +79,8 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
     if not config.is_remote:
         _check_writable("output", config.output)
     check_store(config.output)
-    for query in QUERIES:
+    tables = query_tables(config)
+    for query in config.queries:
         _check_spool(config, query)
         try:
             identity = checkpoint_id(config.checkpoint_of(query))
@@ -90,7 +91,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
             raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
         else:
             _check_checkpoint(config, query, is_new=identity is None)
-            for table in archive_tables(config) if query == "archive" else (metrics_table(config),):
+            for table in tables[query]:
                 table.claim(identity, take_over=take_over)
 
 
@@ -267,7 +268,7 @@ def _unknown(config: PipelineConfig, found: Survey) -> str:
 def create_channels(
     config: PipelineConfig, *, once: bool, wait: Callable[[float], bool], new_topic: bool = False
 ) -> None:
-    """Create both channels before either is read: nsqd gives messages that wait in a topic only to its first channel.
+    """Create all channels before one is read: nsqd gives messages that wait in a topic only to its first channel.
 
     Without once, and in its first run, a job waits for nsqd. A topic that no server has is created on the configured
     nsqds, but only if check_nsq() accepts it: a topic that a typing error has created would stay there, and fill.
@@ -281,11 +282,14 @@ def create_channels(
     client = ChannelClient(config.read_options("archive"))
     try:
         if not client.has_http:
-            logger.warning(
-                "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in a "
-                "topic that has no channel yet goes to one of them alone, and a topic that does not exist is created",
-                config.topic,
-            )
+            # SUB creates the channel if there is one alone.
+            if not config.raw:
+                logger.warning(
+                    "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in "
+                    "a topic that has no channel yet goes to one of them alone, and a topic that does not exist is "
+                    "created",
+                    config.topic,
+                )
             return
         told = ""
         while reason := _try_create(config, client, may_be_new=new_topic or _has_begun(config)):
@@ -301,7 +305,7 @@ def create_channels(
 
 
 def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bool) -> str:
-    """Create both channels. Return the reason if that fails, otherwise ""."""
+    """Create all channels. Return the reason if that fails, otherwise ""."""
     if not may_be_new:
         found = survey(config)
         if config.topic not in found.topics:
@@ -309,7 +313,7 @@ def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bo
                 raise JobFailed(_unknown(config, found))
             return "; ".join(found.failures)
     try:
-        client.create(config.metrics_channel)
+        client.create(*map(config.channel, config.queries[1:]))
     except NSQException as error:
         return str(error)
     if config.nsqd_http_addresses:
@@ -320,11 +324,11 @@ def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bo
 
 
 def _has_begun(config: PipelineConfig) -> bool:
-    """Return True if both queries have read this topic before: then their channels were created."""
+    """Return True if all queries have read this topic before: then their channels were created."""
     try:
         return all(
             read_owner(open_store(config.spool_of(query))).get("source") == config.read_options(query).source
-            for query in QUERIES
+            for query in config.queries
         )
     except OSError:
         return False

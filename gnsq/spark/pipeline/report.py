@@ -166,4 +166,4 @@ def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
     ]
     told = [text for number, text in others if number] + [f"{summary.seconds:,.0f} s"]
     lines += [f"table    {name}: {text}" for name, text in summary.tables.items()]
-    return [*lines, f"{'both':8} {', '.join(told)}"]
+    return [*lines, f"{'job':8} {', '.join(told)}"]

@@ -11,7 +11,7 @@ from typing import Any
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset, pending
-from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import ENTERED, query_tables
 from gnsq.spark.pipeline.process import running_job
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
@@ -92,7 +92,8 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
         yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"
     except OSError as error:
         yield f"job      unknown: {error}"
-    for query in QUERIES:
+    tables = query_tables(config)
+    for query in config.queries:
         note = Note()
         try:
             note = read_note(config, query)
@@ -105,7 +106,7 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
             yield f"         spool {_spool(spool_state(config, query, note.offset), now)}"
         except (NSQException, OSError, ValueError) as error:
             yield f"         spool {redact_uri(config.spool_of(query))}: {error}"
-        for table in query_tables(config)[query]:
+        for table in tables[query]:
             if text := table_state(table, now):
                 yield f"         table {table.name} {text}"
         if config.nsqd_http_addresses or config.lookupd_http_addresses:

@@ -409,9 +409,10 @@ class Table:
             if each.name not in found:
                 missing.append(each)
             elif found[each.name] != each.type:
+                other = "the setting raw as it was" if each.name == "body" else "the field another name"
                 raise JobFailed(
                     f"table {self._shown} has column {each.name} of type {_type(found[each.name])}, and its type is "
-                    f"{_type(each.type)} now: leave it, give the field another name, or give another output"
+                    f"{_type(each.type)} now: leave it, give {other}, or give another output"
                 )
         return missing
 

@@ -85,12 +85,12 @@ def put_note(config, query="archive", offset=None, **changes):
 
 def messages(spark, config, bodies):
     """What foreachBatch is called with, for these bodies."""
-    from gnsq.spark.pipeline.events import parse
+    from gnsq.spark.pipeline.events import parse, unparsed
 
     published_at = dt.datetime(2026, 6, 1, tzinfo=UTC)
     rows = [(bytearray(body), f"{number:016}", published_at, "127.0.0.1:4150") for number, body in enumerate(bodies)]
     frame = spark.createDataFrame(rows, "body binary, message_id string, published_at timestamp, nsqd string")
-    return parse(frame, config.schema, config.max_ahead)
+    return unparsed(frame) if config.raw else parse(frame, config.schema, config.max_ahead)
 
 
 def event(time, page="/", user="u"):

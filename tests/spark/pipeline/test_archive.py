@@ -18,6 +18,7 @@ BODIES = [
     b"not json",
     b'{"time": "2026-01-01T10:00:01Z", "user": "", "page": "/"}',
 ]
+RAW = [b"\xff\x00\xfe", b"", b"not json", BODIES[0]]
 OURS, THEIRS = "ours", "theirs"
 
 
@@ -72,6 +73,27 @@ def test_archive_is_divided_as_the_setting_says(spark, config, partition_by, val
     assert len(rows) == 3
     found = [row[partition_by] for row in rows if partition_by in row]
     assert {value: found.count(value) for value in found} == values
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("partition_by", "value"), [("day", dt.date(2026, 6, 1)), ("hour", "2026-06-01T00"), ("none", None)]
+)
+def test_raw_bodies_are_kept_as_they_came(spark, config, partition_by, value):
+    config = replace(config, raw=True, fields={}, partition_by=partition_by)
+    frame = messages(spark, config, RAW)
+    for _ in range(2):
+        run(config, frame)
+
+    rows = archived(config)
+    assert sorted(row["body"] for row in rows) == sorted(RAW)
+    assert [row.get(partition_by) for row in rows] == [value] * len(RAW)
+    expected = {"body", "message_id", "nsqd", "published_at", partition_by} - {"none"}
+    assert set(rows[0]) == expected
+    statistics = delta_table(f"{config.output}/archive").get_add_actions(flatten=True).schema.names
+    assert "max.nsqd" in statistics
+    assert "max.body" not in statistics
+    assert dead(config) == []
 
 
 @pytest.mark.spark

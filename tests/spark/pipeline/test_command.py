@@ -173,6 +173,14 @@ def test_configuration_may_come_from_the_environment(tmp_path):
     assert "configuration /nowhere.toml" in done.stderr
 
 
+def test_adoption_of_raw_bodies_is_refused(fakensqd, tmp_path):
+    done = CliRunner().invoke(main, arguments(fakensqd, tmp_path, "--raw", "adopt")[len(COMMAND) :])
+
+    assert (done.exit_code, done.stderr) == (
+        *(1, "Error: setting raw: an earlier release has kept no files with bodies as they came\n"),
+    )
+
+
 def test_status_starts_no_spark(fakensqd, tmp_path):
     done = run([*arguments(fakensqd, tmp_path), "--status"], PATH="")
 
@@ -204,7 +212,7 @@ def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, shared_se
     assert re.search(
         r"^archive  batch +\d+: .* rows/s, backlog .* at nsqd \+ .* in the spool, lag .* s$", done.output, re.M
     )
-    assert re.search(r"^both     .*\d+ s\ndrained$", done.output, re.M)
+    assert re.search(r"^job      .*\d+ s\ndrained$", done.output, re.M)
     # What was in flight at the kill comes to each query once more, or does not.
     metrics = metrics_table(config_for(tmp_path, output=str(tmp_path / "out")))
     rows = delta_table(tmp_path / "out" / "metrics" / "counts").to_pyarrow_table()

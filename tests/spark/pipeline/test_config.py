@@ -73,6 +73,36 @@ def test_bad_fields_file_is_named(tmp_path, text, changes, words):
         config(fields_file=str(path), **changes)
 
 
+def test_raw_bodies_need_one_query_and_no_topic_to_publish_to():
+    raw = config(raw=True, topic="a" * 64, deduplicate=7200, partition_by="hour")
+
+    assert (raw.queries, config().queries) == (("archive",), ("archive", "metrics"))
+    assert replace(raw, topic="b").fields == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"time_field": "at", "fields": {"a": "int"}}, "leave out fields, time_field$", id="fields"),
+        pytest.param({"fields_file": "/x", "required_fields": ()}, "out fields_file, required_fields$", id="file"),
+        pytest.param(
+            {"metrics": (), "metrics_topic": "m", "metrics_channel": "c", "keep_windows": 0.0, "max_ahead": 0.0},
+            "leave out max_ahead, metrics, keep_windows, metrics_channel, metrics_topic$",
+            id="metrics",
+        ),
+        pytest.param(
+            {"dead_letter_topic": "d", "publish_addresses": ("a:1",)},
+            "setting raw: bodies are not parsed, so leave out dead_letter_topic, publish_addresses$",
+            id="dead letters",
+        ),
+        pytest.param({"partition_by": "page"}, "'page' is neither day, hour nor none, and raw has no fields", id="by"),
+    ],
+)
+def test_settings_that_make_no_sense_for_raw_bodies_are_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        config(raw=True, **changes)
+
+
 def test_windows_are_kept_for_a_day_and_with_message_ids_for_an_hour():
     assert config().windows_kept == 86_400
     assert (config(deduplicate=60).windows_kept, config(deduplicate=7200).windows_kept) == (3600, 7200)

@@ -84,6 +84,21 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
 
 
 @pytest.mark.spark
+def test_raw_bodies_are_archived_and_nothing_else(run, fakensqd, config, tmp_path):
+    bodies = [bytes([number, 255, 0]) for number in range(20)]
+    for part in (bodies[:10], bodies[10:]):
+        publish(fakensqd, "clicks", part)
+        reports, summary = run(replace(config, raw=True, fields={}))
+
+    assert sorted(row["body"] for row in table_rows(tmp_path / "output" / "archive")) == bodies
+    assert {path.name for path in (tmp_path / "output").iterdir()} == {"archive"}
+    assert {path.name for path in (tmp_path / "work").iterdir() if path.is_dir()} == {"archive"}
+    assert channel_stats(fakensqd, "clicks", "metrics") is None
+    assert (summary.rows, summary.dead_letters, summary.set_aside) == ({"archive": 10}, 0, {"archive": (0, 0)})
+    assert [batch.tables for batch in reports] == [{"archive": [10]}]
+
+
+@pytest.mark.spark
 def test_drained_job_goes_on_with_a_new_checkpoint_and_more_partitions(run, fakensqd, config, tmp_path):
     publish(fakensqd, "clicks", GOOD)
     check_places(config)

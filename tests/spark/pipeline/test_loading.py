@@ -98,6 +98,23 @@ def test_one_metric_may_come_from_the_command_line(path):
     assert (metric.window, metric.keys) == (300, ("page", "user"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        pytest.param(["--raw"], {"GNSQ_PIPELINE_RAW": "false"}, id="command line"),
+        pytest.param([], {"GNSQ_PIPELINE_RAW": "true"}, id="environment"),
+    ],
+)
+def test_truth_may_come_from_all_places(tmp_path, arguments, environ):
+    path = tmp_path / "job.toml"
+    path.write_text("topic = 't'\noutput = '/out'\nwork = '/data'\nnsqd_tcp_addresses = ['a:1']\nraw = true")
+
+    assert load_config(str(path), {}).raw
+    assert not load(["--no-raw"], path=str(path)).raw
+    path.write_text(path.read_text().replace("raw = true", ""))
+    assert load(arguments, environ, str(path)).raw
+
+
 @pytest.mark.parametrize("place", ["file", "command line", "environment"])
 def test_fields_may_come_from_a_file(tmp_path, place):
     (tmp_path / "click.json").write_text('{"properties": {"page": {"type": "string"}, "ms": {"type": "integer"}}}')
@@ -134,6 +151,7 @@ def test_setting_that_is_gone_names_its_successor_wherever_it_is_given(name):
         pytest.param({"keep_windows": "1"}, "setting keep_windows '1' is not a number", id="number"),
         pytest.param({"max_rows_per_batch": True}, "max_rows_per_batch True is not a number", id="truth"),
         pytest.param({"max_rows_per_batch": 1.5}, "max_rows_per_batch 1.5 is not a whole number", id="whole number"),
+        pytest.param({"raw": "yes"}, "setting raw 'yes' is not true or false", id="no truth"),
         pytest.param({"topic": 5}, "setting topic 5 is not a string", id="string"),
         pytest.param({"nsqd_tcp_addresses": [1]}, r"\[1\] is not a string or a list of strings", id="list"),
         pytest.param({"spark": "x"}, "setting spark 'x' is not a table", id="table"),

@@ -7,7 +7,6 @@ import pytest
 
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import encode_offset
-from gnsq.spark.pipeline.config import QUERIES
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.preflight import (
     Survey,
@@ -38,10 +37,36 @@ def test_directories_are_made(config, tmp_path):
     assert (tmp_path / "work" / "metrics" / "spool").is_dir()
 
 
-def test_spools_have_the_permissions_that_the_settings_say(tmp_path):
-    check_places(config_for(tmp_path, nsq={"spoolMode": "2770"}))
+@pytest.mark.parametrize(("before", "after"), [("string", "binary"), ("binary", "string")])
+def test_raw_bodies_and_parsed_ones_do_not_share_a_table(config, before, after):
+    made, other = sorted(
+        (config, replace(config, raw=True, fields={})), key=lambda each: each.raw, reverse=before == "binary"
+    )
+    [archive, *_] = archive_tables(made)
+    archive.claim("a", take_over=False)
 
-    assert [stat.S_IMODE((tmp_path / f"work/{query}/spool").stat().st_mode) for query in QUERIES] == [0o2770] * 2
+    with pytest.raises(
+        JobFailed,
+        match=rf"column body of type {before}, and its type is {after} now: leave it, give the setting raw as",
+    ):
+        check_places(other, take_over=True)
+
+
+def test_raw_bodies_have_the_places_of_one_query(fakensqd, tmp_path):
+    config = config_for(tmp_path, raw=True, **addresses(fakensqd))
+    check_places(config)
+    create_channels(config, once=True, wait=pytest.fail, new_topic=True)
+
+    assert sorted(path.name for path in (tmp_path / "work").iterdir() if path.is_dir()) == ["archive"]
+    assert channel_stats(fakensqd, "clicks", "archive") is not None
+    assert channel_stats(fakensqd, "clicks", "metrics") is None
+
+
+def test_spools_have_the_permissions_that_the_settings_say(tmp_path):
+    config = config_for(tmp_path, nsq={"spoolMode": "2770"})
+    check_places(config)
+
+    assert [stat.S_IMODE((tmp_path / f"work/{query}/spool").stat().st_mode) for query in config.queries] == [0o2770] * 2
 
 
 @pytest.mark.parametrize(
@@ -139,12 +164,12 @@ def test_settings_that_a_checkpoint_depends_on_stay(config, tmp_path, changes, w
 
 def test_number_of_partitions_of_a_state_stays(config, tmp_path):
     check_places(config)
-    for query in QUERIES:
+    for query in config.queries:
         note_partitions(config, query, 3)
     begin(tmp_path)
     # As at each start: what was noted first stays.
     check_places(config)
-    for query in QUERIES:
+    for query in config.queries:
         note_partitions(config, query, 8)
 
     check_places(config_for(tmp_path, state_partitions=3))
@@ -155,7 +180,7 @@ def test_number_of_partitions_of_a_state_stays(config, tmp_path):
 def test_number_of_partitions_that_is_not_known_is_not_guessed(config, tmp_path):
     begin(tmp_path)
     check_places(config)
-    for query in QUERIES:
+    for query in config.queries:
         note_partitions(config, query, 3)
 
     check_places(config_for(tmp_path, state_partitions=8))

@@ -35,12 +35,12 @@ def test_summary_adds_up():
         "archive  1,500 rows in 2 batches, 10 duplicates left out, 1 segment with 500 rows set aside as unreadable",
         "metrics  1,500 rows in 1 batch",
         "table    archive: 5 rows in 1 file, 0.1 MiB",
-        "both     5 dead letters, 3 counts later than keep_windows left out, 40 files merged, 61 s",
+        "job      5 dead letters, 3 counts later than keep_windows left out, 40 files merged, 61 s",
     ]
 
 
 def test_summary_of_nothing():
-    assert summary_lines(Summary(), ("archive",)) == ["archive  0 rows in 0 batches", "both     0 s"]
+    assert summary_lines(Summary(), ("archive",)) == ["archive  0 rows in 0 batches", "job      0 s"]
 
 
 @pytest.mark.parametrize(

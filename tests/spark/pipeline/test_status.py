@@ -81,6 +81,13 @@ def test_where_a_query_stands(fakensqd, config, tmp_path):
     ]
 
 
+def test_raw_bodies_have_one_query(tmp_path):
+    lines = "\n".join(status_lines(config_for(tmp_path, raw=True), NOW))
+
+    assert "archive" in lines
+    assert "metrics" not in lines
+
+
 def test_nothing_has_run_and_nobody_answers(tmp_path):
     config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
 
