@@ -48,7 +48,7 @@ class FakeAuthServer(Server):
 
     Args:
         grants: Answer for each secret: Grants, a whole JSON document, the bytes of a body, or an HTTP status.
-        answer: Called for a secret that is not in grants. Must return such an answer, or None for 403; may wait.
+        answer: Function for secrets that are not in grants: gets the AuthQuery, returns such an answer or None for 403.
         http_address: Where to listen; port 0 takes a free port.
         ttl: Seconds for which nsqd keeps an answer that is made of Grants.
         identity: Identity of the client in an answer that is made of Grants; default: the client's secret.

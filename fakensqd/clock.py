@@ -228,7 +228,7 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
                     # gevent resolves addresses on threads, even numeric addresses.
                     threads.join()
                     has_result = True
-                # idle() itself makes two switches; more: a greenlet ran. The result of a thread is not handled yet.
+                # idle() itself makes two switches; a third shows that a greenlet ran. A result will make another run.
                 if has_result or len(switches) > 2:
                     idle_since, rounds = real_time(), 0
     finally:

@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 
 __all__ = ["FakeCluster"]
 
-# Differences of port numbers: nsqd 0 and nsqlookupd 0 to base_port; daemon N + 1 to daemon N; a port to its TCP port.
+# Distances of ports: nsqd 0 and nsqlookupd 0 from base_port; daemon N + 1 from daemon N; HTTP and faults from TCP.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
 _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
@@ -56,7 +56,7 @@ class FakeCluster(MessageAssertions, Server):
         threaded: bool = False,
         **options: Unpack[ClusterOptionsDict],
     ) -> None:
-        NsqdOptions.from_keywords(FakeCluster, options)  # raises for bad options
+        NsqdOptions.from_keywords(FakeCluster, options)  # raises TypeError or ValueError for bad options
         if base_port:
             _check_ports(base_port, nsqds, lookupds)
         self.seed = random.randrange(2**32) if seed is None else seed
@@ -161,7 +161,7 @@ class FakeCluster(MessageAssertions, Server):
 
     @property
     def errors(self) -> list[BaseException]:
-        """Exceptions that bugs of the emulator have raised, in all servers."""
+        """Exceptions from all servers. Each of them shows a bug of the emulator."""
         return [error for daemon in (*self.nsqds, *self.lookupds) for error in daemon.errors]
 
     @property

@@ -58,7 +58,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait some seconds before the next effect. As an IoRequest, its result is None."""
+    """Wait some seconds before the next effect. A Wait may also be an IoRequest; the result is then None."""
 
     seconds: float
 
@@ -110,7 +110,7 @@ Effect = Send | Close | Reset | IoRequest
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute the command or request, or serve the accepted connection. If ``body`` is set, it is used as the body."""
+    """Execute the command or request, or serve the accepted connection. If ``body`` is set, it replaces the body."""
 
     body: bytes | None = None
 

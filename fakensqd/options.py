@@ -252,7 +252,7 @@ def _percentiles(values: tuple[float, ...] | float) -> tuple[float, ...]:
     for value in found:
         if not 0 < value <= 1:
             raise ValueError(f"invalid E2E processing latency percentile: {value:g}")
-    # Sorted as nsqd shows them.
+    # nsqd shows the largest percentile first.
     return tuple(sorted(found, reverse=True))
 
 

@@ -78,7 +78,7 @@ def exit_on_signals() -> None:
 
 def _exit(*_: object) -> NoReturn:
     # Not sys.exit(): its exception could be lost in code that drops exceptions, such as the callback of a weak
-    # reference, which imports use. There is nothing to clean up yet.
+    # reference, which imports use. os._exit() skips all cleanup, but there is nothing to clean up yet.
     os._exit(0)
 
 

@@ -94,7 +94,7 @@ class Daemon(Server):
         self._http = HttpPort(http_address)
         self._https = HttpPort(https_address if context is not None else "", context)
         self._http_ports = [port for port in (self._http, self._https) if port.address]
-        # The port of /faults is open even while the daemon is down.
+        # The separate port of /faults serves requests even while the daemon is down.
         self._faults_over_http = faults_over_http
         self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
         self._context = context

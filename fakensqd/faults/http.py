@@ -61,7 +61,7 @@ class FaultyApplication:
         self._clock = clock
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
-        """Answer a request."""
+        """Respond to a request. Source: PEP 3333."""
         if not self._faults.is_active:
             return self._application(environ, start_response)
         request = Request(environ)
@@ -197,7 +197,7 @@ class FaultsEndpoint:
                 self._routes[f"{_ROOT}/{name}"] = {"POST": partial(self._change_state, name)}
 
     def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
-        """Answer a request."""
+        """Respond to a request. Source: PEP 3333."""
         path: str = environ["PATH_INFO"]
         if self._application is not None and path != _ROOT and not path.startswith(f"{_ROOT}/"):
             return self._application(environ, start_response)

@@ -325,7 +325,7 @@ class OutputScheduler:
 
     @property
     def is_busy(self) -> bool:
-        """True if there is output that has not been taken."""
+        """True if take() has not returned all output yet."""
         return bool(self._ready or self._blocked or self._after_next or self._later or self._end)
 
     def close(self) -> None:

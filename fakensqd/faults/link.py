@@ -261,7 +261,7 @@ class LinkedTransport:
         """Wait until all bytes are sent after close(). Returns immediately if close() was not called."""
         pump = self.pumps.get(False)
         if pump is not None and self._closing:
-            pump.join()  # takes as long as the toxics delay bytes; abort() ends it
+            pump.join()  # takes as long as the toxics delay bytes; abort() ends the pump
 
     # --- for the link -------------------------------------------------------------------------------------------------
 

@@ -339,7 +339,7 @@ class ToxicChain:
         if not self._has_ended:
             self.held_bytes += len(data)
             self._feed(0, Deliver(data, now) if data else StreamEnd(now), now)
-            # Bytes that wait for nothing reach the next toxic now, not in pop(), since its delays begin now.
+            # Pass bytes without a delay to the next toxic now, not in pop(): the delays of that toxic begin now.
             self._advance(now)
 
     def pop(self, now: float) -> Outcome | None:

@@ -89,7 +89,7 @@ class LookupdSession(ConnectionSession):
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """The address that nsqd gives to clients (before IDENTIFY, its remote address); then no topic, no channel."""
+        """nsqd's address for clients (before IDENTIFY, its remote address), an empty topic and an empty channel."""
         peer = self._peer
         return (self._remote_address if peer is None else f"{peer.broadcast_address}:{peer.tcp_port}", "", "")
 

@@ -36,7 +36,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerEvents:
-    """Functions that a broker and its channels call when something happens. Without a channel, the topic is meant.
+    """Functions that a broker and its channels call when something happens. A channel of None means the topic itself.
 
     Attributes:
         on_register, on_unregister: A topic or channel was made or deleted.
@@ -130,7 +130,7 @@ class Channel(MessageHolder):
         self._woken: dict[Subscriber, None] = {}
         self._in_flight: dict[bytes, QueuedMessage] = {}
         # Messages in flight, one bucket for each msg_timeout. Time never goes back, so each bucket is in the order of
-        # deadlines: only its first message can be the next to time out. In a dict, unlike a heap, FIN can delete.
+        # deadlines: only its first message can be the next to time out. FIN can delete from a dict, not from a heap.
         self._buckets: dict[Hashable, dict[bytes, QueuedMessage]] = {}
         self._deferred: list[tuple[float, int, QueuedMessage]] = []
         self._order = itertools.count()

@@ -54,8 +54,8 @@ from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE
 __all__ = ["Session", "State"]
 
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
-# Maximum number of messages that one wake-up delivers; other subscribers then get messages. With so many messages in a
-# send, its cost per message is low.
+# Maximum number of messages that one wake-up delivers; other subscribers then get messages. The cost per message is low
+# if so many messages are sent together.
 _MAX_BATCH = 256
 
 
@@ -111,7 +111,7 @@ class Session(ConnectionSession, Subscriber):
         self._on_wake = on_wake
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
-        # The read deadline while the session waits for an IoResult: it does not apply then, and comes back after that.
+        # Keeps the read deadline while the session waits for an IoResult, since the deadline does not apply meanwhile.
         self._suspended_read_due = math.inf
         # How many bytes in the output buffer are message frames.
         self._waiting_bytes = 0
@@ -138,7 +138,7 @@ class Session(ConnectionSession, Subscriber):
         """Send a heartbeat if its time has come. Close the connection if the client has been silent for too long."""
         self.now = now
         if self.heartbeats and now >= self._read_due:
-            # Too long a silence counts as the end of the input: an incomplete body gets an error frame, a line none.
+            # The silence counts as the end of the input: an incomplete body gets an error frame, a line gets none.
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
@@ -209,7 +209,7 @@ class Session(ConnectionSession, Subscriber):
         if capacity > 0 and channel.depth:
             capacity -= self._send_messages(channel, min(capacity, _MAX_BATCH))
         if capacity > 0:
-            # The channel wakes this session for more messages after this batch, and after other waiting subscribers.
+            # After this batch, the channel wakes this session again, but first the subscribers that have waited longer.
             channel.add_ready(self)
             settings = self.handshake.delivery_settings
             self._flush |= not settings.buffers_messages or self._waiting_bytes > settings.output_buffer_size

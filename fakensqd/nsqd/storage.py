@@ -307,7 +307,7 @@ def encode_messages(queues: Iterable[StoredQueue]) -> bytes:
 
 
 def encode_stored(queue: StoredQueue) -> bytes:
-    """Encode a record of new messages, which is appended to the file."""
+    """Encode new messages, as a record to append to the file."""
     messages = [
         _with_size(encode_message(message.timestamp, message.attempts, message.id, message.body))
         for message in queue.messages
@@ -316,7 +316,7 @@ def encode_stored(queue: StoredQueue) -> bytes:
 
 
 def encode_removed(topic: str, channel: str | None, ids: Iterable[bytes]) -> bytes:
-    """Encode a record of messages that have left their queue, which is appended to the file."""
+    """Encode the ids of messages that have left their queue, as a record to append to the file."""
     removed = [message_id.decode("latin-1") for message_id in ids]
     return _record({"topic": topic, "channel": channel, "count": 0, "removed": removed}, [])
 

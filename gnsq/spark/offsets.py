@@ -190,7 +190,7 @@ def distribute(segments: Sequence[Segment], groups: int, max_bytes: int) -> list
     """Divide segments into groups of about the same size in bytes, one for each task. No group is empty.
 
     There are at most ``groups`` groups, or more if that is needed so that no group exceeds max_bytes by more than one
-    segment. Therefore a task needs no more memory if its batch is large because it was planned with another limit.
+    segment. Therefore the tasks of a batch that was planned with a higher limit need no more memory than other tasks.
     """
     total = sum(segment.size for segment in segments)
     groups = min(max(groups, math.ceil(total / max_bytes)), len(segments))

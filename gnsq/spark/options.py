@@ -280,7 +280,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def partitions(self) -> int:
-        """Number of tasks that read a batch. There are more if a task would read more than max_partition_bytes."""
+        """Number of tasks that read a batch. A batch gets more if a task would exceed max_partition_bytes."""
         return self.num_partitions or os.cpu_count() or 1
 
     @property

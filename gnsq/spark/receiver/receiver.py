@@ -73,7 +73,7 @@ FINISH_CHUNK = 1000
 RETRY_INITIAL, RETRY_MAXIMUM = 0.5, 10.0
 # Seconds between listings of a spool that is full or nearly full, and of any other spool. Other receivers write, too.
 MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
-# A receiver lists the spool earlier when it has written max_spool_bytes divided by this number.
+# A receiver lists the spool early after it has written max_spool_bytes divided by this number.
 LISTINGS_PER_LIMIT = 4
 # Seconds between checks whether an nsqd waits for FINs: if so, the segment is written before it is full.
 STARVED_CHECK_INTERVAL = 0.01
@@ -97,7 +97,7 @@ def tune_gc() -> None:
 
 
 class Receiver:
-    """One run of receiving, into a new directory of the spool. The receiver must be made in the hub that runs it.
+    """One run of a receiver, which writes into a new directory of the spool. Must be made in the hub that runs it.
 
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
@@ -179,7 +179,7 @@ class Receiver:
         return self._spool.writer(self.id)
 
     def close(self) -> None:
-        """Finish the messages that are durable, requeue the others (REQ 0), and disconnect. Waits for all of it."""
+        """Finish the messages that are durable, requeue the others (REQ 0), and disconnect. Wait until all is done."""
         if self._closing or self._write_greenlet is None:
             return
         self._closing = True
@@ -448,7 +448,7 @@ class SpoolSizeEstimator:
 class BlockingIOThread:
     """One OS thread for calls that block on a file system, one after the other, while the greenlets of the hub run.
 
-    Make it in the hub that calls it.
+    It must be made in the hub that calls it.
     """
 
     def __init__(self) -> None:
@@ -464,7 +464,7 @@ class BlockingIOThread:
         return cast("T", result)  # gevent's pool has no types
 
     def close(self) -> None:
-        """End the thread. If a call still runs, the thread ends after it; close() does not wait for that."""
+        """End the thread. If a call still runs, the thread ends after that call, but close() does not wait for it."""
         if len(self._pool):
             self._pool.task_queue.put(None)  # kill() would wait
         else:

@@ -95,7 +95,7 @@ class Subscription:
     def max_in_flight(self) -> int:
         """Messages of all consumers, at least 1 each; may be set.
 
-        After it is lowered, and after a consumer is added, more messages may be in flight until they are answered.
+        After it is lowered, and after a consumer is added, more messages may be in flight until they are finished.
         """
         return sum(consumer.max_in_flight for consumer in self.consumers)
 
@@ -107,12 +107,12 @@ class Subscription:
 
     @property
     def in_flight(self) -> int:
-        """Messages that are delivered and not answered."""
+        """Messages that are delivered, and neither finished nor requeued."""
         return sum(consumer.total_in_flight for consumer in self.consumers)
 
     @property
     def ready_count(self) -> int:
-        """Messages that nsqds may deliver before they wait for answers."""
+        """Messages that nsqds may deliver before they wait for FIN or REQ."""
         return sum(consumer.total_ready_count for consumer in self.consumers)
 
     @property
@@ -171,7 +171,7 @@ class Subscriptions:
 
     Args:
         on_messages: Called with a consumer and all its messages that have arrived. Must later finish or requeue them.
-        close_timeout: Seconds after which close() requeues the messages that are not answered.
+        close_timeout: Seconds after which close() requeues the messages that are not finished.
         max_connections: Maximum number of consumers of one topic.
         rebalance_interval: Seconds between changes of shares, and between additions of consumers.
 
@@ -208,14 +208,14 @@ class Subscriptions:
         self._add(list(options.topics))
 
     def start(self) -> None:
-        """Connect in the background: an nsqd or nsqlookupd that does not answer delays no other."""
+        """Connect in the background: an nsqd or nsqlookupd that does not respond does not delay the others."""
         if self._lookupds:
             self._poller = gevent.spawn(self._poll)
             self._poller.name = f"gnsq-topics-{self._options.source}"
         self._start(self._consumers)
 
     def close(self) -> None:
-        """Receive no more messages. Delivered messages can still be answered, until join() returns."""
+        """Receive no more messages. Delivered messages can still be finished or requeued, until join() returns."""
         if self._poller is not None:
             self._poller.kill()
         self._starting.kill()
@@ -257,7 +257,7 @@ class Subscriptions:
 
     @property
     def ready_count(self) -> int:
-        """Messages that nsqds may deliver before they wait for answers."""
+        """Messages that nsqds may deliver before they wait for FIN or REQ."""
         return sum(subscription.ready_count for subscription in self._subscriptions.values())
 
     def failures(self) -> dict[str, str]:

@@ -76,7 +76,7 @@ TIMES = PlannerTimes()
 
 
 class Planner:
-    """One query's use of its spool. Nothing happens before start().
+    """Plans the batches of one query, and owns the spool's lock and the receiver. Nothing happens before start().
 
     Args:
         is_batch: Read the segments of the planner's own receiver once, at most options.max_rows; delete nothing.
@@ -131,7 +131,7 @@ class Planner:
             drain: Read the messages that are there now, and end; else go on for ever.
 
         Raises:
-            SpoolInUse: If another query has the spool.
+            SpoolInUse: If another query uses the spool.
             SpoolError: If the spool can't be written.
         """
         if self._hub is not None:
@@ -331,7 +331,7 @@ class Planner:
         return self._pending_after(start)
 
     def _segments_between(self, start: Vector, end: Vector) -> tuple[list[Segment], list[tuple[str, int]]]:
-        """List the segments of a batch that the last listing has found, and those that it has not."""
+        """List the segments of a batch that the last listing has found, and name those that it has not found."""
         segments = pending(self._listing.segments, start, end)
         return segments, missing([*segments, *self._listing.quarantined], start, end)
 
@@ -418,10 +418,10 @@ class Planner:
         """List the spool if the last listing is old enough; while draining, also update the drain.
 
         Args:
-            start: If a whole batch after start is known, the last listing may be older.
+            start: If a whole batch after this offset is known, the spool is listed less often.
 
         Raises:
-            SpoolError: If the receiver has failed, or the drain has.
+            SpoolError: If the receiver or the drain has failed.
         """
         if self.receiver is not None and self.receiver.error is not None:
             raise SpoolError(

@@ -93,11 +93,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return {**self.__dict__, "_planner": None, "_previous_handler": None}
 
     def initialOffset(self) -> Offset:
-        """Return the offset before the first segment. Spark calls it more than once: no side effects."""
+        """Return the offset before the first segment. No side effects, since Spark calls initialOffset() repeatedly."""
         return encode_offset({}, self._options.source)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a single limit, since Spark knows no more at a time. The planner applies the limits of all options."""
+        """Return one limit, since Spark takes only one at a time. The planner applies the limits of all options."""
         # Not ReadAllAvailable: Spark passes that for Trigger.Once, and latestOffset() recognizes Trigger.Once by it.
         return ReadMaxBytes(self._options.max_bytes_per_batch)
 
@@ -122,7 +122,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 # Do not raise: an error would end the query.
                 logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
                 if not planner.is_draining:
-                    # Spark asks again within 10 ms.
+                    # Wait here, since Spark calls again within 10 ms.
                     time.sleep(self._retry_interval)
                     return start
                 # While draining, do not return start: the query would end, as if all messages had been read.
@@ -137,7 +137,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         """Return the end of the spool and the backlog, for query.lastProgress.
 
         The backlog: rows and bytes of the spool that are in no batch yet, rows of segments that can't be decoded,
-        messages that are waiting and in flight at nsqd, and, named trouble, what keeps messages out of the spool.
+        messages that are waiting and in flight at nsqd, and, as "trouble", the reason why no messages come.
         """
         if self._planner is None:
             return None

@@ -107,7 +107,7 @@ class Spool:
     # --- owner and receivers
 
     def prepare(self) -> None:
-        """Make the spool's directory. Log a warning if users that mode excludes may write there."""
+        """Make the spool's directory. Log a warning if users that mode excludes can write there."""
         self._store.make_directory("")
         if isinstance(self._store, LocalStore) and not self._is_access_checked:
             self._is_access_checked = True
@@ -135,7 +135,7 @@ class Spool:
             return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, timeout)
 
     def check_source(self, source: str) -> None:
-        """Check that a receiver of this source may write into the spool. If the spool has no owner yet, any may.
+        """Check that a receiver of this source may write into the spool. Without an owner, any may.
 
         Raises:
             SpoolInUse: If the spool belongs to a query with another source, such as another topic or channel.
@@ -156,7 +156,7 @@ class Spool:
     # --- segments
 
     def listing(self) -> SpoolListing:
-        """List all segments; opens none of them.
+        """List all segments, without opening any.
 
         Raises:
             SpoolError: If there are segments of an older layout.

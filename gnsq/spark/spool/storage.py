@@ -1,7 +1,7 @@
 """Durable files below one directory, on any file system that pyarrow knows. Knows no segments.
 
 A file appears whole. On local disks and HDFS it is written under a temporary name (on local disks synced, too) and
-renamed. On object stores it is one PUT.
+renamed. On object stores, one PUT writes the file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _with_single_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
 
 
 class LocalStore:
-    """A directory of this machine, or one that is mounted. Paths are relative, with slashes. All methods raise OSError.
+    """A local or mounted directory. Paths are relative, with slashes. All methods may raise OSError.
 
     Args:
         mode: Permissions of new directories, and, without the x bits, of files. None: as the umask says.
