@@ -1,4 +1,4 @@
-"""Consumer: receives the messages of one channel. The docstring of consumer.py names the parts."""
+"""Consumer: receives the messages of one channel. The docstring of consumer.py names the classes that do the work."""
 
 from gnsq.consumer.consumer import Consumer
 from gnsq.consumer.handlers import Handler

@@ -1,7 +1,7 @@
 """The Consumer: its public methods, start and close, discovery of nsqds, and their connections.
 
-Consumer connects the classes that do the work: connections read and write, MessageDispatcher passes messages to
-handlers and sets RDY. The numbered steps of a message stand in nsqd/connection.py.
+Other classes do the work: connections read and write; MessageDispatcher passes messages to handlers and sets RDY. The
+comment at the top of nsqd/connection.py lists the steps of a message.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = ["Consumer"]
 #         |                   +--- its thread ends (threaded), or a fork makes this a child -------+
 #         +------------------------------ close(), or start() failed ------------------------------+
 
-# Seconds that close(timeout) in another thread waits for the end beyond its timeout.
+# Seconds that a close(timeout) of another thread waits for the end of the consumer after its timeout is over.
 JOIN_GRACE = 5.0
 
 
@@ -82,13 +82,12 @@ class Consumer:
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. If it returns, the message
             is finished. If it raises, the message is requeued.
         threaded: Run on a thread with a hub of its own, for the Python prompt and for programs that block natively.
-            Handlers also run there: a handler that blocks natively delays the others, and nsqd's heartbeats.
+            Handlers run there, too: one that blocks natively delays the other handlers and the answers to heartbeats.
         keywords: Options of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
-    Every delivery may be a duplicate, since NSQ delivers at least once. Messages come in no particular order.
-    Receivers of on_message and on_giving_up may wait, and if one raises, the message is requeued. Receivers of all
-    other signals must not wait, since some of them run in the greenlet that reads a connection. If one of these raises,
-    the exception is logged.
+    NSQ may deliver messages more than once, and in any order. Receivers of on_message and on_giving_up may wait. If one
+    of them raises an exception, the message is requeued. Receivers of all other signals must not wait, since some of
+    them run in the greenlet that reads a connection. If one of them raises an exception, the exception is logged.
 
     One signal is not in gnsq 1.0: on_backoff, with ``phase`` ("start", "continue", "end"), ``failures`` in a row and
     ``duration`` of the pause in seconds.
@@ -205,8 +204,8 @@ class Consumer:
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
-        self._looked_up = False  # True if any nsqlookupd has responded in the last round of lookups
-        # For each nsqd that is not connected again: when its connection was lost.
+        self._looked_up = False  # True if any nsqlookupd has responded to the last query_lookupd()
+        # Time of the loss of each nsqd that was lost and is not connected again.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()
 
@@ -225,7 +224,7 @@ class Consumer:
         connect to each known nsqd.
 
         An nsqd that is down is not an error: the consumer connects to it later. If a threaded consumer still runs when
-        the program ends, it is closed. The program waits for this close, up to close_timeout.
+        the program ends, the consumer is closed. The program waits for that, up to close_timeout.
 
         Raises:
             RuntimeError: If no handler is connected to on_message, or if the hub itself starts a threaded consumer.
@@ -257,7 +256,7 @@ class Consumer:
         self._owner_thread = OwnerThread()
         self._state = State.RUNNING
         register_after_fork(self)
-        # close() uses the opposite order, so at least one of two concurrent calls notices the other.
+        # Set _state, then read _close_requested. close() does the opposite. So no close() of another thread is missed.
         if self._close_requested:
             self.close()
         else:
@@ -270,8 +269,8 @@ class Consumer:
             self._hub_thread.call(self._start_in_thread)
         except BaseException as error:
             if isinstance(error, RuntimeError) and self._closed.is_set:
-                return  # closed while it connected
-            # The call was interrupted, or no thread could be started. The consumer can't be started again.
+                return  # the consumer was closed while it connected
+            # The call was interrupted, or no thread could be started. Close, since no second start() is possible.
             if self._hub_thread is None:
                 self._close_unstarted()
             else:
@@ -289,11 +288,11 @@ class Consumer:
         self.close(self.options.close_timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Shut down: request no more messages, wait until delivered messages are answered, requeue the rest after
-        close_timeout, close the connections, and send on_close.
+        """Shut down: request no more messages, wait until delivered messages are answered, requeue unanswered messages
+        after close_timeout, close the connections, and send on_close.
 
-        The call starts the shutdown and returns; join() waits for the end. close() may be called from a handler, a
-        signal handler or another thread, while the consumer connects, and more than once.
+        close() starts the shutdown and returns; join() waits for the end. close() may be called by a handler, a signal
+        handler or another thread, while the consumer connects, and more than once.
 
         Args:
             timeout: Seconds, instead of close_timeout. If given, the call waits as join() does.
@@ -324,7 +323,7 @@ class Consumer:
         A call in a handler does not wait for other handlers that call join().
 
         Raises:
-            RuntimeError: If a thread calls it that did not start the consumer, unless the consumer is threaded.
+            RuntimeError: If the consumer is not threaded and another thread than the one that started it calls join().
         """
         limit = NO_TIMEOUT if timeout is None else timeout
         if self.threaded and (self._owner_thread is None or self._is_other_thread):
@@ -338,7 +337,7 @@ class Consumer:
             )
         current = gevent.getcurrent()
         if current is gevent.get_hub() or current in self._tasks or self._pool.owns_greenlet(current):
-            # A signal handler of Python runs in any greenlet. It must not wait for the greenlet that it interrupts.
+            # Do not wait: the caller may be a signal handler of Python, which runs in the greenlet that it interrupts.
             return
         if self._workers.is_current and self._shutdown is not None:
             self._shutdown.wait_for_others(timeout)
@@ -366,9 +365,9 @@ class Consumer:
         self._in_owner_thread(self._rdy.configure, self.options)
 
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
-        """Call a function in the consumer's thread: now, or soon if that is another thread.
+        """Call a function in the consumer's thread: soon if the caller is another thread, otherwise now.
 
-        After the close the thread may have ended. Then the call has no effect.
+        After the consumer was closed, call it now in every thread: the consumer's thread may have ended.
         """
         if self._owner_thread is not None and self._is_other_thread and self._state is not State.CLOSED:
             self._owner_thread.spawn(function, *arguments)
@@ -381,12 +380,12 @@ class Consumer:
         return self._owner_thread is not None and not self._owner_thread.is_current
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Stop in this child process, while the parent continues. See concurrency/forks.py."""
+        """Stop in this child process. In the parent the consumer continues. See concurrency/forks.py."""
         self._state = State.CLOSED
         for task in self._tasks:
             task.kill(block=False)
         self._workers.abort()
-        # The connections belong to the parent; their own after_fork_in_child() closes this process's copies.
+        # Only forget the connections: their own after_fork_in_child() closes this process's copies.
         self._pool.connections.clear()
         self._end()
 
@@ -399,17 +398,17 @@ class Consumer:
 
     @property
     def is_ready(self) -> bool:
-        """True if the consumer runs and is subscribed to an nsqd, for a readiness probe. If it is False,
+        """For a readiness probe: True if the consumer runs and is subscribed to an nsqd. If this is False,
         stats().not_ready has the reason."""
         connections = list(self._pool.connections.values())
         return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
 
     @property
     def is_healthy(self) -> bool:
-        """True if the consumer runs and can receive, for a liveness probe; also while no nsqd has the topic.
+        """For a liveness probe: True if the consumer runs and can receive, even while no nsqd has the topic.
 
-        It can receive if an nsqd is connected, or if an nsqlookupd names no nsqd. False if another server than
-        nsqlookupd responds at one of lookupd_http_addresses. The reasons are in stats(): failures, lookupd_failures.
+        It can receive if an nsqd is connected, or if an nsqlookupd responds and names no nsqd. False if another server
+        than nsqlookupd responds at one of lookupd_http_addresses. stats() has the reasons: failures, lookupd_failures.
         """
         if not self.is_running or self._nodes.report.wrong:
             return False
@@ -417,7 +416,7 @@ class Consumer:
 
     @property
     def max_in_flight(self) -> int:
-        """Limit of the messages in flight on all connections together; may be changed while the consumer runs."""
+        """Limit of the messages in flight on all connections together. May be changed while the consumer runs."""
         return self._rdy.max_in_flight
 
     @max_in_flight.setter
@@ -437,8 +436,8 @@ class Consumer:
 
     @property
     def is_starved(self) -> bool:
-        """True if a connection has nearly as many messages in flight as its RDY count allows. A handler that
-        collects a batch must run it then, since nsqd sends no more messages.
+        """True if a connection has nearly as many messages in flight as its RDY count allows. Then a handler that
+        collects a batch must handle this batch, since nsqd sends no more messages.
 
         Source: the client guide, "Message Flow Starvation".
         """
@@ -451,7 +450,7 @@ class Consumer:
         return self.options.concurrency or self.max_in_flight
 
     def stats(self) -> ConsumerStats:
-        """Return the current state and the counts since the start. Costs 10 us per connection."""
+        """Return the current state and the counts since the start. Takes 10 us for each connection."""
         rdy, workers, runner = self._rdy, self._workers, self._runner
         failures = {address: str(error) for address, error in self._pool.failures().items()}
         connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
@@ -493,25 +492,25 @@ class Consumer:
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed, for the log line when it is given up.
 
-        For code that requeues messages itself, as BatchHandler does. Exceptions of handlers are remembered anyway.
+        For code that requeues messages itself, as BatchHandler does. The Consumer remembers exceptions of handlers.
         """
         self._runner.note_failure(message, error)
 
-    # --- methods that subclasses may override; exceptions from handle_response() and the four methods after it are
-    # logged
+    # --- methods that subclasses may override. If handle_response() or one of the four methods after it raises an
+    # exception, the exception is logged.
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Call the handlers, then finish or requeue the message. Runs in a worker greenlet. conn is None if the
-        connection is lost."""
+        """Call the handlers, then finish or requeue the message. A worker greenlet calls this method. conn is None if
+        the connection is lost."""
         self._runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
         """Handle all waiting messages with one call, in a worker greenlet. If a subclass overrides this method, it is
-        called instead of handle_message(). The override must call super() if handlers of on_message are to be called.
+        called instead of handle_message(). Handlers of on_message are called only if the override calls super().
 
         Messages that the override leaves unanswered become async. If the override raises, they are requeued, which
         counts as one failure, and on_exception is sent with the first of them. Messages with more attempts than
-        max_tries are not passed. handler_timeout is for the whole call.
+        max_tries are not in the list. handler_timeout is the limit of the whole call.
         """
         for message in messages:
             self._dispatcher.handle_one(message)
@@ -539,13 +538,13 @@ class Consumer:
     # --- connections
 
     def query_nsqd(self) -> None:
-        """Connect to nsqd_tcp_addresses, in the background."""
+        """Start connecting to nsqd_tcp_addresses. Does not wait."""
         for address in self.nsqd_tcp_addresses:
             self._in_owner_thread(functools.partial(self._pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
-        """Query all nsqlookupds once, and connect to the nsqds that they name. A call from another thread does not
-        wait."""
+        """Query all nsqlookupds once, and start connecting to the nsqds that they name. Waits for the nsqlookupds, but
+        not if another thread calls this."""
         if self._is_other_thread:
             if self._state is not State.CLOSED:
                 self._in_owner_thread(self.query_lookupd)
@@ -555,7 +554,7 @@ class Consumer:
         def add(address: str) -> None:
             self._pool.add(address, permanent=False)
             if address not in before:
-                # The nsqd has registered again: retry immediately, however often it has failed.
+                # The nsqd has registered again: retry immediately, even if it has failed many times.
                 self._pool.retry(address)
 
         self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
@@ -565,11 +564,11 @@ class Consumer:
 
     @property
     def _poll_interval(self) -> float:
-        """Seconds between two rounds of lookups, without jitter."""
+        """Seconds between two calls of query_lookupd(), without jitter."""
         return self.options.poll_interval(self._clock.monotonic() - since for since in self._lost_nsqds.values())
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Connect to an nsqd, in the background. If that fails, the next round of lookups tries again."""
+        """Start connecting to an nsqd. If that fails, try again when an nsqlookupd names the nsqd. Does not wait."""
         self._in_owner_thread(functools.partial(self._pool.add, format_address(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:
@@ -581,7 +580,7 @@ class Consumer:
         self._spawn("rdy", self._rdy.run)
         self._spawn("overdue", self._runner.log_regularly)
         if self.lookupds:
-            # A greenlet of its own, so that close() can kill it.
+            # Query in another greenlet, so that close() can kill it.
             first = gevent.spawn(self.query_lookupd)
             self._tasks.append(first)
             first.get()
@@ -651,7 +650,7 @@ class Consumer:
         """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
             self._state = State.CLOSED
-            # Abort, do not drain: a message that is delivered again would end the thread again.
+            # Abort, do not drain: nsqd could deliver the message again meanwhile, and it would end the thread again.
             for connection in list(self._pool.connections.values()):
                 connection.abort()
             try:
@@ -666,5 +665,5 @@ class Consumer:
         if self.threaded:
             atexit.unregister(self._close_at_exit)
         if self._hub_thread is not None:
-            # Do this last: stop() also kills this greenlet.
+            # Call stop() last: it also kills the greenlet that runs this method.
             self._hub_thread.stop()

@@ -1,7 +1,7 @@
 """Passes messages from connections to handlers, and the results of handlers to RDY.
 
-Joins WorkerPool, HandlerRunner and RdyController with the connections. Knows neither nsqlookupd nor threads, nor how
-the consumer starts and closes.
+Connects WorkerPool, HandlerRunner and RdyController with the connections. Does not know nsqlookupd, threads, and the
+start and close of the consumer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MessageDispatcher:
         overrides: Names of the handle_ methods that a subclass has overridden.
 
     Attributes:
-        closed_counts: Counts of closed connections.
+        closed_counts: Sum of the message counts of closed connections.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MessageDispatcher:
         self._consumer = consumer
         self._pool = pool
         self._overrides = overrides
-        # Limit of the delay of a REQ in ms, by address of the nsqd. Known from nsqds before 1.1.0 that refused a REQ.
+        # By address of an nsqd: highest delay of a REQ in ms. Only nsqds before 1.1.0 that refused a REQ have told it.
         self._max_req_timeouts: dict[str, int] = {}
         self.runner = HandlerRunner(
             consumer, clock, running=lambda: self.workers.running, unanswered=self._unanswered_messages
@@ -105,7 +105,7 @@ class MessageDispatcher:
     # --- connections
 
     def listen(self, connection: Connection) -> None:
-        """Set the callbacks of a connection that will be opened."""
+        """Set the callbacks of a connection. The connection is opened later."""
         consumer, in_flight = self._consumer, connection.in_flight_messages
         connection.on_messages = self.on_messages
         connection.on_response = functools.partial(self.call_hook, consumer.handle_response)
@@ -117,7 +117,7 @@ class MessageDispatcher:
         self._set_finish_listener([connection])
 
     def remove(self, connection: Connection) -> None:
-        """Count and drop the messages of a connection that was lost."""
+        """Handle the loss of a connection: keep its counts, and drop its messages that wait for a handler."""
         limit = max_req_timeout(connection.error)
         if limit is not None:
             self._max_req_timeouts[connection.address] = limit
@@ -128,7 +128,7 @@ class MessageDispatcher:
     # --- messages
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
-        """Receive the messages of one read. Receivers of signals are looked up here, once per read."""
+        """Receive the messages of one read. Receivers of signals are determined here, once for all these messages."""
         self.runner.receivers = tuple(self._consumer.on_message.receivers_for(self._consumer))
         self._set_finish_listener([connection])
         self.rdy.on_messages(connection, len(messages))
@@ -138,7 +138,7 @@ class MessageDispatcher:
 
     def _unanswered_messages(self) -> list[Message]:
         """Return the messages whose handlers still run, and the async messages."""
-        # Copy each set with list(), one step for the interpreter, since other threads may add to the set.
+        # Other threads may add to these sets. So copy each set by list(), which is one step of the interpreter.
         connections = self._pool.connections.values()
         async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
         return list(itertools.chain(self.workers.handling, *async_messages))
@@ -146,7 +146,7 @@ class MessageDispatcher:
     # --- results
 
     def _set_finish_listener(self, connections: Iterable[Connection]) -> None:
-        """Listen for FINs only while a receiver, an override or the backoff needs them: each FIN then costs a call."""
+        """Set on_finish only while a receiver, an override or the backoff needs it, since it costs a call per FIN."""
         is_off = self.rdy.backoff.phase is BackoffPhase.OFF
         wanted = self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
         for connection in connections:

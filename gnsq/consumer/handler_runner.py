@@ -29,9 +29,9 @@ from gnsq.texts import counted
 
 __all__ = ["HandlerRunner"]
 
-# Log lines for given up messages in one INTERVAL. The rest is only counted.
+# Log lines for given up messages in one INTERVAL. Further given up messages are only counted.
 GIVEN_UP_LINES = 10
-# Limit of the given up messages whose ids are remembered; these take 2 MB.
+# Limit of the given up messages whose ids are remembered. The ids take 2 MB of memory.
 MAX_GIVEN_UP = 10_000
 # Limit of the messages whose last failure is remembered, and limit of the characters of such a failure.
 MAX_FAILURES = 1000
@@ -40,7 +40,7 @@ MAX_ERROR_CHARACTERS = 200
 # Seconds between two searches for handlers whose message has timed out.
 OVERDUE_CHECK_INTERVAL = 10.0
 
-# Folder of the code that calls handlers. In a stack, frames of this code come before those of a handler.
+# Folder of the code that calls handlers. The frames of a handler come after the frames of this code in a stack.
 _CALLERS = os.path.join(os.path.dirname(__file__), "")
 
 _OVERDUE_HINT = (
@@ -78,11 +78,11 @@ class HandlerRunner:
         unanswered: Returns the messages whose handlers run, and the async messages.
 
     Attributes:
-        receivers: The handlers to call; set once for the messages of one read.
-        failed: Number of handlers that raised, except those that raised NSQRequeueMessage.
-        given_up: Messages that were delivered more often than max_tries.
-        handlers_timed_out: Messages that timed out while their handler ran.
-        async_timed_out: Async messages that timed out.
+        receivers: The handlers to call. Set by the dispatcher before each read's messages are handled.
+        failed: Number of calls of handlers that raised an exception other than NSQRequeueMessage.
+        given_up: Number of messages that were delivered more often than max_tries.
+        handlers_timed_out: Number of messages that timed out while their handler ran.
+        async_timed_out: Number of async messages that timed out.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class HandlerRunner:
         self._warned_of_false = False
         # Last failures, by nsqd and message id; the oldest is first.
         self._failures: OrderedDict[tuple[str | None, bytes], str] = OrderedDict()
-        # Given up messages, by nsqd and message id, the oldest first: a give-up handler may answer later.
+        # Given up messages, by nsqd and message id, the oldest first. A give-up handler may answer them later.
         self._given_up: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
         self._next_overdue_line = -math.inf
-        # Time limits of the calls to an overridden handle_messages() that run.
+        # Timeouts of the running calls of an overridden handle_messages().
         self._batch_timeouts: set[gevent.Timeout | None] = set()
         self._logger = consumer.logger
         self._label = consumer.log_owner.label
@@ -116,8 +116,8 @@ class HandlerRunner:
 
     def handle(self, message: Message) -> bool:
         """Call the handlers, then finish or requeue the message. Return True if the message is answered and not async.
-        Raises no Exception."""
-        # A try and not a with block, since this method is called for each message, and a try costs nothing.
+        This method raises no Exception, but may raise another BaseException."""
+        # This method is called for each message. So it uses try, which costs nothing, and not _log_answer_errors().
         try:
             options = self._consumer.options
             if 0 < options.max_tries < message.attempts:
@@ -138,7 +138,7 @@ class HandlerRunner:
                     with self._time_limit(options.handler_timeout):
                         for receiver in self.receivers:
                             self._check_result(receiver, receiver(self._consumer, message=message), message)
-            except BaseException as error:  # noqa: BLE001  # a handler may raise anything; raised again if it must be
+            except BaseException as error:  # noqa: BLE001  # a handler may raise anything; raised again if necessary
                 self._on_handler_exception(message, error)
             else:
                 return message.finish_if_unanswered()
@@ -151,7 +151,7 @@ class HandlerRunner:
         """Call an overridden handle_message(). A message that it leaves unanswered becomes async."""
         try:
             check_ran(type(self._consumer).handle_message, function(message))
-        except BaseException as error:  # noqa: BLE001  # as in handle()
+        except BaseException as error:  # noqa: BLE001  # the override may raise anything
             self._on_override_exception([message], error)
         if not message.has_responded():
             message.enable_async()
@@ -160,8 +160,8 @@ class HandlerRunner:
     def handle_batch_with_override(
         self, function: Callable[[list[Message]], object], messages: list[Message]
     ) -> list[Message]:
-        """Call an overridden handle_messages(). Messages that it leaves unanswered become async, or are requeued if it
-        raises. Return the messages that are answered and not async."""
+        """Call an overridden handle_messages(). Messages that it leaves unanswered become async. If it raises, they are
+        requeued. Return the messages that are answered and not async."""
         options = self._consumer.options
         limit = options.max_tries or math.inf
         due = [message for message in messages if message.attempts <= limit]
@@ -174,17 +174,17 @@ class HandlerRunner:
                 with self._time_limit(options.handler_timeout) as timeout:
                     self._batch_timeouts.add(timeout)
                     try:
-                        check_ran(function, function(due[:]))  # a copy, which the subclass may change
+                        check_ran(function, function(due[:]))  # a copy: the subclass may change the list
                     finally:
                         self._batch_timeouts.discard(timeout)
-            except BaseException as error:  # noqa: BLE001  # as in handle()
+            except BaseException as error:  # noqa: BLE001  # the override may raise anything
                 self._on_override_exception(due, error)
         return enable_async_all(messages)
 
     def _on_handler_exception(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler raised."""
         if isinstance(error, gevent.Timeout) and error in self._batch_timeouts:
-            # The error is the timeout of the handle_messages() that called this; handle_batch_with_override() answers.
+            # This is the timeout of an overridden handle_messages() that has called a handler. Raise it there.
             raise error
         if isinstance(error, NSQRequeueMessage):
             self.note_failure(message, error)
@@ -194,13 +194,13 @@ class HandlerRunner:
             self.note_failure(message, error)
             self._on_failure(message, error)
         else:
-            # The greenlet was killed, or the program ends. Requeue, so that nsqd need not wait for the msg_timeout.
+            # The greenlet was killed, or the program ends. Requeue, so that nsqd does not wait for the msg_timeout.
             with contextlib.suppress(NSQException):
                 self._requeue(message, backoff=False, at_once=True)
             raise error
 
     def _on_override_exception(self, messages: list[Message], error: BaseException) -> None:
-        """Answer messages whose override raised. They count as one failure, reported with the first message."""
+        """Answer messages after an override has raised. Together they count as one failure, that of the first one."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
         is_killed = not isinstance(error, (Exception, gevent.Timeout))
         for message in others:
@@ -213,12 +213,12 @@ class HandlerRunner:
 
     @contextlib.contextmanager
     def _log_answer_errors(self, message: Message) -> Iterator[None]:
-        """Log an error that prevents an answer. nsqd delivers the message again after its msg_timeout."""
+        """Log an exception of the block, which prevents an answer: nsqd delivers the message again later."""
         try:
             yield
         except NSQConnectionClosed as error:
             self._log(logging.INFO, "gone", message, "no answer sent, its connection is lost: %s", error)
-        except Exception:  # a receiver of the message's own signals may raise anything
+        except Exception:  # a receiver of the message's own signals may raise any exception
             self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
 
     # --- timed out messages
@@ -244,13 +244,13 @@ class HandlerRunner:
             )
 
     def overdue(self) -> list[RunningHandler]:
-        """Return the handlers that still run after their message has timed out. The longest running handler comes
-        first."""
+        """Return the handlers that still run after their message has timed out. The handler that has run longest is
+        the first."""
         late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
 
     def log_regularly(self) -> None:
-        """Log overdue handlers and the number of given up messages, from time to time until killed."""
+        """Log overdue handlers and the number of given up messages at intervals, until the greenlet is killed."""
         while True:
             self._clock.sleep(OVERDUE_CHECK_INTERVAL)
             self.log_overdue()
@@ -279,7 +279,7 @@ class HandlerRunner:
         """Log that a message timed out in the inbox."""
         self._note(message, "timed out while it waited for a handler")
         text = "not handled, it waited for a handler until its timeout was over and nsqd delivers it again: %s"
-        # Search for the hint only if the line will be logged: to search all handlers for many messages takes seconds.
+        # Make the hint only if the line will be logged: it needs a search of all handlers for each dropped message.
         hint = self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT
         self._log(logging.WARNING, "dropped", message, text, hint)
 
@@ -308,8 +308,8 @@ class HandlerRunner:
     # --- calls of handlers
 
     def _check_result(self, handler: object, result: object, message: Message) -> None:
-        """Raise TypeError if the result of a handler is a coroutine or a generator: no code of the handler has run.
-        Every other result finishes the message."""
+        """Raise TypeError if the result of a handler is a coroutine or a generator: then its code has not run. All
+        other results are accepted; False is logged."""
         if result is not False:
             check_ran(handler, result)
         elif not self._warned_of_false:
@@ -339,14 +339,14 @@ class HandlerRunner:
     # --- failures
 
     def _give_up(self, message: Message) -> None:
-        """Call the give-up handlers, then finish the message. If one of them fails, the message is requeued."""
+        """Call the give-up handlers, then finish the message. If one handler fails, requeue the message instead."""
         consumer = self._consumer
         receivers = list(consumer.on_giving_up.receivers_for(consumer))
         _remember(self._given_up, (message.nsqd, message.id), None, MAX_GIVEN_UP)
         for receiver in receivers:
             try:
                 self._check_result(receiver, receiver(consumer, message=message), message)
-            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # the message is not lost: it is requeued
+            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # _on_failure() requeues the message
                 self._on_failure(message, error, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
@@ -366,7 +366,7 @@ class HandlerRunner:
         message.finish_if_unanswered()
 
     def _unseen_failure(self, message: Message) -> str:
-        """Explain why no failure is remembered: an earlier delivery may still be unanswered in this process."""
+        """Return the text for an unknown failure. It tells if this process still handles an earlier delivery."""
         is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
@@ -374,11 +374,11 @@ class HandlerRunner:
         return "timed out, and is still unanswered here" if is_here else "not seen here"
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
-        """Return True if a message was given up. Its answer then counts neither as a success nor as a failure."""
+        """Return True if a message was given up. The answer to such a message is neither a success nor a failure."""
         return (nsqd, message_id) in self._given_up
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
-        """Log how many messages were given up without a line of their own, once in each INTERVAL, or immediately."""
+        """Log how many messages were given up without a log line of their own. Once in each INTERVAL, or at_once."""
         text = "%s: %s given up"
         self._rate_limited.log_rest(logging.WARNING, "given up", "more message", text, self._label, at_once=at_once)
 
@@ -390,10 +390,10 @@ class HandlerRunner:
         _remember(self._failures, (message.nsqd, message.id), text, MAX_FAILURES)
 
     def _on_failure(self, message: Message, error: BaseException, what: str = "handler") -> None:
-        """Report a handler that raised, and requeue its message.
+        """Log an exception of a handler, send on_exception, and requeue the message.
 
         Args:
-            what: Name of the handler in the log line.
+            what: The handler in the log line.
         """
         self.failed += 1
         kind, text = f"{what} {type(error).__qualname__}", "%s raised on attempt %d, message is %s"
@@ -402,8 +402,8 @@ class HandlerRunner:
         try:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
         finally:
-            # Requeue even if a receiver raises. Otherwise the pool would put the message back, and it would fail again
-            # immediately.
+            # Requeue even if a receiver is killed. Otherwise the WorkerPool would put the message into the inbox again,
+            # and it would fail again immediately.
             self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:
@@ -413,7 +413,7 @@ class HandlerRunner:
 
 
 def _remember(memory: OrderedDict[Key, Value], key: Key, value: Value, limit: int) -> None:
-    """Add the newest entry, and remove the oldest if there are more than the limit."""
+    """Add an entry as the newest one, and remove the oldest entry if there are more than the limit."""
     memory[key] = value
     memory.move_to_end(key)
     if len(memory) > limit:
@@ -421,7 +421,7 @@ def _remember(memory: OrderedDict[Key, Value], key: Key, value: Value, limit: in
 
 
 def _error_text(error: BaseException) -> str:
-    """Format an error in one short line; texts of peers and bodies may be long."""
+    """Format an error in one short line. The error's own text may be long, with a text or body of a peer."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # a user's own class may raise anything
@@ -432,12 +432,12 @@ def _error_text(error: BaseException) -> str:
 
 
 def _is_slow(run: RunningHandler, now: float) -> bool:
-    """Return True if a message timed out because of its handler, and not because it waited for one."""
+    """Return True if a message has been with its handler for longer than it waited for a handler before."""
     return now - run.began >= run.began - run.message.received
 
 
 def _position(worker: gevent.Greenlet) -> str:
-    """Format the position of a waiting handler: its own line, and the innermost line outside of gevent."""
+    """Format where a handler waits: the line in the handler itself, and the innermost line that is not gevent's."""
     frame: FrameType | None = worker.gr_frame
     frames: list[FrameType] = []
     while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):

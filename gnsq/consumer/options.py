@@ -14,9 +14,9 @@ from gnsq.options import ConnectionOptionsDict, Options, option
 
 __all__ = ["ConsumerOptions", "ConsumerOptionsDict", "OptionAttribute"]
 
-# Seconds. Longest interval between two rounds of lookups while an nsqd is lost; below 30 with the default jitter.
+# Seconds. Longest interval between two lookups while an nsqd is lost; with the default jitter it stays below 30 s.
 LOST_POLL_INTERVAL = 25.0
-# Seconds after the loss of an nsqd until the usual interval is used again: the nsqd may have been replaced for good.
+# Seconds after the loss of an nsqd until the usual interval is used again: the nsqd may never come back.
 LOST_FOR = 24 * 3600.0
 
 
@@ -39,7 +39,7 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions(Options):
-    """Options of a Consumer. requeue_delay is in milliseconds, as in gnsq 1.0."""
+    """Options of a Consumer. requeue_delay is in milliseconds, as it was in gnsq 1.0."""
 
     max_tries: int = option(
         5, "limit of the deliveries of a message; after that it is given up; 0: no limit", unit="attempts", minimum=0
@@ -122,16 +122,16 @@ class ConsumerOptions(Options):
             raise TypeError(f"backoff_strategy must be callable, not {self.backoff_strategy!r}")
 
     def poll_interval(self, losses: Iterable[float]) -> float:
-        """Return the seconds between two rounds of lookups, without jitter.
+        """Return the seconds between two lookups at all nsqlookupds, without jitter.
 
         Args:
-            losses: For each nsqd that is not connected again: seconds since its loss.
+            losses: Seconds since the loss of each nsqd that was lost and is not connected again.
         """
         is_recent = any(seconds < LOST_FOR for seconds in losses)
         return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_recent else self.lookupd_poll_interval
 
     def requeue_after(self, attempts: int) -> int:
-        """Return the delay, in milliseconds, of the REQ that follows a failure on this attempt."""
+        """Return the delay of a REQ in milliseconds, for a message that has failed on this attempt."""
         if self.requeue_delay is not None:
             return round(self.requeue_delay)
         delay = exponential_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)
@@ -148,7 +148,7 @@ class ConsumerOptions(Options):
 
 
 class OptionAttribute:
-    """Attribute that reads or sets the option of the same name, as in gnsq 1.0."""
+    """Attribute of a Consumer that reads or sets the option of the same name. gnsq 1.0 had these attributes."""
 
     _name = ""
 

@@ -1,7 +1,7 @@
-"""Sends each nsqd its RDY count, as RdyPolicy and ConsumerBackoff decide.
+"""Sends each nsqd its RDY count. RdyPolicy and ConsumerBackoff decide the counts.
 
-Asks both after each event that may change the RDY counts, and at the times that both return. Knows connections, but
-neither handlers nor their results.
+RdyController asks both after each event that may change the RDY counts, and at the times that they return. It knows
+connections, but no handlers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["RdyController"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two searches for timed out messages, or that part of the msg_timeout if it is longer.
+# Seconds between two searches for timed out messages; a tenth of the msg_timeout if that is longer.
 TIMEOUT_CHECK_INTERVAL = 1.0
 CHECKS_PER_TIMEOUT = 10
-# Seconds. A time that is nearer than this is treated as reached: the difference may be a rounding error.
+# Seconds. A time that is less than this in the future counts as reached: the difference may be a rounding error.
 CLOCK_ROUNDING = 1e-6
 
 _BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
@@ -40,14 +40,14 @@ class RdyController:
     """RDY counts of a consumer's connections.
 
     Args:
-        options: The timeouts, and the first max_in_flight.
-        connections: Open connections by address. The owner changes this mapping.
+        options: The timeouts, and max_in_flight at the start.
+        connections: Open connections by address. The ConnectionPool changes this mapping.
         unanswered: Returns the messages whose handlers run, and the async messages.
         on_timed_out: Called with messages whose msg_timeout is over.
         not_attempted: Returns the number of addresses to which no connection has been tried yet.
-        on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), when another follows
-            ("continue"), and when backoff ends ("end").
-        owner: Consumer that log lines name.
+        on_phase: Called with (phase, failures, seconds). The phase is "start" for the first pause of a backoff,
+            "continue" for a further pause, and "end" when the backoff ends.
+        owner: The Consumer that log lines name.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class RdyController:
         self._not_attempted = not_attempted
         self._on_phase = on_phase
         self._label = owner.label
-        # Seconds until a probe must bring a message.
+        # Seconds in which a message must come after RDY 1 was sent as a probe.
         self._idle_timeout = options.low_ready_idle_timeout
-        # Connection whose message for the probe has come and is not answered yet.
+        # Connection that has delivered the message of a probe. The message is not answered yet.
         self._probed: Connection | None = None
-        # When to probe another connection if the probe has brought no result.
+        # Time at which another connection is probed if the probe has no result until then.
         self._probe_due = 0.0
-        # When to search for timed out messages; None while no message is in flight.
+        # Time of the next search for timed out messages; None while no message is in flight.
         self._timeout_check_due: float | None = None
         # Until this time, RDY is reserved for each address to which a connection is being made.
         self._expected_until: float | None = None
-        # When RDY is updated next if no event comes before, and until when run() sleeps.
+        # Time of the next update of RDY if no event comes before; time until which run() sleeps.
         self._due: float | None = None
         self._sleeping_until: float | None = None
         self._update_scheduled = False
@@ -99,11 +99,11 @@ class RdyController:
 
     @property
     def max_in_flight(self) -> int:
-        """Limit for all connections together."""
+        """Limit of the messages in flight on all connections together."""
         return self._policy.max_in_flight
 
     def set_max_in_flight(self, value: int) -> None:
-        """Change the limit for all connections together."""
+        """Change the limit of the messages in flight on all connections together."""
         self._policy.max_in_flight = value
         self._update_rdy()
 
@@ -113,7 +113,7 @@ class RdyController:
         self._update_rdy()
 
     def configure(self, options: ConsumerOptions) -> None:
-        """Put changed options into effect."""
+        """Apply changed options."""
         self._idle_timeout = self._policy.idle_timeout = options.low_ready_idle_timeout
         self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
@@ -145,10 +145,10 @@ class RdyController:
         self.schedule_update()
 
     def on_messages(self, connection: Connection, count: int) -> None:
-        """Count the messages of a chunk."""
+        """Record that a connection has delivered some messages."""
         is_due = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
-            # Send RDY 0 before the message is answered; otherwise nsqd would send a second message.
+            # The message of the probe has come. Send RDY 0 before it is answered; otherwise nsqd would send another.
             self._probed, self._policy.probe = connection, None
             self._probe_due = connection.last_message + max(
                 self._idle_timeout, connection.in_flight_messages.msg_timeout or 0.0
@@ -171,11 +171,11 @@ class RdyController:
     # --- results of messages
 
     def record_failure(self) -> None:
-        """Count a failure; the pause may begin."""
+        """Count a failure, which may begin a pause."""
         phase = "start" if self.backoff.phase is BackoffPhase.OFF else "continue"
         try:
             paused = not self._stopped and self.backoff.record_failure(self._clock.monotonic())
-        except Exception:  # a user's backoff_strategy may raise anything
+        except Exception:  # a user's backoff_strategy may raise any exception
             logger.exception("%s: %s; not paused for this failure", self._label, _BAD_STRATEGY)
             paused = False
         if paused:
@@ -184,17 +184,17 @@ class RdyController:
             self._end_probe()
 
     def record_success(self) -> None:
-        """Count a success. The call may be left out while backoff.phase is OFF."""
+        """Count a success. Not needed while backoff.phase is OFF."""
         try:
             changed = not self._stopped and self.backoff.record_success(self._clock.monotonic())
-        except Exception:  # as in record_failure()
+        except Exception:  # a user's backoff_strategy may raise any exception
             logger.exception("%s: %s; no more pauses for these failures", self._label, _BAD_STRATEGY)
             changed = self.backoff.reset()
         if changed:
             self._change_phase("end" if self.backoff.phase is BackoffPhase.OFF else "continue")
 
     def record_neutral(self, connection: Connection) -> None:
-        """Record an answer that is neither a success nor a failure of a handler."""
+        """Record an answer that counts neither as a success nor as a failure."""
         if connection is self._probed:
             self._end_probe()
 
@@ -212,7 +212,7 @@ class RdyController:
     # --- RDY
 
     def run(self) -> None:
-        """Update RDY whenever it is due, until killed."""
+        """Update RDY at each time that is stored in _due, until the greenlet is killed."""
         while True:
             self._wake.clear()
             self._sleeping_until = self._due
@@ -224,14 +224,14 @@ class RdyController:
                 self._update_rdy(self._due)
 
     def stop(self) -> None:
-        """Set all RDY counts to 0 for good."""
+        """Set all RDY counts to 0. They stay 0: RDY is not sent any more."""
         self._policy.paused = True
         self._update_rdy()
         self._stopped = True
 
     def schedule_update(self) -> None:
-        """Schedule one RDY update at the end of this round of the event loop."""
-        # Before the first connection the caller may run in another thread.
+        """Let the event loop update RDY soon. Several calls before that cause only one update."""
+        # Without a connection there is nothing to update, and the caller may run in another thread.
         if not self._update_scheduled and self._connections:
             self._update_scheduled = True
             gevent.get_hub().loop.run_callback(self._update_rdy)
@@ -240,7 +240,7 @@ class RdyController:
         """Send each connection its RDY count.
 
         Args:
-            at: Time that was scheduled; it may be later than the clock by rounding.
+            at: Time for which the update was scheduled. By rounding it may be later than the clock.
         """
         self._update_scheduled = False
         if self._stopped:
@@ -255,7 +255,7 @@ class RdyController:
         for connection, count in self._policy.decide(in_flight, now).items():
             if connection.is_open:
                 connection.ready(count)
-        # Listen for answers only while a connection waits for RDY that they free: each answer then costs a call.
+        # Answers free RDY for connections that wait for it. Listen only while there are any: it costs a call each time.
         listener = self.schedule_update if self._policy.has_unassigned else None
         for connection in connections:
             connection.in_flight_messages.before_answer = listener
@@ -265,20 +265,20 @@ class RdyController:
         self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
-        """Probe a connection after the pause. Probe another one if no message comes, or the message is not answered."""
+        """After a pause, choose a connection to probe; choose another if no message comes, or it is not answered."""
         self.backoff.update(now)
         if self.backoff.phase is not BackoffPhase.PROBING:
             return
         probe = self._policy.probe
         if probe is not None and not probe.ready_count:
-            # The probe waits for RDY that other connections must free. Its time begins when it gets this RDY.
+            # The probed connection waits for RDY that other connections must free. Its time begins when it gets RDY 1.
             self._probe_due = now + self._idle_timeout
         elif (probe is None and self._probed is None) or now >= self._probe_due:
-            # Timed out messages must not count, or nsqd would send a second message for the probe.
+            # Do not count timed out messages as in flight: RDY would be too high, and nsqd would send a second message.
             self._drop_timed_out()
             in_flight = {connection: connection.in_flight for connection in self._connections.values()}
             if self._probed is not None:
-                # The message of the probe is not answered: pick another connection.
+                # The message of the probe is not answered: let pick_probe() choose another connection.
                 self._policy.probe = self._probed
             self._policy.probe = self._policy.pick_probe(in_flight)
             self._probed = None
@@ -292,8 +292,8 @@ class RdyController:
         self.schedule_update()
 
     def _drop_timed_out_if_due(self, now: float) -> None:
-        """Search for timed out messages at intervals. Otherwise messages that are never answered would occupy RDY for
-        ever."""
+        """Search for timed out messages at intervals. Without that, messages that are never answered would count as in
+        flight for ever."""
         if self._timeout_check_due is not None and now >= self._timeout_check_due:
             self._drop_timed_out()
             self._timeout_check_due = None

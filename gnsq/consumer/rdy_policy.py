@@ -1,9 +1,9 @@
 """Computes the RDY count of each connection. Pure: sends nothing, reads no clock.
 
-nsqd treats RDY as a limit of the messages in flight. A lower RDY does not take messages back, so the difference can be
-given to another connection only when messages are answered. nsqd before 0.3.0 also subtracts 1 from RDY for each
-message that it sends, so the same RDY is sent again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
-IsReadyForMessages; nsqd, "don't decrement RDY count".
+nsqd treats RDY as a limit of the messages in flight. A lower RDY does not change which messages are in flight. So RDY
+that is taken from a connection can be given to another one only when messages are answered. nsqd before 0.3.0 also
+subtracts 1 from RDY for each message that it sends, so the same RDY must be sent again. Source: the client guide, "RDY
+State"; nsqd 0.2.31 client_v2.go, IsReadyForMessages; nsqd, "don't decrement RDY count".
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gnsq.protocol.commands import is_starved
 
 __all__ = ["RdyPolicy"]
 
-# If nsqd counts RDY down, it is sent again when less than this part is left. Source: the client guide, "RDY State".
+# If nsqd counts RDY down, RDY is sent again when less than this part is left. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
-# Factor of the measured delay: after a lower RDY to a silent nsqd, messages that it sent before arrive within this
-# time.
+# The time in which messages may arrive that a silent nsqd sent before it read a lower RDY is this number times the
+# measured delay between a RDY and its first message.
 SILENT_GRACE_FACTOR = 4
 
 Key = TypeVar("Key", bound=Hashable)
@@ -33,20 +33,20 @@ class _ConnectionRdy:
 
     Attributes:
         limit: max_rdy_count of its nsqd.
-        counts_down: True if its nsqd subtracts messages from RDY.
+        counts_down: True if its nsqd subtracts 1 from RDY for each message.
         last: When the last message came; before the first message: when the connection was added.
-        idle_since: Since when no message is in flight; None if one is, or was at the last decide().
+        idle_since: Time since which no message is in flight; None if a message is, or was at the last decide().
         rdy: RDY that was sent last.
-        remaining: If its nsqd counts down: a lower bound of what is left of rdy.
+        remaining: If its nsqd counts down: a lower bound of the rest of rdy at nsqd.
         is_new: True until the first message.
-        starved_at: When it was starved last.
-        arriving: Messages that nsqd may have sent before it reads a lower RDY.
-        arriving_until: Time until which the arriving messages may come.
+        starved_at: When the connection was starved last.
+        arriving: Number of messages that may still arrive because nsqd sent them before it read a lower RDY.
+        arriving_until: Time until which these messages may arrive.
         raised_at: When RDY was raised from 0; None after the next message.
-        turn: When its turn began; None while it waits for one, or if it needs none.
-        turn_renewed: When its turn began or was last extended.
-        has_backlog: True if its last turn brought messages and did not end in silence.
-        had_turn: True if it had a turn in this rotation.
+        turn: When the connection's turn began; None while it waits for a turn, or if there are no turns.
+        turn_renewed: When the turn began or was last extended.
+        has_backlog: True if the last turn brought messages and did not end because messages stopped coming.
+        had_turn: True if the connection had a turn in this rotation. In a rotation each connection gets one turn.
     """
 
     limit: int
@@ -66,19 +66,19 @@ class _ConnectionRdy:
     had_turn: bool = False
 
     def lower(self, target: int, in_flight: int, now: float, grace: float) -> None:
-        """Set a lower RDY. For grace seconds, messages may arrive that nsqd sent before it read the lower RDY."""
+        """Set a lower RDY. For grace seconds, messages may still arrive that nsqd sent before it read the lower RDY."""
         self.arriving = max(self.rdy - in_flight, self.arriving if now < self.arriving_until else 0)
         self.arriving_until = now + grace
         self.rdy = target
         self.raised_at = None
 
     def begin_turn(self, now: float) -> None:
-        """Begin a turn. Called again if RDY was granted later: the time of the turn then begins anew."""
+        """Begin a turn. If RDY is granted only later, this is called again then, and the turn begins at that time."""
         self.turn = self.turn_renewed = now
         self.had_turn = True
 
     def max_in_flight(self, in_flight: int, now: float) -> int:
-        """Return the largest number of messages that may be in flight if no other RDY is sent."""
+        """Return the largest number of messages that can be in flight until another RDY is sent."""
         arriving = self.arriving if now < self.arriving_until else 0
         return max(self.rdy, in_flight + arriving)
 
@@ -86,32 +86,32 @@ class _ConnectionRdy:
 class RdyPolicy(Generic[Key]):
     """Distributes max_in_flight to connections. The sum of max(RDY, in flight) never exceeds max_in_flight.
 
-    A connection begins with RDY 1 and is raised with its first message. All get equal RDY counts. A connection that had
-    no message for idle_timeout is reduced to RDY 1 while others are starved.
+    A connection begins with RDY 1. After its first message, its RDY is raised: all connections with messages get equal
+    RDY counts. A connection that had no message for idle_timeout is reduced to RDY 1 while others are starved.
 
-    If max_in_flight is lower than the number of connections, some have RDY 1 and the others RDY 0, by turns in random
-    order. A connection without messages loses its turn after idle_timeout, or after grace if a waiting one is known to
-    have messages. A connection with messages loses its turn after turn_timeout, which is divided if many wait; it gets
-    the next turn if its successor has no messages.
+    If max_in_flight is lower than the number of connections, some have RDY 1 (a turn) and the others wait with RDY 0.
+    Turns come in random order. A connection without messages loses its turn after idle_timeout, or after grace if a
+    waiting one is known to have messages. A connection with messages loses its turn after turn_timeout, or earlier if
+    many wait; it gets the next turn if its successor has no messages.
 
     RDY that was taken from a connection is given to another one when messages are answered, or after grace, since nsqd
-    does not acknowledge RDY. A connection that loses its turn by silence probably has no message on its way: its RDY
-    is given away after a few times the measured delay, or immediately if no delay was measured.
+    does not acknowledge RDY. If a connection loses its turn because no messages came, probably none is on its way: its
+    RDY is given away after a few times the measured delay, or immediately if no delay was measured.
 
     Args:
-        max_in_flight: Messages, 1 or more. This and the timeouts may be changed at any time, before a decide().
+        max_in_flight: Messages, 1 or more. This argument and the timeouts are attributes that may be changed.
         idle_timeout: Seconds without a message.
         turn_timeout: Seconds of a turn.
         grace: Seconds until nsqd has read a lower RDY and the messages that it sent before have arrived. nsqd flushes
-            its output buffer when a RDY allows no more messages.
+            its output buffer when RDY allows no more messages.
         rng: Randomness for the remainder of the division and for the order of turns.
 
     Attributes:
-        paused: All RDY counts are 0.
-        backing_off: All RDY counts are 0, except that of the probe.
+        paused: True: all RDY counts are 0.
+        backing_off: True: all RDY counts are 0, except that of the probe.
         expected: Number of connections that may be added soon; their RDY counts are reserved.
-        probe: Connection that has RDY 1 while the others have 0; None for none.
-        has_unassigned: True if a connection waits for RDY that others must free: call decide() after each answer then.
+        probe: Connection that has RDY 1 during backoff while the others have RDY 0; None: no connection.
+        has_unassigned: True if a connection waits for RDY that others must free: then call decide() after each answer.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class RdyPolicy(Generic[Key]):
         self.grace = grace
         self._rng = rng if rng is not None else random.Random()
         self._states: dict[Key, _ConnectionRdy] = {}
-        # Connections; the first ones have priority.
+        # All connections. The first ones have the turns, and get the remainder of the division.
         self._order: list[Key] = []
-        # Connections whose turn ends in this decide(); True: by silence.
+        # Connections whose turn ends in this decide(). True: the turn ends because no messages came.
         self._ended: dict[Key, bool] = {}
         # Number of waiting connections that are known to have messages, and seconds of a turn at present.
         self._waiting_with_backlog = 0
         self._turn_seconds = turn_timeout
         self.has_unassigned = False
-        # Average of the seconds from a RDY to its first message; messages that came after grace are left out.
+        # Average seconds from sending RDY to the first message after it. Messages that came after grace are left out.
         self._delay = 0.0
 
     def add(self, key: Key, max_rdy_count: int, now: float, *, counts_down: bool = False) -> None:
@@ -152,12 +152,12 @@ class RdyPolicy(Generic[Key]):
             counts_down: True if its nsqd subtracts 1 from RDY with each message.
         """
         self._states[key] = _ConnectionRdy(max_rdy_count, counts_down, now, now)
-        # Insert it after the connections that have a turn, since they would lose the turn.
+        # Insert it after the connections that have a turn: otherwise one of them would lose its turn.
         first = min(len(self._order), self.max_in_flight) if len(self._order) >= self.max_in_flight else 0
         self._order.insert(self._rng.randint(first, len(self._order)), key)
 
     def remove(self, key: Key) -> None:
-        """Remove a connection, if it is there."""
+        """Remove a connection. An unknown connection is ignored."""
         if self._states.pop(key, None) is not None:
             self._order.remove(key)
         if self.probe == key:
@@ -168,7 +168,7 @@ class RdyPolicy(Generic[Key]):
 
         Args:
             count: Number of these messages.
-            in_flight: Messages in flight on the connection, with these.
+            in_flight: Messages in flight on the connection, including these.
         """
         state = self._states.get(key)
         if state is None:
@@ -193,8 +193,8 @@ class RdyPolicy(Generic[Key]):
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
         """Choose the connection to probe with RDY 1; None if there is no connection.
 
-        The first choice is the connection that had the last message, since it probably has more; then another one at
-        random. Connections with messages in flight come last: they deliver none before these are answered.
+        Choose the connection that had the last message, since it probably has more. If there is a probe already, choose
+        another one at random. Connections with messages in flight come last: they send none until these are answered.
         """
         others = [key for key in self._order if key != self.probe] or self._order
         best = [key for key in others if not in_flight.get(key)] or others
@@ -205,7 +205,7 @@ class RdyPolicy(Generic[Key]):
         return self._rng.choice(best)
 
     def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
-        """Return the RDY counts to send now. Connections that are missing keep their RDY.
+        """Return the RDY counts to send now. Connections that are not in the result keep their RDY.
 
         Args:
             in_flight: Messages in flight on each connection.
@@ -220,8 +220,8 @@ class RdyPolicy(Generic[Key]):
         return {key: self._states[key].rdy for key in changed}
 
     def lower_probe(self, in_flight: int, now: float) -> int | None:
-        """Return the RDY to send to the probe before an answer, or None to send nothing. So the probe delivers one
-        message in total, and not one for each answer.
+        """Return the RDY to send to the probe before a message is answered; None: send nothing. Without this RDY, the
+        probe would deliver one message for each answer, and not one in total.
 
         Args:
             in_flight: Messages in flight on the probe after the answer.
@@ -234,7 +234,7 @@ class RdyPolicy(Generic[Key]):
         return state.rdy
 
     def due(self, now: float) -> float | None:
-        """Return when decide() must be called without an event; None for never."""
+        """Return the time at which decide() must be called even without an event; None: no such time."""
         states = self._states.values()
         times = [state.arriving_until for state in states if self.has_unassigned and state.arriving]
         if self._is_oversubscribed:
@@ -254,7 +254,7 @@ class RdyPolicy(Generic[Key]):
     # --- steps of decide()
 
     def _cap(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int]) -> dict[Key, int]:
-        """Reduce some targets, but not below 1, if other connections have more in flight than their targets."""
+        """If connections have more messages in flight than their targets, reduce targets of others, but not below 1."""
         rdy = {key: min(target, self._states[key].rdy) for key, target in targets.items()}
         excess = sum(max(count, in_flight.get(key, 0)) for key, count in rdy.items()) - self.max_in_flight
         for key in reversed(self._order):
@@ -288,13 +288,13 @@ class RdyPolicy(Generic[Key]):
             if free < 0:
                 self.has_unassigned = True
                 continue
-            # What this connection may have in flight now, even above its RDY, is subtracted from free already.
+            # Free does not include the messages that this connection may have in flight now, even above its RDY.
             reserved = state.max_in_flight(in_flight.get(key, 0), now)
             granted = min(target, reserved + free)
             free -= max(granted - reserved, 0)
             if granted > state.rdy:
                 if state.turn is not None and not state.rdy:
-                    # The turn begins only now: the connection may have waited for answers on other connections.
+                    # The turn begins now: until now the connection may have waited for answers on other connections.
                     state.begin_turn(now)
                     state.idle_since = now
                 if not state.rdy:
@@ -306,9 +306,9 @@ class RdyPolicy(Generic[Key]):
         return raised
 
     def _must_renew(self, state: _ConnectionRdy) -> bool:
-        """Return True if an nsqd that counts down must be sent the same RDY again.
+        """Return True if the same RDY must be sent again, to an nsqd that counts RDY down.
 
-        To send it again never allows too many messages: nsqd sends nothing while the last RDY is in flight.
+        This never allows too many messages: nsqd also respects RDY as the limit of the messages in flight.
         """
         return state.counts_down and state.remaining < state.rdy * RENEW_BELOW
 
@@ -322,7 +322,7 @@ class RdyPolicy(Generic[Key]):
         if self.paused or self.backing_off:
             targets = dict.fromkeys(self._order, 0)
             if self.probe is not None and not self.paused:
-                # One more than the probe has in flight, since these messages may take long. See lower_probe().
+                # One more than the probe has in flight, since the answers to these may take long. See lower_probe().
                 targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._states[self.probe].limit)
             return targets
         if self._is_oversubscribed:
@@ -337,19 +337,19 @@ class RdyPolicy(Generic[Key]):
         eligible = [
             key
             for key, state in self._states.items()
-            # A connection with messages in flight is not idle: after a lower RDY it gets none before the answers.
+            # A connection with messages in flight is not idle: it may get no message before these are answered.
             if not state.is_new and not (starved and self._is_idle(state, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._states[key].limit) for key in self._order}
-        # Do not give the first connection with a message the RDY that others will need soon.
+        # Reserve RDY for new connections, so that the first one with a message does not get all of it.
         recently_added = sum(state.is_new and now < state.last + self.grace for state in self._states.values())
         count = self.max_in_flight - len(self._order) + len(eligible) + recently_added
         targets.update(self._distribute(count, set(eligible), recently_added + self.expected))
         return targets
 
     def _distribute(self, count: int, eligible: set[Key], reserved: int) -> dict[Key, int]:
-        """Divide count into equal RDY counts, some of them reserved. The first connections get the remainder. The part
-        above the limit of an nsqd goes to the others."""
+        """Divide count into equal RDY counts for the eligible connections and the reserved ones. The first connections
+        get the remainder. If a count exceeds the limit of an nsqd, the rest goes to the others."""
         targets = {}
         # Start with the lowest limits, so that the other connections divide what remains.
         waiting = sorted((key for key in self._order if key in eligible), key=lambda key: self._states[key].limit)
@@ -373,22 +373,22 @@ class RdyPolicy(Generic[Key]):
     def _is_idle(self, state: _ConnectionRdy, now: float) -> bool:
         return now >= state.last + self.idle_timeout
 
-    # --- turns: fewer in flight than connections
+    # --- turns: if max_in_flight is lower than the number of connections
 
     @property
     def _silence_timeout(self) -> float:
-        """Seconds without a message until a turn ends."""
+        """Seconds without a message after which a turn ends."""
         return self.grace if self._waiting_with_backlog else self.idle_timeout
 
     def _silent_at(self, state: _ConnectionRdy, now: float) -> float:
-        """Return when a connection that has a turn is silent, or when to check that again."""
+        """Return the time at which a turn ends if no message comes, or the time to check that again."""
         silent = max(state.last, state.turn or 0.0) + self._silence_timeout
         if state.idle_since is not None:
             return max(silent, state.idle_since + self.grace)
         return silent - self.grace if silent - self.grace > now else now + self.grace
 
     def _rotate(self, in_flight: Mapping[Key, int], now: float) -> None:
-        """Exchange connections whose turn is over with waiting ones."""
+        """End the turns that are over, and begin turns of waiting connections in their place."""
         active, waiting = self._order[: self.max_in_flight], self._order[self.max_in_flight :]
         self._waiting_with_backlog = sum(self._states[key].has_backlog for key in waiting)
         for key in waiting:
@@ -401,7 +401,7 @@ class RdyPolicy(Generic[Key]):
                 state.idle_since = None
             elif state.idle_since is None:
                 state.idle_since = now
-        # In random order, since fewer connections may be waiting than have a turn.
+        # In random order, since there may be fewer waiting connections than turns that are over.
         for key in self._rng.sample(active, len(active)):
             state = self._states[key]
             if not state.rdy or state.turn is None:
@@ -412,21 +412,21 @@ class RdyPolicy(Generic[Key]):
                 if not self._is_wanted():
                     state.turn_renewed = now
                 elif in_flight.get(key, 0) >= state.rdy:
-                    # With all its RDY in flight no message is on its way, so the next turn begins with the answer.
+                    # All its RDY is in flight, so no message is on its way: the next turn can begin with the answer.
                     self._end_turn(key, now, is_silent=False)
         waiting = self._order[self.max_in_flight :]
-        # All waiting connections without messages get their turn within turn_timeout.
+        # Choose the length of a turn such that all waiting connections without messages get one within turn_timeout.
         self._turn_seconds = max(self.turn_timeout / max(len(waiting) - self._waiting_with_backlog, 1), self.grace)
 
     def _is_wanted(self) -> bool:
-        """Return True if a connection with messages must end its turn, not while one without messages ends its own."""
+        """Return True if a connection with messages must end its turn: not while one without messages ends its own."""
         active = [self._states[key] for key in self._order[: self.max_in_flight]]
         searching = sum(not state.has_backlog for state in active)
         return not searching or self._waiting_with_backlog > searching
 
     def _end_turn(self, key: Key, now: float, *, is_silent: bool) -> None:
-        """Give the turn of a connection to a waiting one. Each gets one turn per rotation, in random order; but a
-        connection without messages is followed by one that is known to have messages."""
+        """Give the turn of a connection to a waiting one, at random among those without a turn in this rotation. After
+        a connection without messages, one that is known to have messages is preferred."""
         state = self._states[key]
         waiting = [other for other in self._order[self.max_in_flight :] if other not in self._ended]
         if not waiting:

@@ -1,4 +1,4 @@
-"""Shutdown of a consumer: waits a limited time until delivered messages are answered, then requeues the rest."""
+"""Shutdown of a consumer: waits a limited time until delivered messages are answered, then requeues the others."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["Shutdown"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds beyond the time limit, in which the REQs are sent and nsqd closes the connections.
+# Seconds after the end of the timeout, in which the REQs are sent and nsqd closes the connections.
 REQUEUE_GRACE = 2.0
-# Seconds between two checks: have other handlers ended, have further messages arrived?
+# Seconds between two checks if other handlers have ended, or if further messages have arrived.
 POLL_INTERVAL = 0.05
 
 
@@ -31,7 +31,7 @@ class Shutdown:
 
     Args:
         timeout: Seconds to wait for the answers to delivered messages.
-        label: Consumer in log lines.
+        label: Name of the consumer in log lines.
         log: Logger of the consumer.
     """
 
@@ -52,11 +52,11 @@ class Shutdown:
         self._log = log
         self._requeued = 0
         self._done = Event()
-        # Number of handlers that call join(). The shutdown can't wait for them.
+        # Number of handlers that are in join(). They wait for the shutdown, so the shutdown can't wait for them.
         self._waiting_handlers = 0
 
     def run(self) -> None:
-        """Close the connections as soon as no message is in flight; after the timeout, first requeue the rest."""
+        """Close the connections when no message is in flight. After the timeout, requeue messages to reach that."""
         connections = list(self._pool.connections.values())
         in_flight = sum(connection.in_flight for connection in connections)
         text = "%s: closing, with up to %g s for %s in flight on %s"
@@ -71,7 +71,7 @@ class Shutdown:
                 while not self._clock.wait(self._done, POLL_INTERVAL) and self._clock.monotonic() < end:
                     self._requeue_unanswered()
         finally:
-            # The connections of these messages are lost, so nsqd delivers them again.
+            # Messages that are still in the inbox have lost their connections: nsqd delivers them again.
             self._workers.inbox.clear()
             self._done.set()
             closer.kill()  # aborts the connections that are still open
@@ -86,7 +86,7 @@ class Shutdown:
         self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float | None) -> None:
-        """Wait, in a handler, until all handlers that still run wait in this method, up to the timeout in seconds."""
+        """Wait, in a handler, up to timeout seconds, until only handlers that wait here have unanswered messages."""
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._waiting_handlers += 1
         try:

@@ -1,7 +1,7 @@
 """The inbox of a consumer, and the worker greenlets that take messages from it.
 
-Knows neither the handlers nor the connections. The inbox has no limit of its own: RDY limits the messages that are
-delivered, and messages that time out in the inbox are dropped.
+Knows neither the handlers nor the connections. The inbox has no limit of its own, since RDY limits the messages that
+are delivered. Messages that time out in the inbox are dropped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gnsq.stats import LatencyRecorder
 
 __all__ = ["RunningHandler", "WorkerPool"]
 
-# Seconds. After this time a worker takes no further message, and another worker continues.
+# Seconds. A worker that has run for this time takes no further message, and another worker continues.
 MAX_RUN_SECONDS = 0.002
-# Seconds. Handlers that take less are not timed one by one: those of one chunk get the same latency.
+# Seconds. Consecutive handlers that take less are not measured one by one: messages of one read get the same latency.
 FAST_HANDLER = 0.0005
 
 
@@ -30,7 +30,7 @@ class RunningHandler(NamedTuple):
     """A message whose handler runs.
 
     Attributes:
-        began: When the handler was called; monotonic seconds, at most MAX_RUN_SECONDS too early.
+        began: Time at which the handler was called, monotonic seconds. May be too early by MAX_RUN_SECONDS.
         worker: Greenlet of the handler.
     """
 
@@ -40,15 +40,15 @@ class RunningHandler(NamedTuple):
 
 
 class WorkerPool:
-    """Handles messages in greenlets, several at the same time. Messages are taken in the order of their arrival.
+    """Handles messages in greenlets (workers), several at the same time. Takes messages in the order of their arrival.
 
     Args:
         name: Name of the greenlets.
-        concurrency: Returns the limit of workers that run at the same time.
-        handle: Called with each message, in a worker. Returns True if the message is answered. Must not raise an
-            Exception.
+        concurrency: Function that returns the limit of workers that run at the same time.
+        handle: Function that is called with each message, in a worker. Returns True if the message is answered. Must
+            not raise an Exception.
         handle_batch: If given, called instead of handle, with the whole inbox. Returns the messages that are answered.
-        on_dropped: Called with a message that timed out in the inbox.
+        on_dropped: Called with each message that timed out in the inbox.
 
     Attributes:
         inbox: Messages that no worker has taken.
@@ -74,9 +74,9 @@ class WorkerPool:
         self._clock = clock
         # The messages that each worker handles now; [None] before its first message.
         self._workers: dict[gevent.Greenlet, list[Message | None]] = {}
-        # When each worker started: nearly the call of its handler, since it takes messages for MAX_RUN_SECONDS only.
+        # Start of each worker. Nearly the time of its last call of a handler: it takes messages for MAX_RUN_SECONDS.
         self._began: dict[gevent.Greenlet, float] = {}
-        # The worker that was spawned and does not run yet.
+        # The worker that was spawned and has not begun to run.
         self._starting: gevent.Greenlet | None = None
 
     def __len__(self) -> int:
@@ -108,9 +108,9 @@ class WorkerPool:
         return gevent.getcurrent() in self._workers
 
     def put(self, messages: Iterable[Message]) -> None:
-        """Add messages to the inbox, and start a worker if one is free."""
-        # If all workers stay busy longer than msg_timeout, the messages in the inbox time out, and nsqd delivers them
-        # again, possibly many times.
+        """Add messages to the inbox, and start a worker if there are fewer than allowed."""
+        # If all workers are busy for longer than msg_timeout, the messages in the inbox time out, and nsqd delivers
+        # them again, possibly many times: drop the old deliveries.
         self._drop_timed_out()
         self.inbox.extend(messages)
         if self._may_start():
@@ -127,7 +127,7 @@ class WorkerPool:
         self.inbox.clear()
         for worker, current in list(self._workers.items()):
             if worker is not gevent.getcurrent():
-                current[:] = [None]  # nothing that _on_worker_end() would put back
+                current[:] = [None]  # so that _on_worker_end() puts no message back
                 worker.kill(block=False)
 
     def _may_start(self) -> bool:
@@ -140,22 +140,22 @@ class WorkerPool:
         worker.rawlink(self._on_worker_end)
 
     def _continue_in_another(self) -> None:
-        # This worker starts in the next round of the loop; _work() says why.
+        # spawn_later() starts the other worker in the next round of the event loop; _work() says why.
         if self.inbox and self._may_start():
             self._start(gevent.spawn_later(0, self._run))
 
     def _work(self) -> None:
         """Handle messages until the inbox is empty or MAX_RUN_SECONDS are over.
 
-        Before each message the next worker is spawned, so that a handler that waits does not delay other messages.
-        That worker, and the one that continues after MAX_RUN_SECONDS, start in the next round of the event loop.
+        Before each message another worker is spawned, so that a handler that waits does not delay the other messages.
+        This worker, and the one that continues after MAX_RUN_SECONDS, start in the next round of the event loop.
         Between two rounds the loop reads its sockets; between two callbacks (such as those of sleep(0)) it does not.
         So handlers that only compute, even many of them, delay heartbeats by no more than the time of one handler.
         """
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
         current = self._begin_worker()
-        # To read the clock costs 0.05 us, to count a latency 0.2 us. So the latencies of fast messages of one chunk are
-        # counted together.
+        # Reading the clock takes 0.05 us, recording a latency 0.2 us. So the latencies of messages of one read that had
+        # fast handlers are recorded together.
         time = now()
         deadline = time + MAX_RUN_SECONDS
         arrived, fast = 0.0, 0
@@ -180,8 +180,8 @@ class WorkerPool:
         self._end_worker()
 
     def _work_in_batches(self, handle_batch: Callable[[list[Message]], Sequence[Message]]) -> None:
-        """Handle the whole inbox with one call, as _work() does with one message. No second worker is needed before
-        the call: put() starts one while the handler waits."""
+        """Handle messages as _work() does, but the whole inbox with one call. No other worker is spawned before the
+        call, since the inbox is empty then: put() starts one for further messages."""
         inbox, now = self.inbox, self._clock.monotonic
         current = self._begin_worker()
         time = now()
@@ -210,8 +210,8 @@ class WorkerPool:
         self._continue_in_another()
 
     def _on_worker_end(self, worker: gevent.Greenlet) -> None:
-        """Put the messages of a killed worker back. KeyboardInterrupt may kill any running worker, also before it has
-        begun, or after it took a message and before it called the handler."""
+        """Put the unanswered messages of a killed worker back into the inbox. KeyboardInterrupt may kill a worker even
+        before it has begun, or between taking a message and calling the handler."""
         if self._starting is worker:
             self._starting = None
         self._began.pop(worker, None)
@@ -219,7 +219,7 @@ class WorkerPool:
         if current is None:
             return
         if isinstance(worker.exception, Exception):
-            # A bug has ended the worker. Do not put the message back: it would raise the bug again.
+            # A bug has ended the worker. Do not put the message back: it would cause the same exception again.
             current.clear()
         unanswered = [
             message for message in current if not (message is None or message.has_responded() or message.is_async())
@@ -228,9 +228,9 @@ class WorkerPool:
         self._continue_in_another()
 
     def _drop_timed_out(self) -> None:
-        """Drop timed out messages: nsqd delivers them again, and would refuse their FIN.
+        """Drop messages in the inbox that have timed out: nsqd delivers them again, and would refuse their FIN.
 
-        Looks only at the oldest messages, on the left. If connections differ in msg_timeout, some are dropped later.
+        Stops at the first message that has not timed out: if connections differ in msg_timeout, some are dropped later.
         """
         inbox = self.inbox
         while inbox and inbox[0].time_left == 0:
