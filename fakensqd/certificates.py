@@ -44,7 +44,7 @@ class Certificates:
         directory: Directory for the files; made if it does not exist.
 
     Attributes:
-        ca: Path of the CA's certificate. Who trusts this certificate trusts all certificates that the CA has signed.
+        ca: Path of the CA's certificate. A peer that trusts it trusts all certificates that the CA has signed.
     """
 
     def __init__(self, directory: str | Path) -> None:

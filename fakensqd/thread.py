@@ -33,7 +33,7 @@ _THREAD_GRACE = 5.0
 
 
 class Server(ABC):
-    """Base class of the servers: start() and stop() in the caller's hub, or ``with``.
+    """Base class of the servers: start() and stop(), or ``with``, run a server in the caller's hub.
 
     With ``threaded=True`` the constructor returns a ServerThread, which has the attributes of the server; isinstance()
     and type checkers treat it as the server.

@@ -1,7 +1,7 @@
 """Flags of nsqd and nsqlookupd 1.3.0: their tables, made from the options, and the functions that read flags.
 
-Pure: arguments in, options out. Parses by itself, since click is optional and argparse cannot read ``-snappy=false``.
-Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
+Pure: arguments in, options out. Uses neither click, which is optional, nor argparse, which cannot read
+``-snappy=false``. Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class InterceptableSession(Protocol):
 
     @abstractmethod
     def body_reader(self, words: list[bytes]) -> BodyReader | None:
-        """Return the reader of a legal command's body. None: no body is read, or the command is refused before that."""
+        """Return the reader of a legal command's body; None if it has no body, or is refused before it is read."""
 
     def expire_message(self, message_id: bytes) -> None:
         """Let a message in flight time out now. Does nothing if no message with this id is in flight."""

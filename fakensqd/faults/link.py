@@ -1,6 +1,6 @@
 """Link between a server and its clients. Toxics are added to it and removed from it while connections are open.
 
-Lies directly above TCP: with TLS, toxics change the encrypted bytes. For a connection that never had a toxic, the link
+It is directly above TCP: with TLS, toxics change the encrypted bytes. For a connection that never had a toxic, the link
 only passes bytes on, and reads one attribute per chunk. Knows no command.
 """
 

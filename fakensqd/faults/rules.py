@@ -195,7 +195,7 @@ class Match:
         return self._timed(last=math.inf, probability=probability)
 
     def after(self, seconds: float) -> Match:
-        """Ignore events in the first seconds after the rule was armed, by the emulator's clock."""
+        """Ignore events in the first ``seconds`` after the rule was armed, by the emulator's clock."""
         if not 0 <= seconds < math.inf:
             raise ValueError(f"after({seconds!r}): seconds are 0 or more")
         return dataclasses.replace(self, times=dataclasses.replace(self.times, after=seconds))

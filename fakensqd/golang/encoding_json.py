@@ -23,7 +23,7 @@ class FieldType:
 
     Attributes:
         bits: Size of an integer.
-        items: Type of the items of a list. Null in the list is the zero value of that type.
+        items: Type of the items of a list. A null in the list becomes the zero value of that type.
         fields: Types of the known fields of an object. Other fields are skipped.
     """
 

@@ -175,7 +175,7 @@ class Router:
                 return 200, [JSON_TYPE, *extra], encoding_json.encode(value)
 
     def _correct_path(self, request: Request) -> str | None:
-        """Find the route's path that is equal except for a trailing slash, double slashes, dots, and letters' case."""
+        """Find a route's path that equals the request's but for a trailing slash, double slashes, dots or case."""
         cleaned = posixpath.normpath(re.sub("/+", "/", request.path))
         head, _, argument = cleaned.rpartition("/")
         for path, methods in self._routes.items():

@@ -68,7 +68,7 @@ class Authorization:
     grants: tuple[Grant, ...] = ()
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return True if any grant allows the client to do this; see Grant.allows()."""
+        """Return True if Grant.allows() is true for any of the grants."""
         return any(grant.allows(topic, channel) for grant in self.grants)
 
 

@@ -29,7 +29,7 @@ class Broker:
         epoch_ns: The wall clock's time at now = 0, in nanoseconds since 1970.
 
     Attributes:
-        due: Time of the next expire(); infinity if no message has a timeout or delay. A FIN does not change this time.
+        due: Time at which to call expire(); infinity if no message has a timeout or delay. A FIN does not change it.
     """
 
     def __init__(

@@ -228,7 +228,7 @@ class Channel(MessageHolder):
     ) -> list[QueuedMessage]:
         """Deliver messages of the queue to this subscriber: its share, but at most ``limit`` messages.
 
-        While a woken subscriber has not called deliver(), one that was not woken gets none, but then counts as woken.
+        Until all woken subscribers have called deliver(), a call by another delivers nothing, but marks it as woken.
 
         Args:
             timeout: Seconds until the messages time out.
@@ -321,7 +321,7 @@ class Channel(MessageHolder):
 
     @property
     def due(self) -> float:
-        """Time of the next expire(); infinity if no message has a timeout or delay."""
+        """Time at which to call expire(); infinity if no message has a timeout or delay."""
         firsts = [next(iter(bucket.values())).deadline for bucket in self._buckets.values() if bucket]
         return min(firsts + [due for due, _, _ in self._deferred[:1]], default=math.inf)
 

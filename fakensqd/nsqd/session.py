@@ -138,7 +138,7 @@ class Session(ConnectionSession, Subscriber):
         """Send a heartbeat if its time has come. Close the connection if the client has been silent for too long."""
         self.now = now
         if self.heartbeats and now >= self._read_due:
-            # The silence counts as the end of the input: an incomplete body gets an error frame, a line gets none.
+            # The silence counts as the end of input: an incomplete body gets an error frame, an incomplete line none.
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval

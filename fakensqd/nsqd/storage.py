@@ -146,7 +146,7 @@ class DataPath:
             self._append(encode_stored(StoredQueue(topic, channel, messages)), len(messages))
 
     def remove(self, topic: str, channel: str | None, ids: Sequence[bytes]) -> None:
-        """Append to the file that these messages have left their queue."""
+        """Record in the file that these messages have left their queue."""
         if not self._is_written(topic):
             return
         self._live_count -= len(ids)
@@ -267,7 +267,7 @@ def encode_metadata(topics: Iterable[Topic]) -> bytes:
         for topic in topics
         if not topic.ephemeral
     ]
-    # json.dumps() is fast, since each new channel writes the file; and names need none of Go's escapes.
+    # json.dumps() is enough, since names need none of Go's escapes; and it is fast: each new channel writes the file.
     return json.dumps({"topics": documents or None, "version": NSQ_VERSION}, separators=(",", ":")).encode()
 
 

@@ -66,7 +66,7 @@ def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[s
 
 
 class _TopicConsumer(Consumer):
-    """Passes all messages that have arrived by one call, since calls for each message take twice as long together."""
+    """Passes all messages that have arrived to on_messages in one call: a call for each takes twice as long in all."""
 
     def __init__(self, on_messages: OnMessages, *arguments: Any, **options: Any) -> None:  # Any: Consumer's own
         super().__init__(*arguments, **options)
@@ -80,7 +80,7 @@ class Subscription:
     """The consumers of one topic, which share its max_in_flight.
 
     nsqd limits the messages in flight of one connection (its max-rdy-count, 2500 by default). More messages in flight
-    make larger segments: 10,000 are 50% faster than 2500. Therefore a busy topic gets several consumers.
+    make larger segments: with 10,000, receiving is 50% faster than with 2500. So a busy topic gets several consumers.
 
     Args:
         make: Makes a consumer with a max_in_flight.
@@ -117,7 +117,7 @@ class Subscription:
 
     @property
     def is_starved(self) -> bool:
-        """True if each active consumer has got nearly all that an nsqd may deliver: nsqd serves one after another."""
+        """True if every active consumer has got nearly all that some nsqd may deliver. nsqd serves them in turn."""
         active = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
         return bool(active) and all(consumer.is_starved for consumer in active)
 

@@ -25,7 +25,7 @@ __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 TEMPORARY = ".tmp-"
 # Here files are written under their final names: a file appears only after its upload, and a rename would copy it.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
-# Files that are deleted at the same time, since pyarrow sends three requests to S3 for each file, one after another.
+# Number of files to delete at the same time, since pyarrow sends three requests to S3 for each file, one after another.
 _CONCURRENT_DELETIONS = 16
 
 
