@@ -4,13 +4,17 @@ missing. The servers run on threads of their own, since the main thread blocks n
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
+import json
+import random
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from rich.console import Console
@@ -20,8 +24,6 @@ from rich.table import Table
 from gnsq import Producer
 from gnsq.errors import NSQException
 from gnsq.spark.java import find_java
-from gnsq.spark.pipeline.account import Account, drain_topic, sum_highest_versions
-from gnsq.spark.pipeline.clicks import generate, read_lines
 from gnsq.spark.pipeline.config import YEAR, PipelineConfig
 from gnsq.spark.pipeline.process import StopRequest
 from gnsq.texts import counted
@@ -29,15 +31,47 @@ from gnsq.texts import counted
 if TYPE_CHECKING:
     from gnsq.spark.pipeline.session import OpenSession
 
-__all__ = ["main"]
+__all__ = ["Account", "generate", "main", "read_lines"]
 
 TOPIC = "clicks"
 # Limits of one MPUB: nsqd refuses an MPUB of more than 5 MiB.
 MPUB_ROWS, MPUB_BYTES = 500, 1024 * 1024
 
+USERS = 5_000
+PAGES = ["/", "/search", "/cart", "/checkout", "/login", "/help", *(f"/products/{number}" for number in range(1, 35))]
+# Time from the first event to the last, by the events' own times. Publishing them all takes seconds.
+SPAN = dt.timedelta(hours=2, minutes=30)
+START = dt.datetime(2026, 1, 15, 9, 0, tzinfo=dt.UTC)
+MALFORMED = 0.004
+# Share of events of phones that were offline, and the longest time by which such events come late.
+OFFLINE, OFFLINE_DELAY = 0.01, dt.timedelta(minutes=45)
+
 
 class _Stopped(Exception):
     """SIGINT or SIGTERM has asked the demo to stop."""
+
+
+class Account(NamedTuple):
+    """Numbers of events: of those in a table, in the topic of dead letters, and in the aggregates."""
+
+    published: int
+    archived: int
+    dead_lettered: int
+    entered: int
+    counted: int
+
+    def checks(self) -> list[tuple[str, bool]]:
+        """List (description, True if it holds) of each condition that the numbers must fulfil."""
+        return [
+            (
+                f"published {self.published:,} = archived {self.archived:,} + dead-lettered {self.dead_lettered:,}",
+                self.published == self.archived + self.dead_lettered,
+            ),
+            (
+                f"archived {self.archived:,} = entered the aggregation {self.entered:,} = counted {self.counted:,}",
+                self.archived == self.entered == self.counted,
+            ),
+        ]
 
 
 @click.command()
@@ -49,19 +83,14 @@ class _Stopped(Exception):
 def main(session: OpenSession | None, /, file: Path | None, messages: int, seed: int, keep: bool) -> None:
     """Publish click events, run the pipeline on them, and show that none is missing."""
     console = Console(highlight=False)
-    bodies: Iterable[bytes]
-    if file is None:
-        bodies, total = generate(messages, seed), messages
-    else:
-        try:
-            total = sum(1 for _ in read_lines(file))
-        except OSError as error:
-            raise click.UsageError(f"--file {file}: {error.strerror}") from error
-        bodies = read_lines(file)
     try:
+        total = messages if file is None else sum(1 for _ in read_lines(file))
         java = find_java()
+    except OSError as error:
+        raise click.UsageError(f"--file {file}: {error.strerror}") from error
     except NSQException as error:
         raise click.ClickException(str(error)) from error
+    bodies = generate(messages, seed) if file is None else read_lines(file)
     work = Path(tempfile.mkdtemp(prefix="gnsq-demo-"))
     console.print(f"Java {java.version} from {java.origin}; working in {work}")
     try:
@@ -101,12 +130,21 @@ def _demo(
             keep_windows=YEAR,
         )
         published = _publish(console, stop, nsqds, bodies, total)
-        archived, entered, metric_rows = _run_pipeline(console, stop, config, work, published, session)
-        dead = drain_topic(config.dead_letters_to, lookupds, published - archived)
-        metrics = drain_topic(config.metrics_to, lookupds, metric_rows)
-    in_counts, windows = sum_highest_versions(metrics)
-    account = Account(published, archived, len(dead), entered, in_counts)
-    _show(console, account, windows, len(metrics))
+        _run_pipeline(console, stop, config, work, published, session)
+        letters, changes = cluster.depth(config.dead_letters_to), cluster.depth(config.metrics_to)
+    archived, entered, in_counts, windows = _results(config)
+    account = Account(published, archived, letters, entered, in_counts)
+    table = Table(title="account", show_header=False)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_row("published, confirmed by nsqd", f"{published:,}")
+    table.add_row("archived in a table, by day", f"{archived:,}")
+    table.add_row("dead-lettered, with the reason", f"{letters:,}")
+    changed = counted(changes, "change", spec=",")
+    table.add_row(f"counted in {windows:,} windows and pages ({changed} published)", f"{in_counts:,}")
+    console.print(table)
+    for text, agrees in account.checks():
+        console.print(f"[green]agrees:[/] {text}" if agrees else f"[red]DOES NOT AGREE:[/] {text}")
     console.print(f"took {time.monotonic() - started:.0f} s")
     return all(agrees for _, agrees in account.checks())
 
@@ -132,14 +170,9 @@ def _run_pipeline(
     work: Path,
     published: int,
     session: OpenSession | None,
-) -> tuple[int, int, int]:
-    """Run the job until both channels are drained.
-
-    Returns:
-        Numbers of events in the archive, of events that have entered the aggregation, and of rows of the metrics table.
-    """
-    from gnsq.spark.pipeline.job import Job
-    from gnsq.spark.pipeline.layout import ENTERED, archive_tables, metrics_table  # slow to load, as the others
+) -> None:
+    """Run the job until both channels are drained."""
+    from gnsq.spark.pipeline.job import Job  # slow to load, as the others
     from gnsq.spark.pipeline.preflight import create_channels
     from gnsq.spark.pipeline.report import Batch
     from gnsq.spark.pipeline.session import open_session
@@ -150,7 +183,7 @@ def _run_pipeline(
             # Install the signal handlers again: SparkContext has replaced the one of SIGINT.
             stop.install()
             progress.remove_task(starting)
-            tasks = {name: progress.add_task(name, total=published) for name in ("archive", "metrics")}
+            tasks = {name: progress.add_task(name, total=published) for name in config.queries}
 
             def report(batch: Batch) -> None:
                 progress.advance(tasks[batch.query], batch.rows)
@@ -165,18 +198,70 @@ def _run_pipeline(
                     raise _Stopped
             finally:
                 job.close()
-    archive, _ = archive_tables(config)
+
+
+def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
+    """Read from the tables: events in the archive, events that have entered the aggregation, the sum of all counts, and
+    how many counts there are."""
+    from deltalake import DeltaTable  # slow to load, as the others
+
+    from gnsq.spark.pipeline.layout import ENTERED, archive_tables, metrics_table
+    from gnsq.spark.pipeline.windows import true_counts
+
+    archive, metrics = archive_tables(config)[0], metrics_table(config)
     archived = archive.status().rows if archive.exists() else 0
-    metrics = metrics_table(config)
     if not metrics.exists():
-        return archived, 0, 0
-    status = metrics.status()
-    return archived, int(status.facts.get(ENTERED, 0)), status.rows
+        return archived, 0, 0, 0
+    counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), config.metric).column("count").to_pylist()
+    return archived, int(metrics.status().facts.get(ENTERED, 0)), sum(counts), len(counts)
 
 
 def _progress(console: Console) -> Progress:
     columns = (SpinnerColumn(), TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=console)
+
+
+# --- events
+
+
+def generate(count: int, seed: int) -> Iterator[bytes]:
+    """Yield count click events in the order in which they arrive: the same for the same seed. A few are malformed, and
+    a few are late."""
+    rng = random.Random(seed)
+    # Some pages and users are more frequent than others.
+    page_weights = list(itertools.accumulate(1 / rank for rank in range(1, len(PAGES) + 1)))
+    for number in range(count):
+        arrived = START + SPAN * (number / max(count, 1))
+        time = arrived - dt.timedelta(seconds=rng.expovariate(1 / 5))
+        if rng.random() < OFFLINE:
+            time -= OFFLINE_DELAY * rng.random()
+        event = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "user": f"u{int(USERS * rng.random() ** 2):05}",
+            "page": rng.choices(PAGES, cum_weights=page_weights)[0],
+            "milliseconds": round(rng.lognormvariate(6, 1)),
+        }
+        body = json.dumps(event, separators=(",", ":")).encode()
+        yield rng.choice(_malformed(event, body)) if rng.random() < MALFORMED else body
+
+
+def _malformed(event: dict[str, object], body: bytes) -> list[bytes]:
+    """Make malformed bodies of an event, in ways that occur with real clients."""
+    changed = [json.dumps({**event, **change}).encode() for change in ({"time": "yesterday"}, {"page": None})]
+    return [body[: len(body) // 2], b"\xff\xfe" + body, b"GET /favicon.ico HTTP/1.1", *changed]
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file as bodies. Empty lines are left out, since nsqd refuses empty messages.
+
+    Raises:
+        OSError: If the file can't be read.
+    """
+    with open(path, "rb") as file:
+        for line in file:
+            body = line.rstrip(b"\r\n")
+            if body:
+                yield body
 
 
 def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -191,22 +276,6 @@ def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
         size += len(body)
     if batch:
         yield batch
-
-
-def _show(console: Console, account: Account, windows: int, rows: int) -> None:
-    table = Table(title="account", show_header=False)
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    table.add_row("published, confirmed by nsqd", f"{account.published:,}")
-    table.add_row("archived in a table, by day", f"{account.archived:,}")
-    table.add_row("dead-lettered, with the reason", f"{account.dead_lettered:,}")
-    table.add_row(
-        f"counted in {windows:,} windows and pages ({counted(rows, 'row', spec=',')} read back)",
-        f"{account.counted:,}",
-    )
-    console.print(table)
-    for text, agrees in account.checks():
-        console.print(f"[green]agrees:[/] {text}" if agrees else f"[red]DOES NOT AGREE:[/] {text}")
 
 
 if __name__ == "__main__":

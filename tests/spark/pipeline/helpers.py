@@ -111,6 +111,14 @@ def table_rows(location):
         return []
 
 
+def sum_of_counts(rows):
+    """Add up the published counts that are valid: those with the highest version of a window, its keys and an epoch."""
+    valid = {}
+    for row in sorted(rows, key=lambda row: row["version"]):
+        valid[tuple(value for name, value in row.items() if name not in ("count", "version"))] = row["count"]
+    return sum(valid.values())
+
+
 def published(nsqd, topic, tmp_path):
     """Bodies in a topic."""
     options = ReadOptions(

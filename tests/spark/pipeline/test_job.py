@@ -1,6 +1,5 @@
 """Both queries in a real Spark, as one job."""
 
-import json
 import logging
 import re
 from dataclasses import replace
@@ -10,7 +9,6 @@ import pytest
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
-from gnsq.spark.pipeline.account import sum_highest_versions
 from gnsq.spark.pipeline.job import Job
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.metrics import ENTERED
@@ -20,7 +18,7 @@ from gnsq.spark.pipeline.status import spool_state
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish
-from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, table_rows
+from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, sum_of_counts, table_rows
 
 GOOD = [b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}' % (number, number) for number in range(30)]
 BAD = [b"not json", b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}']
@@ -63,10 +61,9 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
 
     archived = table_rows(tmp_path / "output" / "archive")
     counts = published(fakensqd, "clicks-metrics", tmp_path)
-    aggregated, _ = sum_highest_versions(json.dumps(count).encode() for count in counts)
     assert len(archived) == len({(row["nsqd"], row["message_id"]) for row in archived}) == 35
     assert summary.duplicates == {"archive": 5, "metrics": 5}
-    assert aggregated == len(archived) == int(metrics_table(config).status().facts[ENTERED])
+    assert sum_of_counts(counts) == len(archived) == int(metrics_table(config).status().facts[ENTERED])
     assert summary.late == 0
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
     assert summary.rows == {"archive": 42, "metrics": 42}

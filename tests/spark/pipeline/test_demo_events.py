@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from gnsq.spark.pipeline.clicks import SPAN, START, generate, read_lines
+from gnsq.spark.pipeline.demo import SPAN, START, Account, generate, read_lines
 
 
 def events(bodies):
@@ -48,6 +48,12 @@ def test_pages_are_not_equally_popular():
     pages = [event["page"] for event in events(generate(5_000, 1))]
 
     assert pages.count("/") > 5 * pages.count("/products/30")
+
+
+def test_lost_and_duplicated_events_show():
+    assert [agrees for _, agrees in Account(10, 9, 1, 9, 9).checks()] == [True, True]
+    assert [agrees for _, agrees in Account(10, 9, 0, 9, 8).checks()] == [False, False]
+    assert [agrees for _, agrees in Account(10, 9, 1, 10, 9).checks()] == [True, False]
 
 
 def test_no_events():
