@@ -1,5 +1,5 @@
 """BatchHandler: collects messages and handles them in batches. Owns the incomplete batch, and the greenlet that runs
-this batch in time."""
+the incomplete batch in time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["BatchHandler"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two checks if an incomplete batch is due.
+# Seconds between two checks if an incomplete batch must run.
 CHECK_INTERVAL = 0.1
 
 Spawn = Callable[..., object]
@@ -41,32 +41,32 @@ class BatchHandler:
     A batch runs when one of these is true:
 
     - The batch is full.
-    - Its first message has waited ``timeout`` seconds. Then a RuntimeWarning says that batch_size does not fit.
+    - Its first message has waited ``timeout`` seconds. A RuntimeWarning says that batch_size does not fit.
     - Half of the msg_timeout of one of its messages is over.
-    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. The RuntimeWarning as above.
-      batch_size should be below the consumer's ``max_in_flight``, which is divided among its nsqds.
+    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. A RuntimeWarning says that
+      batch_size is too large: it should be below ``max_in_flight``, which is divided among the consumer's nsqds.
     - The consumer closes.
 
     A message that times out before its batch runs is left out, since nsqd delivers it again. A batch that runs longer
     than msg_timeout must keep its messages with ``message.touching()``.
 
     ``handle_message``, ``handle_batch``, ``handle_message_error`` and ``handle_batch_error`` may be given or
-    overridden. They may answer messages themselves. The other messages are finished, or requeued with the consumer's
-    delay for their attempts. Exceptions are logged.
+    overridden. They may answer messages themselves. The other messages are finished, or requeued with the delay that
+    the consumer computes from their attempts. Exceptions are logged.
 
     Args:
         batch_size: Messages of a full batch.
         handle_batch: Called with the list of the results of handle_message. If it returns, all messages are finished.
-            If it raises, all are requeued, as failures for backoff unless it is an NSQRequeueMessage that says
-            otherwise.
+            If it raises, all are requeued. Backoff counts that as a failure, unless the exception is an
+            NSQRequeueMessage with backoff=False.
         handle_message: Called with each message when its batch runs. Returns the item for the batch; default: the
-            message. If handle_message raises, this message is requeued and the others stay.
+            message. If handle_message raises, this message is requeued, and the others stay in the batch.
         handle_batch_error: Called with (error, messages, batch) before the messages are requeued.
         handle_message_error: Called with (error, message) before the message is requeued.
         timeout: Seconds that a message may wait for its batch; None: no limit except msg_timeout.
-        spawn: Called to run a batch; default: in a new greenlet. A number limits the batches that run at the same time.
-            Further batches, and messages after them, wait.
-        clock: Give the clock of the consumer if it is not a real one.
+        spawn: Function that runs a batch; default: in a new greenlet. Or the number of batches that may run at the same
+            time: further batches, and messages after them, wait.
+        clock: The clock of the consumer, if the consumer was given one.
 
     Raises:
         TypeError: If handle_batch is missing, or is a coroutine function or a generator function.
@@ -107,7 +107,7 @@ class BatchHandler:
         self._watcher: gevent.Greenlet | None = None
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Add a message to the batch. Waits only while the allowed number of batches run."""
+        """Add a message to the batch. Waits only if the batch is full and the limit of running batches is reached."""
         message.enable_async()
         self._consumer = consumer
         now = self._clock.monotonic()
@@ -129,12 +129,12 @@ class BatchHandler:
     # --- start of a batch
 
     def _is_starved(self, consumer: Consumer) -> bool:
-        # Messages in the consumer's inbox are also in flight. While there are any, the consumer does not need to wait
-        # for this batch.
+        # Messages in the consumer's inbox are in flight, too, and will be added to this batch. While there are any, the
+        # batch need not run.
         return consumer.is_starved and consumer.total_in_flight <= len(self._messages)
 
     def _watch(self) -> None:
-        """Run each incomplete batch in time. One greenlet that polls costs less than a timer per message or batch."""
+        """Run each incomplete batch in time. A greenlet that polls takes less than a timer for each message."""
         try:
             while self._messages:
                 if self._is_due():
@@ -169,7 +169,7 @@ class BatchHandler:
         try:
             self._run(messages)
         except BaseException:
-            # The greenlet was killed, or the program ends. Requeue, so that nsqd need not wait for the msg_timeout.
+            # The greenlet was killed, or the program ends. Requeue, so that nsqd does not wait for the msg_timeout.
             self._requeue(messages, backoff=False)
             raise
 
@@ -193,7 +193,7 @@ class BatchHandler:
         for message in messages:
             try:
                 item = self.handle_message(message)
-            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
+            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_message may raise anything
                 self._log(error, "message %s: handle_message raised, message is requeued", message.id)
                 self._on_failure([message], error, self.handle_message_error, message)
             else:
@@ -203,7 +203,7 @@ class BatchHandler:
             return
         try:
             check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
-        except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
+        except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_batch may raise anything
             self._log(error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are"))
             self._on_failure(taken, error, self.handle_batch_error, taken, batch)
         else:
@@ -212,7 +212,7 @@ class BatchHandler:
     def _on_failure(
         self, messages: list[Message], error: BaseException, callback: Callable[..., object], *arguments: object
     ) -> None:
-        """Report a failure by handle_message_error or handle_batch_error, and requeue its messages."""
+        """Call handle_message_error or handle_batch_error (the callback), and requeue the messages that failed."""
         if self._consumer is not None:
             for message in messages:
                 self._consumer.note_failure(message, error)
@@ -232,7 +232,7 @@ class BatchHandler:
     # --- answers
 
     def finish_message(self, message: Message) -> None:
-        """Finish a message if it is not answered. If its connection is lost, do nothing: nsqd delivers it again."""
+        """Finish a message if it is not answered. If its connection is lost, only log that: nsqd delivers it again."""
         if message.has_responded():
             return
         try:
@@ -246,7 +246,7 @@ class BatchHandler:
             self.finish_message(message)
 
     def requeue_message(self, message: Message) -> None:
-        """Requeue a message if it is not answered, as a failure, with the consumer's delay."""
+        """Requeue a message if it is not answered, after the consumer's delay. Backoff counts that as a failure."""
         self._requeue([message], backoff=True)
 
     def requeue_messages(self, messages: Sequence[Message]) -> None:
@@ -275,11 +275,11 @@ class BatchHandler:
         return self._handle_batch(batch)
 
     def handle_message_error(self, error: BaseException, message: Message) -> object:
-        """Called with an exception of handle_message. Then the message is requeued, unless this method answers it."""
+        """Handle an exception of handle_message. Afterwards the message is requeued if it is not answered."""
         return None if self._handle_message_error is None else self._handle_message_error(error, message)
 
     def handle_batch_error(self, error: BaseException, messages: list[Message], batch: list[Any]) -> object:
-        """Called with an exception of handle_batch. Then messages that this method does not answer are requeued."""
+        """Handle an exception of handle_batch. Afterwards the messages that are not answered are requeued."""
         return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
     def _log(self, error: BaseException, text: str, *arguments: object) -> None:
@@ -294,5 +294,5 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
-        # A filter that turns warnings into errors must not lose messages.
+        # A filter of the program turns warnings into errors. An error here would lose messages.
         logger.warning(text)

@@ -1,15 +1,15 @@
-"""Envelope of a message body: adds headers, which NSQ's messages do not have. Pure: bytes to bytes.
+"""Envelope of a message body: adds headers to the body, since NSQ's messages have no headers. Pure: bytes to bytes.
 
-Version 1. Numbers are unsigned, the most significant byte first:
+This is version 1. Numbers are unsigned, with the most significant byte first:
 
     offset  bytes  what
     0       7      magic: 00 4E 53 51 45 4E 56, that is a NUL and "NSQENV"
     7       1      version: 01
-    8       2      H: how many bytes the headers take, 0 to 65535
-    10      H      the headers, one after the other, and nothing else; each is
-                   2   N: bytes of its name
+    8       2      H: number of bytes of all headers together, 0 to 65535
+    10      H      the headers, one after the other; each consists of
+                   2   N: number of bytes of its name
                    N   its name, in UTF-8
-                   2   V: bytes of its value
+                   2   V: number of bytes of its value
                    V   its value, in UTF-8
     10 + H  rest   the unchanged body; may be empty
 
@@ -17,8 +17,8 @@ The header ``{"a": "xyz"}`` and the body ``hello`` are encoded as
 
     00 4E 53 51 45 4E 56  01  00 08  00 01 61  00 03 78 79 7A  68 65 6C 6C 6F
 
-Each name occurs once. Neither text nor JSON begins with a NUL. Bytes that do not begin with magic and version, or that
-break one of these rules, are a body without an envelope. So one topic may have bodies of both kinds.
+Each name occurs only once. Bytes that do not begin with magic and version, or that break one of these rules, are a body
+without an envelope. Neither text nor JSON begins with a NUL. So a topic may have bodies with and without envelopes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gnsq.texts import counted
 
 __all__ = ["MAX_HEADERS_SIZE", "unwrap", "wrap"]
 
-# Bytes; the largest number of two bytes. W3C's baggage may take 8192, its tracestate 512.
+# Bytes; the largest number of two bytes. W3C's header baggage may take 8192 bytes, its header tracestate 512.
 MAX_HEADERS_SIZE = 65_535
 
 _START = b"\x00NSQENV\x01"
@@ -39,13 +39,13 @@ _HEADERS = len(_START) + _SIZE.size
 
 
 def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Put a body into an envelope, even if it is an envelope already.
+    """Put a body into an envelope, even if it is in an envelope already.
 
-    For many bodies with equal headers, ``wrap(b"", headers) + body`` with one wrap() gives the same result faster.
+    ``wrap(b"", headers) + body`` gives the same result. For many bodies with equal headers, one wrap() is enough.
 
     Raises:
         ValueError: If the headers take more than MAX_HEADERS_SIZE bytes, or one can't be written in UTF-8.
-        TypeError: If the body is not bytes, or a name or value not str.
+        TypeError: If the body is not bytes, or a name or value is not a str.
     """
     if not isinstance(body, bytes):
         raise TypeError(f"message body must be bytes, not {type(body).__name__}")
@@ -58,11 +58,11 @@ def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 def unwrap(body: bytes) -> tuple[bytes, dict[str, str]]:
-    """Take a body out of its envelope. Only the outer of two envelopes is removed.
+    """Take a body out of its envelope. Of two envelopes, only the outer one is removed.
 
     Returns:
-        The body and its headers. Bytes that are not a valid envelope are returned unchanged, without headers. An
-        envelope whose body was cut short is valid.
+        The body and its headers. Bytes that are not a valid envelope are returned unchanged, without headers. That a
+        body was cut short can't be noticed.
     """
     if not body.startswith(_START):
         return body, {}
@@ -90,7 +90,7 @@ def _decode_headers(data: bytes) -> dict[str, str]:
     """Decode headers.
 
     Raises:
-        struct.error, ValueError: If the data is not complete headers in UTF-8 with unique names.
+        struct.error, ValueError: If a header is not complete or not in UTF-8, or a name occurs twice.
     """
     texts: list[str] = []
     end = 0

@@ -1,7 +1,7 @@
 """Give-up handlers, for ``on_giving_up``: they store messages that were delivered more often than ``max_tries``.
 
 Each handler returns after the message is stored; then the Consumer finishes the message. If a message can't be stored,
-the handler raises, and the Consumer requeues it. So a message may be stored twice, but is not lost.
+the handler raises an exception, and the Consumer requeues the message. So it may be stored twice, but is not lost.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class LogGiveupHandler:
     be restored.
 
     Args:
-        log: Called with the text; default: sys.stdout.write. If it is a method of a file, the file is flushed.
-        newline: Written after each message; b"" or b"\\n" if log takes bytes.
+        log: Function that is called with the text; default: sys.stdout.write. If the function is a method of an object
+            with a flush(), such as a file, flush() is called, too.
+        newline: Written after each message. If it is bytes, such as b"\\n", log is called with bytes.
     """
 
     def __init__(self, log: Callable[[Any], object] | None = None, newline: str | bytes = "\n") -> None:
-        # Any: takes str, or bytes if newline is bytes
+        # Any: log takes str, or bytes if newline is bytes
         self.log = log
         self.newline = newline
 
@@ -73,7 +74,7 @@ class LogGiveupHandler:
 class JSONLogGiveupHandler(LogGiveupHandler):
     """Write each message to a log as a line of JSON: ``timestamp`` (nanoseconds), ``attempts``, ``id``, ``body``.
 
-    A body that is not UTF-8 is written in base64, and ``"encoding": "base64"`` says so.
+    A body that is not UTF-8 is written in base64, and the line also has ``"encoding": "base64"``.
     """
 
     def format_message(self, message: Message) -> str | bytes:
@@ -85,12 +86,12 @@ class DirectoryGiveupHandler:
     """Write each message to a file of its own: the JSON of JSONLogGiveupHandler, plus ``topic``, ``channel`` and
     ``nsqd``.
 
-    A file gets its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, when it is complete. It is synced to the disk when the
-    handler returns. A message that is given up twice is one file.
+    A file gets its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, when it is complete. It is on the disk when the handler
+    returns. If a message is given up again, its file is replaced.
 
     Args:
-        directory: Created if it does not exist.
-        mode: Permissions of a directory that is created, and, without x, of the files. The umask is ignored. By
+        directory: Directory of the files. It is created if it does not exist.
+        mode: Permissions of a directory that is created, and, without x, of the files. The umask has no effect. By
             default only the owner can read the bodies; with 0o750 the group can read them, too.
 
     Raises:
@@ -120,24 +121,24 @@ class DirectoryGiveupHandler:
             gevent.get_hub().threadpool.apply(self._write, (name, data))
 
     def _write(self, name: str, data: bytes) -> None:
-        # Two handlers may write the file of the same message at once.
+        # Two handlers may write the file of the same message at the same time, so their temporary files differ.
         write_file(self.directory / name, self.directory / f".{uuid.uuid4().hex}.tmp", data, self.mode)
 
 
 class NsqdGiveupHandler:
     """Publish the body of each message to a topic, over HTTP.
 
-    The hosts are used in turn. If one fails, the others are tried. A host that did not answer may have stored the
-    message, so it may be stored twice.
+    Each message goes to the next of the hosts. If this host fails, the others are tried. A host that did not answer may
+    have stored the message, so the message may be stored twice.
 
     Args:
         topic: Topic of given up messages.
-        nsqd_hosts: ``host``, ``host:port`` (of HTTP) or a URL, or several.
-        nsqd_class: A class whose objects have ``publish(topic, data)``. Made with its ``from_url()``, if there is one,
-            else called with the host and, if given, the port.
+        nsqd_hosts: ``host``, ``host:port`` (the HTTP port) or a URL, or a sequence of them.
+        nsqd_class: A class whose objects have ``publish(topic, data)``. Its ``from_url()`` makes them, if it has one;
+            otherwise the class is called with the host and, if given, the port.
 
     Raises:
-        ValueError: If no host is given, or one is not valid.
+        ValueError: If no host is given, or a host is not valid.
     """
 
     def __init__(
@@ -179,11 +180,11 @@ class NsqdGiveupHandler:
 
 
 class ProducerGiveupHandler:
-    """Publish the body of each message to a topic, with a Producer. Returns when an nsqd has confirmed it.
+    """Publish the body of each message to a topic, with a Producer. A call returns when an nsqd has confirmed the body.
 
     Args:
         topic: Topic of given up messages.
-        producer: The caller starts it, and closes it after the consumer. Its publish_timeout limits the time.
+        producer: The program starts the producer, and closes it after the consumer. Its publish_timeout limits a call.
     """
 
     def __init__(self, topic: str, producer: Producer) -> None:
@@ -198,14 +199,14 @@ class ProducerGiveupHandler:
         """Publish a message.
 
         Raises:
-            NSQException: As Producer.publish().
+            NSQException: In the cases of Producer.publish().
         """
         with message.touching():
             self.producer.publish(self.topic, self.format_message(message))
 
 
 def _record(message: Message) -> dict[str, object]:
-    """Return a message as an object for JSON, without loss."""
+    """Return a message as an object for JSON, from which all its data can be restored."""
     record: dict[str, object] = {
         "timestamp": message.timestamp,
         "attempts": message.attempts,
@@ -228,6 +229,6 @@ def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: see NsqdG
     from_url = getattr(nsqd_class, "from_url", None)
     if from_url is not None:
         return from_url(host)
-    # Port 0 means that none is given: nsqd_class then uses its own default.
+    # Port 0 means that no port is given. Then nsqd_class uses its own default.
     name, port = parse_address(host, default_port=0)
     return nsqd_class(name, port) if port else nsqd_class(name)

@@ -5,7 +5,7 @@
     REGISTRY.register(StatsCollector(consumer, producer))
     start_http_server(9100)
 
-Keeps the counts of closed connections and removed sources, so that counters never fall.
+StatsCollector keeps the counts of closed connections and removed sources, so that counters never fall.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ except ImportError as error:
 
 __all__ = ["StatsCollector"]
 
-# Label nsqd of the counts between the last scrape of a connection and its close.
+# Value of the label nsqd for counts of a connection between its last scrape and its close.
 CLOSED = "closed"
 
 _BACKOFF_STATES = ("off", "waiting", "probing")
@@ -46,7 +46,7 @@ class _Family:
 
     Attributes:
         name: Name after ``gnsq_``.
-        attribute: Attribute of the statistics with the value, or with the items to count. None: a function computes it.
+        attribute: Attribute of the statistics with the value, or with a collection whose length is the value; or None.
     """
 
     kind: str
@@ -68,7 +68,7 @@ _MAXIMA = ("consumer_backoff_failures", "consumer_backoff_remaining_seconds")
 
 
 class _Key(NamedTuple):
-    """Identifies a value. In a histogram: a bucket by its upper bound, or the sum if the bound is None."""
+    """Identifies a value. In a histogram, ``bucket`` is the upper bound of a bucket; None identifies the sum."""
 
     family: str
     labels: tuple[str, ...]
@@ -79,7 +79,7 @@ class _Sample(NamedTuple):
     """A value.
 
     Attributes:
-        is_total: True if it is the value of all nsqds together. The samples of single nsqds come before it.
+        is_total: True if this is the value of all nsqds together. It comes after the samples of single nsqds.
     """
 
     key: _Key
@@ -87,7 +87,7 @@ class _Sample(NamedTuple):
     is_total: bool = False
 
 
-# Metrics, by the label that each has besides those of its source: kind, name, meaning, and attribute of the statistics.
+# Metrics by the label that they have besides the labels of their source: kind, name, meaning, attribute of _Family.
 _Table = dict[str, list[tuple[str, str, str, str | None]]]
 
 _CONSUMER: _Table = {
@@ -168,7 +168,7 @@ def _producer_samples(stats: ProducerStats) -> Iterator[_Sample]:
     yield _Sample(_Key("producer_stalled_connections", ()), sum(connection.stalled for connection in stats.connections))
     confirmed: dict[str, int] = defaultdict(int)
     for connection in stats.connections:
-        # There may be several connections to one nsqd.
+        # Add up, since there may be several connections to one nsqd.
         confirmed[connection.address] += connection.confirmed
         yield _Sample(_Key("producer_nsqd_pending", (connection.address,)), connection.pending)
     for address, count in confirmed.items():
@@ -197,23 +197,23 @@ def _counts_samples(labels: tuple[str, ...], counts: MessageCounts, *, is_total:
 class StatsCollector:
     """Collector of prometheus_client. Each scrape reads stats() of consumers and producers.
 
-    Metrics of consumers begin with ``gnsq_consumer_`` and have the labels ``topic`` and ``channel``; those of single
-    nsqds also have ``nsqd``. Consumers of the same topic and channel are added up. Metrics of producers begin with
-    ``gnsq_producer_`` and have no label but ``nsqd``; all producers are added up.
+    Metrics of consumers begin with ``gnsq_consumer_`` and have the labels ``topic`` and ``channel``. Metrics of single
+    nsqds also have the label ``nsqd``. Consumers of the same topic and channel are added up. Metrics of producers begin
+    with ``gnsq_producer_`` and have no label except ``nsqd``; all producers are added up.
 
-    Counters never fall. The counters of an nsqd stay when its connection is closed, and continue with the next one. The
-    counts of a connection between its last scrape and its close have the nsqd ``closed``. So the counters of one nsqd
-    may be a little too low, and the sum of all nsqds is exact.
+    Counters never fall. The counters of an nsqd stay when its connection is closed, and continue with its next
+    connection. What a connection counts between its last scrape and its close has the label nsqd ``closed``. So the
+    counters of one nsqd may be a little too low, but the sum of all nsqds is exact.
 
     Args:
-        sources: Consumers and producers; others may be added later.
+        sources: Consumers and producers. add() adds others later.
     """
 
     def __init__(self, *sources: Source) -> None:
         # Counters at the last scrape, by source.
         self._seen: dict[Source, dict[_Key, float]] = {}
         self._totals: dict[_Key, float] = {}
-        # A lock of threads: the server of prometheus_client calls collect() in its own.
+        # A lock for threads: the server of prometheus_client calls collect() in a thread of its own.
         self._lock = threading.Lock()
         for source in sources:
             self.add(source)
@@ -224,18 +224,18 @@ class StatsCollector:
             self._seen.setdefault(source, {})
 
     def remove(self, source: Source) -> None:
-        """Remove a consumer or a producer, for example after its close. Its counters stay. Unknown ones are ignored."""
+        """Remove a consumer or a producer, for example after its close. Its counters stay. Ignores unknown sources."""
         with self._lock:
             if source in self._seen:
                 self._read(source, {})
                 del self._seen[source]
 
     def describe(self) -> list[Any]:  # Any: families of prometheus_client, as in collect()
-        """Return the metrics without values."""
+        """Return all metrics without values. prometheus_client calls this when the collector is registered."""
         return [family.make() for family in _FAMILIES.values()]
 
     def collect(self) -> list[Any]:
-        """Read the statistics."""
+        """Read the statistics of all sources, and return the metrics with their values."""
         with self._lock:
             gauges: dict[_Key, float] = {}
             for source in self._seen:
@@ -252,7 +252,7 @@ class StatsCollector:
         before = self._seen[source]
         now: dict[_Key, float] = {}
         samples = list(_consumer_samples(stats) if isinstance(stats, ConsumerStats) else _producer_samples(stats))
-        # Growth of each whole family. Single nsqds can't grow by more, whatever connections were opened and closed.
+        # Growth of the total of each family. Single nsqds together can't grow by more.
         left = {key.family: value - before.get(key, 0) for key, value, is_total in samples if is_total}
         for key, value, is_total in samples:
             family = _FAMILIES[key.family]
@@ -260,13 +260,13 @@ class StatsCollector:
                 gauges[key] = family.merge(gauges[key], value) if key in gauges else value
                 continue
             now[key] = value
-            # A value that has fallen is that of a new connection to the same nsqd, which began at 0.
+            # A value that has fallen belongs to a new connection to the same nsqd. The new connection began at 0.
             growth = value - before.get(key, 0) if value >= before.get(key, 0) else value
             if key.family in left:
                 growth = left[key.family] if is_total else min(growth, left[key.family])
                 left[key.family] -= growth
             self._totals[key] = self._totals.get(key, 0) + growth
-        # Forget closed connections, since the next connection to the same nsqd begins at 0.
+        # This forgets closed connections, since the next connection to the same nsqd begins at 0.
         self._seen[source] = now
 
 

@@ -1,4 +1,4 @@
-"""QueueHandler and ChannelHandler: put messages into a queue. The program takes them from there and answers them.
+"""QueueHandler and ChannelHandler: put messages into a queue. The program takes them from the queue and answers them.
 
     messages = QueueHandler()
     consumer = Consumer("clicks", "archive", address, message_handler=messages, max_in_flight=100)
@@ -8,8 +8,8 @@
         ...
         message.finish()
 
-A message that failed is answered with ``message.requeue()``: nsqd delivers it again after the consumer's delay for its
-attempts, or immediately after ``requeue(0)``.
+For a message that failed, call ``message.requeue()``: nsqd delivers it again after a delay that the consumer computes
+from its attempts. After ``requeue(0)``, nsqd delivers it immediately.
 
 A queue can also be an argument of ``imap_unordered()`` of a gevent Pool. When the consumer closes, it waits for the
 answers to delivered messages up to its close_timeout, so the program should continue to answer.
@@ -32,12 +32,12 @@ class QueueHandler(Queue):  # type: ignore[misc]  # gevent has no types
     """A gevent Queue, for ``on_message``. Each message becomes async and is put into the queue.
 
     Args:
-        maxsize: How many messages the queue holds. While it is full, each call of this handler waits. None:
+        maxsize: Highest number of messages in the queue. While it is full, each call of this handler waits. None:
             only ``max_in_flight`` limits the messages.
     """
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Put a message into the queue. Waits while it is full."""
+        """Put a message into the queue. Waits while the queue is full."""
         message.enable_async()
         self.put(message)
 
@@ -55,7 +55,7 @@ class ChannelHandler(Channel):  # type: ignore[misc]  # gevent has no types
     """A gevent Channel, for ``on_message``: a queue of size 0. Handlers wait until their message is taken."""
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Pass a message to the next get()."""
+        """Wait for the next get(), and pass a message to it."""
         message.enable_async()
         self.put(message)
 

@@ -21,9 +21,9 @@ class SentryExceptionHandler:
     Reports contain the message body, unless ``message_extra()`` is overridden.
 
     Args:
-        client: None: sentry_sdk, imported at the first report; the program calls ``sentry_sdk.init()``. Or an object
-            with a method ``captureException(extra=...)``, such as raven's Client. The method is called while the
-            exception is handled.
+        client: None: use sentry_sdk, which is imported at the first report; the program must call
+            ``sentry_sdk.init()``. Or an object with a method ``captureException(extra=...)``, such as raven's Client.
+            The method is called while the exception is the current one (sys.exc_info()).
 
     Raises:
         ImportError: If client is None and sentry_sdk is not installed.
