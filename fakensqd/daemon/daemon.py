@@ -55,7 +55,7 @@ class Daemon(Server):
     """A server with a TCP port and an HTTP port, and an HTTPS port if there is a TLS context.
 
     Args:
-        clock, record, seed, faults_over_http, faults_http_address: As in FakeNsqd.
+        clock, record, seed, faults_over_http, faults_http_address: The same as in FakeNsqd.
         context: TLS context; None if the server does not offer TLS.
 
     Attributes:

@@ -25,7 +25,7 @@ class FakeLookupd(Daemon):
     """An nsqlookupd 1.3.0 in the hub of the caller. Call start() or use ``with``.
 
     Args:
-        clock, record, seed, faults_over_http, faults_http_address, threaded: As in FakeNsqd.
+        clock, record, seed, faults_over_http, faults_http_address, threaded: The same as in FakeNsqd.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:

@@ -140,7 +140,7 @@ class DataPath:
         self.unlock()
 
     def store(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage]) -> None:
-        """Append messages that exceed the limit of the memory to the file."""
+        """Append messages to the file, because they exceed the limit of the memory."""
         if self._is_written(topic):
             self._live_count += len(messages)
             self._append(encode_stored(StoredQueue(topic, channel, messages)), len(messages))

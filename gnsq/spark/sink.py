@@ -30,7 +30,7 @@ __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "RowOrigin", "Publish
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
 # Seconds. If a result is late by more than this, the producer's thread is considered to have failed.
 RESULT_GRACE = 5.0
-# Bytes in the body of an MPUB: the number of messages, and the length of each. Source: nsqd protocol_v2.go, readMPUB.
+# Bytes that an MPUB uses for the number of messages, and for each message's length. Source: protocol_v2.go, readMPUB.
 MPUB_COUNT_SIZE = MPUB_LENGTH_SIZE = 4
 # Limit of the bytes in batches that are not published yet, of all topics; and bytes that a row takes besides its body.
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024

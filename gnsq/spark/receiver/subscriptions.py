@@ -226,7 +226,7 @@ class Subscriptions:
             lookupd.close()
 
     def join(self, timeout: float) -> None:
-        """Wait until all connections are closed, at most so many seconds."""
+        """Wait until all connections are closed, at most ``timeout`` seconds."""
         gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self._consumers])
 
     def pause(self) -> None:

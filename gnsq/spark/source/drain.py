@@ -165,7 +165,7 @@ class Drain:
 
 
 class EmptyBatchTrigger:
-    """Decides when segments that were read must be deleted without a new batch.
+    """Decides when an empty batch is needed, so that segments that were read are deleted.
 
     Spark commits a batch only after the next batch. While receivers wait because the spool is full, no next batch
     comes. A receiver in another process may have a lower limit, so a time without new messages counts, too.

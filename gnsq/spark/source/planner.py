@@ -58,8 +58,8 @@ class PlannerTimes:
         lock: For the spool's lock. A planner that ends releases its lock first, so a restarted query waits briefly.
         owner_check: Between checks that no other run has taken the spool.
         listing_pause: See LISTING_PAUSE.
-        depth, warn_after: As poll_interval and warn_after of ChannelMonitor.
-        trigger_after_depth, trigger_after_unknown, trigger_retry: As the arguments of EmptyBatchTrigger.
+        depth, warn_after: Given to ChannelMonitor as poll_interval and warn_after.
+        trigger_after_depth, trigger_after_unknown, trigger_retry: Given to EmptyBatchTrigger, in this order.
     """
 
     lock: float = 3.0
@@ -284,7 +284,7 @@ class Planner:
         """Wait until all messages have come, stop, and list the segments of this planner's own receiver.
 
         Raises:
-            SpoolError: As latest(), and if the messages take more than max_spool_bytes.
+            SpoolError: In the same cases as latest(), and if the messages take more than max_spool_bytes.
         """
         receiver, options = self.receiver, self._options
         assert receiver is not None  # start() has made it
@@ -512,7 +512,7 @@ def drain_channel(options: ReadOptions) -> list[list[Segment]]:
     """Receive the messages of a channel into options.spool, and divide their segments into tasks.
 
     Raises:
-        SpoolError: As Planner.start() and Planner.drain().
+        SpoolError: In the same cases as Planner.start() and Planner.drain().
     """
     planner = Planner(dataclasses.replace(options, receivers="driver"), is_batch=True)
     planner.start(drain=True)
