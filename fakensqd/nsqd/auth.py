@@ -17,7 +17,7 @@ __all__ = ["Authorization", "Grant", "decode_authorization"]
 
 _PERMISSIONS = frozenset(["subscribe", "publish"])
 # Syntax of Python's re that Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
-# possessive repetition. Also matches [:alpha:], which Python reads as the set of these six characters.
+# possessive repetition. Also matches [:alpha:], which Python reads as a set of single characters.
 _NOT_PORTABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?(?:[=!>(#]|<[=!]|P=)|[*+?}]\+|\[:)")
 _STRINGS = FieldType(list, items=STRING)
 _GRANT = FieldType(dict, fields={"topic": STRING, "channels": _STRINGS, "permissions": _STRINGS})
