@@ -103,7 +103,7 @@ _READERS: dict[str, Callable[[str], Value]] = {
     "log_level": _log_level,
     "tls_required": _tls_required,
     "tls_min_version": lambda text: text.lower() or "tls1.0",
-    # The readers above are by the option's name, those below by its type.
+    # The keys above are names of options, the keys below are types of options.
     "bool": _boolean,
     "str": str,
     "int": lambda text: int(text, 0),

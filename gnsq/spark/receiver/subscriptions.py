@@ -117,7 +117,7 @@ class Subscription:
 
     @property
     def is_starved(self) -> bool:
-        """True if every active consumer has got nearly all that some nsqd may deliver. nsqd serves them in turn."""
+        """True if every active consumer has nearly all messages that an nsqd may deliver: nsqd fills them in turn."""
         active = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
         return bool(active) and all(consumer.is_starved for consumer in active)
 
