@@ -1,6 +1,6 @@
 """Automatic batches: sends publishes to one topic together as one MPUB. Each publish keeps its deadline and outcome.
 
-Owns the batches that are not full. A full batch is sent in the same way as a single publish.
+This module owns the batches that are not full. A full batch is sent in the same way as a single publish.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Batch", "Batcher"]
 
 
 class Batch(MultiPublish):
-    """Publishes that are sent as one MPUB. nsqd stores all or none of them; for the exception see
-    may_be_partially_stored()."""
+    """Publishes that are sent as one MPUB. nsqd stores all or none of them, except in the case that
+    may_be_partially_stored() describes."""
 
     def __init__(self, members: list[PendingPublish]) -> None:
         first = members[0]
@@ -61,7 +61,7 @@ class _OpenBatch:
     """A batch that is not full.
 
     Attributes:
-        due: When the batch is sent even if it is not full.
+        due: Time at which the batch is sent even if it is not full, monotonic seconds.
         free_bytes: Number of bytes that still fit in the batch.
     """
 
@@ -71,7 +71,7 @@ class _OpenBatch:
 
 
 class Batcher:
-    """Collects publishes by topic and key.
+    """Collects publishes with the same topic and key in a batch.
 
     A batch is sent when it has batch_messages messages or batch_bytes bytes, or when its first publish has waited for
     batch_linger seconds. No batch is longer than max_body_size, if that is set.
@@ -92,7 +92,7 @@ class Batcher:
         self._opened = Event()
 
     def add(self, publish: PendingPublish) -> None:
-        """Put a publish into a batch, or send it alone if it can't be in a batch."""
+        """Put a publish into a batch. If it can't be in a batch, send it alone."""
         if not publish.is_batchable:
             self._send(publish)
             return
@@ -112,22 +112,22 @@ class Batcher:
             self._close_batch(key)
 
     def waiting(self) -> Iterator[PendingPublish]:
-        """Return the publishes that are in open batches."""
+        """Yield the publishes that are in batches that were not sent."""
         for batch in self._open.values():
             yield from batch.members
 
     def stop_waiting(self) -> None:
-        """Send all open batches. From now on, send each new batch at the end of the hub's current round."""
+        """Send all batches. From now on, send each new batch at the end of the hub's current round, without linger."""
         self._linger = 0.0
         self.flush()
 
     def flush(self) -> None:
-        """Send all open batches."""
+        """Send all batches, even if they are not full."""
         for key in list(self._open):
             self._close_batch(key)
 
     def run(self) -> None:
-        """Send batches that have waited for batch_linger; runs until killed."""
+        """Send batches when they have waited for batch_linger, until the greenlet is killed."""
         while True:
             due = min((batch.due for batch in self._open.values()), default=NO_DEADLINE)
             pause = due - self._clock.monotonic()
@@ -145,7 +145,7 @@ class Batcher:
             if self._linger:
                 self._opened.set()
             else:
-                # This runs after all other publishes of this round of the hub.
+                # flush() is called after all publishes that greenlets make in this round of the hub.
                 gevent.get_hub().loop.run_callback(self.flush)
         return batch
 

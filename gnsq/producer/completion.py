@@ -30,7 +30,7 @@ class CompletionQueue:
     """Queue of the publishes that have ended, but whose callers were not woken yet.
 
     Attributes:
-        completed: Set whenever the queue was emptied.
+        completed: Event that is set each time after the callers of some publishes were woken.
         is_due: True if the queue has publishes.
     """
 
@@ -45,21 +45,21 @@ class CompletionQueue:
         self._log_owner = log_owner
 
     def add(self, publish: PendingPublish) -> None:
-        """Queue a publish. Soon it is counted and its caller is woken."""
+        """Queue a publish that has ended. The hub soon counts it and wakes its caller."""
         self._ended.append(publish)
         if not self.is_due:
             self.is_due = True
             self._run_callback(self._drain)
 
     def _drain(self) -> None:
-        """Wake the callers of all publishes in the queue: those that ended with one read of the connection.
+        """Count all publishes in the queue, and wake their callers.
 
-        It switches to each waiting greenlet directly, which saves one callback for each publish. The greenlet switches
-        back to the hub, and thus to this code, when it waits again.
+        This code switches to each waiting greenlet directly, which saves one callback for each publish. The greenlet
+        switches back to the hub, and thus to this code, when it waits again.
         """
         ended, counts, publishes, add_latency = self._ended, self._counts, self._publishes, self._counts.latency.add
         now = self._now()
-        # Retry failed publishes before the woken callers publish again: the failed ones are older.
+        # Retry failed publishes before the woken callers publish again, since the failed publishes are older.
         publishes.retry_failed()
         try:
             while ended:
@@ -88,7 +88,7 @@ class CompletionQueue:
             self.completed.set()
 
     def _complete_batch(self, batch: PendingPublish, now: float) -> None:
-        """Count the members of a confirmed batch together, which saves 0.5 us of 3 for each, and wake all callers."""
+        """Count the members of a confirmed batch together, which saves 0.5 us of 3 us each, and wake all callers."""
         members = iter(batch.members)
         publishes = self._publishes
         publishes.pending -= batch.messages
@@ -104,8 +104,8 @@ class CompletionQueue:
                 elif member.result is not None:
                     member.result.confirm()
         finally:
-            # A woken greenlet has raised into the hub. Wake the other callers in the next round; their publishes are
-            # counted already.
+            # Members are left only if a woken greenlet has raised an exception into the hub. Queue them, so that their
+            # callers are woken later. They must not be counted again.
             for member in members:
                 member.reserved_bytes = member.messages = 0
                 publishes.pending += 1
@@ -122,15 +122,15 @@ class CompletionQueue:
 
 
 class Deadlines:
-    """Checks deadlines when the earliest one comes, and connections at a regular interval.
+    """Checks deadlines at the time of the earliest one, and connections at a regular interval.
 
     Args:
         check_interval: Seconds between two checks of the connections.
-        expire_overdue: Ends the publishes whose deadline has passed, and calls schedule() for all others.
-        check_links: Checks the connections.
+        expire_overdue: Function that ends the publishes whose deadline has passed, and calls schedule() for all others.
+        check_links: Function that checks the connections.
 
     Attributes:
-        due: When deadlines will be checked next.
+        due: Time of the next check of deadlines, monotonic seconds.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Deadlines:
             self._woken.set()
 
     def run(self) -> None:
-        """Expire publishes whose deadline has passed; runs until killed."""
+        """Call expire_overdue and check_links at their times, until the greenlet is killed."""
         checked = self._clock.monotonic()
         while True:
             now = self._clock.monotonic()

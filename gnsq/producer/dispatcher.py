@@ -1,30 +1,30 @@
 """Takes publishes, gives them to connections, and retries or ends the publishes that were not confirmed.
 
-Owns the publishes that wait for capacity, for a connection or for a retry. After submit(), the link owns the publish.
-This module does not decide which nsqds to connect to. It runs in one hub; only publish(), wait_for_capacity() and
-flush() wait.
+Owns the publishes that wait for capacity, for a connection or for a retry. A link (the publishes' view of a connection)
+owns each publish that was submitted to it. This module does not decide which nsqds to connect to. It runs in one hub;
+only publish(), wait_for_capacity() and flush() wait.
 """
 
 # A publish, from the call to nsqd's OK:
 #
 #  1. `Producer.publish` in producer/producer.py checks the arguments and makes a `PendingPublish` in
 #     producer/publish.py.
-#  2. `ProducerLifecycle.ensure_started` in producer/lifecycle.py starts the producer with its first publish. From
-#     another thread, `publish_from_thread` in producer/lifecycle.py brings the publish to the producer's hub.
-#  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if there are none, the publish waits for
+#  2. `ProducerLifecycle.ensure_started` in producer/lifecycle.py starts the producer with its first publish. If another
+#     thread publishes, `publish_from_thread` in producer/lifecycle.py passes the publish to the producer's hub.
+#  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if too few are left, the publish waits for
 #     `Dispatcher.admit_waiting`.
 #  4. `Batcher.add` in producer/batching.py collects publishes to one topic, if that option is on.
 #  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
 #  6. `TcpLink` in producer/routing.py is the link to one connection. Its submit is `Writer.submit` in nsqd/writer.py,
 #     which puts the publish into `PendingRequests.put` in nsqd/pending.py.
-#  7. `Writer.run` in nsqd/writer.py, or for a lone publish the caller, sends `PendingPublish.command` in
+#  7. `Writer.run` in nsqd/writer.py, or the caller if no other publish is pending, sends `PendingPublish.command` in
 #     producer/publish.py by `TcpTransport.send_nowait` in transport.py.
-#  8. `Dispatcher.publish` waits; `BusyPoller.poll` keeps the event loop awake for the response to a lone publish.
+#  8. `Dispatcher.publish` waits. If no other publish is pending, `BusyPoller.poll` lets the event loop poll.
 #  9. `Connection` in nsqd/connection.py reads OK; `PendingRequests.resolve_oks` in nsqd/pending.py finds the publish.
 # 10. `PendingPublish.on_response` in producer/publish.py marks it as done, and `CompletionQueue.add` in
 #     producer/completion.py counts it and wakes the caller.
 #
-# The states of a publish. A publish that nsqd has not executed goes back, until its deadline:
+# The states of a publish. A publish that nsqd has not executed is retried until its deadline:
 #
 #      submit()                         retry: refused by this nsqd, not executed, or allow_duplicates
 #         |                           +-----------------------------------------------+
@@ -90,20 +90,20 @@ class Dispatcher:
 
     Args:
         nsqd_count: Returns the number of nsqds.
-        no_connection_error: Makes the error with the reason why there is no connection. Its argument is a text: how
-            long the publish waited.
-        owner: Producer that log lines name.
-        busy_poller: Polls for the response to a lone publish. None: the hub sleeps until the response comes.
+        no_connection_error: Makes the error with the reason why there is no connection. Its argument is a text that
+            tells how long the publish waited.
+        owner: The Producer that log lines name.
+        busy_poller: Polls for the response if only one publish is pending. None: the hub sleeps until a response comes.
 
     Attributes:
         links: The links that publishes are submitted to.
-        stalled_links: Links that have not answered for too long. They get no publishes while there are others.
-        batcher: Collects batches, if batch_messages is set.
-        complete: Called with a publish that has ended. Counts the publish, and soon wakes its caller.
+        stalled_links: Links that have not responded for too long. They get no publishes while there are others.
+        batcher: Collects batches; None if batch_messages is not set.
+        complete: Function that is called with a publish that has ended. Counts the publish, and soon wakes its caller.
         deadlines: Checks deadlines and stalled links.
-        pending: Publishes that have not ended.
+        pending: Number of publishes that have not ended.
         pending_bytes: Bytes that the pending publishes have reserved.
-        signal_greenlets: Greenlets that call receivers of signals, and must not wait meanwhile.
+        signal_greenlets: Greenlets that are calling receivers of signals, and must not wait before these return.
     """
 
     # Slots save 6 % of a publish: with more than 30 attributes CPython makes a dict, which is slower to read.
@@ -134,7 +134,7 @@ class Dispatcher:
         self.pending = 0
         self.pending_bytes = 0
         self.signal_greenlets: set[gevent.Greenlet] = set()
-        # For is_reentrant(): the greenlet that entered publish() last and is still in it; and if submit() runs.
+        # For is_reentrant(): the greenlet that called publish() last and is still in it; and True while submit() runs.
         self._publishing: gevent.Greenlet | None = None
         self._is_submitting = False
         self._options = options
@@ -151,7 +151,7 @@ class Dispatcher:
         self._owner = owner
         self._counts = counts
         self._completion = CompletionQueue(self, counts, clock, self._owner)
-        # A function in place of a method saves a call for each publish, 0.05 us.
+        # An attribute instead of a method: that saves a call, 0.05 us, for each publish.
         self.complete: Callable[[PendingPublish], None] = self._completion.add
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None
         self._send_or_batch: Callable[[PendingPublish], None] = self.batcher.add if self.batcher else self.send
@@ -172,8 +172,8 @@ class Dispatcher:
     def publish(self, publish: PendingPublish, block: bool) -> None:
         """Submit a publish and wait until it has ended. If it ends with an error, raise the error.
 
-        If the calling greenlet is killed or interrupted by its own gevent.Timeout, the publish continues, and a failure
-        of the publish is logged.
+        If the calling greenlet is killed or interrupted by a gevent.Timeout, the publish continues. If the publish then
+        fails, the failure is logged.
         """
         publish.waiter = waiter = gevent.getcurrent()
         if waiter is self._hub or (self.signal_greenlets and waiter in self.signal_greenlets):
@@ -185,7 +185,7 @@ class Dispatcher:
             self.submit(publish, block)
             if self.pending == 1 and publish.link is not None and self._busy_poller is not None:
                 self._busy_poller.poll(publish)
-            self._hub.switch()  # until CompletionQueue resumes this greenlet, by the deadline
+            self._hub.switch()  # returns when CompletionQueue resumes this greenlet: at the deadline at the latest
             while not publish.done:
                 # Another greenlet has switched here by mistake: wait again.
                 self._publishing = waiter
@@ -193,11 +193,11 @@ class Dispatcher:
         finally:
             publish.waiter = self._publishing = None
         if publish.error is not None:
-            # Several publishes may end with the same error object. Each raise would make its traceback longer.
+            # Several publishes may end with the same error object. Each raise makes its traceback longer, so reset it.
             raise publish.error.with_traceback(None)
 
     def submit(self, publish: PendingPublish, block: bool) -> None:
-        """Accept a publish. It will end by its deadline.
+        """Accept a publish. It will end at its deadline at the latest.
 
         Raises:
             NSQNotSent: If the producer is closed. If block is False, also if there is no capacity or no connection.
@@ -213,7 +213,7 @@ class Dispatcher:
             self.pending += 1
             if publish.deadline < self.deadlines.due:
                 self.deadlines.schedule(publish.deadline)
-            # Repeats _has_capacity() and _admit() instead of calling them, which saves 0.15 us of 4 for each publish.
+            # Repeats code of _has_capacity() and admit_waiting() without calls. That saves 0.15 us of 4 us per publish.
             pending_bytes = self.pending_bytes + publish.size
             if self._waiting_for_capacity or (pending_bytes > self._max_pending_bytes and self.pending_bytes):
                 self._waiting_for_capacity.append(publish)
@@ -226,10 +226,10 @@ class Dispatcher:
             self._is_submitting = False
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a running greenlet executes code of this object, or calls receivers of signals for it.
+        """Return True if the greenlet, which is running, is inside code of this object or inside a receiver of signals.
 
-        Also True in a signal handler that has interrupted publish() or submit(). If True, the caller must not wait for
-        publishes to end.
+        This is also the case in a signal handler that has interrupted publish() or submit(). If True, the caller must
+        not wait for publishes to end.
         """
         return self._is_submitting or greenlet is self._publishing or greenlet in self.signal_greenlets
 
@@ -247,7 +247,7 @@ class Dispatcher:
         return NSQNotSentTimeout(text)
 
     def _has_capacity(self, publish: PendingPublish) -> bool:
-        # A publish that is larger than max_pending_bytes is sent when nothing else is pending.
+        # A publish that is larger than max_pending_bytes has capacity when no other publish is pending.
         return self.pending_bytes + publish.size <= self._max_pending_bytes or not self.pending_bytes
 
     def admit_waiting(self) -> None:
@@ -274,8 +274,8 @@ class Dispatcher:
         """Wait until a publish has capacity, or has ended.
 
         Raises:
-            NSQNotSentTimeout: If there is no capacity, and the caller is the hub itself or a receiver of signals, which
-                can't wait.
+            NSQNotSentTimeout: If there is no capacity, and the caller can't wait: it is the hub itself or a receiver of
+                signals.
         """
         if publish.reserved_bytes or publish.done:
             return
@@ -286,16 +286,16 @@ class Dispatcher:
         admitted = Event()
         publish.on_capacity = admitted.set
         try:
-            admitted.wait()  # until admit_waiting() gives it capacity, or its deadline
+            admitted.wait()  # returns when admit_waiting() gives capacity, or at the deadline
         except BaseException:
-            # The caller was interrupted, so nothing waits for the result.
+            # The caller was interrupted, so it does not get the result.
             publish.result = None
             raise
 
     # --- links
 
     def send(self, publish: PendingPublish) -> None:
-        """Submit a publish to a link, or let it wait until there is a link."""
+        """Submit a publish to a link. If there is no link, let the publish wait until there is one."""
         links = self.links
         if not links and self.stalled_links:
             links, self.stalled_links = self.stalled_links, []
@@ -307,7 +307,7 @@ class Dispatcher:
             links = [link for link in links if link.address not in publish.refused_by] or links
         try:
             link = publish.link = self._choose(links, publish.key)
-        except Exception as error:  # noqa: BLE001  # of the user's function; other publishes must go on
+        except Exception as error:  # noqa: BLE001  # the user's strategy may raise anything; only this publish fails
             failure = NSQNotSent(f"publish to {publish.topic}: the strategy can't choose: {error!r}")
             failure.__cause__ = error
             self._fail_all(publish, failure)
@@ -315,7 +315,7 @@ class Dispatcher:
         link.submit(publish)
 
     def add(self, link: Link) -> None:
-        """Add a link, and immediately submit the publishes to it that wait for a connection."""
+        """Add a link, and immediately submit the publishes that wait for a connection."""
         self.links.append(link)
         waiting, self._waiting_for_connection = self._waiting_for_connection, deque()
         for publish in waiting:
@@ -323,8 +323,8 @@ class Dispatcher:
                 self.send(publish)
 
     def remove(self, link: Link) -> None:
-        """Submit no further publishes to a link. Its pending publishes continue. Does nothing if the link was
-        removed."""
+        """Submit no further publishes to a link. Its pending publishes continue. A link that was removed before is
+        ignored."""
         for links in (self.links, self.stalled_links):
             if link in links:
                 links.remove(link)
@@ -334,7 +334,7 @@ class Dispatcher:
     # --- outcomes
 
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
-        """Retry or end a publish that was not confirmed; in a batch, each member by itself."""
+        """Retry or end a publish that was not confirmed. If it is a batch, retry or end each member by itself."""
         if failure is Failure.REFUSED and is_topic_error(error):
             self._refuse_topic(publish, error)
             return
@@ -373,7 +373,7 @@ class Dispatcher:
             self._retry(publish)
 
     def fail(self, publish: PendingPublish, error: NSQException) -> None:
-        """End a publish with an error. If nsqd may have executed it before a retry, the error becomes an NSQUnknown."""
+        """End a publish with an error. If nsqd may have executed an earlier try, the error becomes an NSQUnknown."""
         if publish.lost_error is not None and not isinstance(error, NSQUnknown):
             kind = NSQUnknownTimeout if isinstance(error, NSQTimeout) else NSQUnknownClosed
             error = kind(f"{error}; it was sent before ({publish.lost_error}): nsqd may have it")
@@ -391,8 +391,8 @@ class Dispatcher:
     def _refuse_topic(self, publish: PendingPublish, error: NSQException) -> None:
         """End a publish whose topic nsqd refused, and all other publishes to this topic on the same link.
 
-        If the topic is not allowed, nsqd closes the connection and executes nothing after the refused command. nsqd
-        would also refuse the other publishes, and each refusal would cost a connection. HTTP does not have this error.
+        If the topic is not allowed, nsqd closes the connection and executes nothing after the refused command. It would
+        refuse the other publishes, too, and close a connection each time. Over HTTP there is no such error.
 
         Source: nsqd protocol_v2.go, CheckAuth.
         """
@@ -406,14 +406,14 @@ class Dispatcher:
             self._fail_all(each, error)
 
     def _retry(self, publish: PendingPublish) -> None:
-        """Soon send a publish again, on another link."""
+        """Send a publish again soon, on any link."""
         publish.link = None
         if not self._to_retry:
             self._run_callback(self.retry_failed)
         self._to_retry.append(publish)
 
     def retry_failed(self) -> None:
-        """Send publishes again that were not executed."""
+        """Send the publishes again that _retry() has collected."""
         to_retry, self._to_retry = self._to_retry, []
         for publish in to_retry:
             if not publish.done:
@@ -425,7 +425,7 @@ class Dispatcher:
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
         """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed.
 
-        If the batch was not sent, the other members are submitted again. The caller must have withdrawn the
+        If a batch was not sent, its other members are submitted again. For that, the caller must have withdrawn the
         batch from the link.
         """
         was_sent = waiting_for is WaitingFor.RESPONSE
@@ -439,7 +439,7 @@ class Dispatcher:
                 self.deadlines.schedule(each.deadline)
                 self._send_or_batch(each)
         if was_sent:
-            # Keep the sent publish pending at its link, since its response may still come. Only drop its bodies.
+            # The sent publish stays pending at its link, since its response may still come. Only drop its bodies.
             publish.drop_bodies()
             publish.deadline = min([each.deadline for each in members if not each.done], default=publish.deadline)
         publish.done = publish.done or not was_sent or all(each.done for each in members)
@@ -465,7 +465,7 @@ class Dispatcher:
             for publish in self._overdue(publishes, now):
                 self.expire(publish, waiting_for, now)
         for link in self._all_links():
-            # Withdraw all in one call: to withdraw 300,000 publishes one by one took 8 s.
+            # Withdraw all with one call: one call for each of 300,000 publishes took 8 s.
             for publish in link.withdraw(self._overdue(link.unsent, now)):
                 self.expire(publish, WaitingFor.SEND, now)
             for publish in self._overdue(link.sent, now):
@@ -499,14 +499,14 @@ class Dispatcher:
                 self._log_link(logging.INFO, link, "%s: is published to again")
 
     def _log_link(self, level: int, link: Link, text: str, *arguments: object) -> None:
-        # Log one line for all connections to an nsqd.
+        # An nsqd may have several connections. Log one line for all of them.
         kind = f"{link.address} {text}"
         self._owner.rate_limited(logger).log(level, kind, text, self._owner.at(link.address), *arguments)
 
     # --- all publishes
 
     def pending_publishes(self) -> Iterator[PendingPublish]:
-        """Return all publishes that have not ended. A batch is replaced by its members."""
+        """Yield all publishes that have not ended. Instead of a batch, yield its members."""
         places = [publishes for _, publishes in self._own_publishes()]
         for link in self._all_links():
             places += [list(link.unsent), list(link.sent)]
@@ -515,7 +515,7 @@ class Dispatcher:
                 yield from publish.unfinished()
 
     def _own_publishes(self) -> Iterator[tuple[WaitingFor, list[PendingPublish]]]:
-        """Return the publishes that were not submitted to a link."""
+        """Yield the publishes that were not submitted to a link, by the step that they wait for."""
         yield WaitingFor.CAPACITY, list(self._waiting_for_capacity)
         yield WaitingFor.BATCH, [] if self.batcher is None else list(self.batcher.waiting())
         yield WaitingFor.CONNECTION, [*self._waiting_for_connection, *self._to_retry]
@@ -543,17 +543,17 @@ class Dispatcher:
         """Wait until more publishes have ended. Return False if the deadline has passed."""
         pause = deadline - self._clock.monotonic()
         if pause > 0:
-            # The result says if time was left before the wait, not if the event is set: another flush() may clear it.
+            # Do not return if the event is set: another flush() may clear it. The caller checks its publishes itself.
             self._completion.completed.clear()
             self._clock.wait(self._completion.completed, pause)
         return pause > 0
 
     def stop_accepting(self) -> None:
-        """Refuse further publishes. From now on, collect the publishes that fail for close()."""
+        """Refuse further publishes. From now on, collect the publishes that fail: close() returns them."""
         self._closing = True
 
     def close(self) -> list[Unconfirmed]:
-        """End all publishes that were not submitted to a link. From now on, also end those that links return.
+        """End all publishes that were not submitted to a link. From now on, do not retry publishes that links return.
 
         Returns:
             The publishes that have failed since stop_accepting().
@@ -583,7 +583,7 @@ class StallDetector:
         self._oldest: dict[Link, tuple[PendingPublish, float]] = {}
 
     def partition(self, links: Sequence[Link], now: float) -> tuple[list[Link], list[Link]]:
-        """Divide all links into those to use and those that have stalled. If all have stalled, use all."""
+        """Return the links to use, and the links that have stalled. If all have stalled, all are links to use."""
         before, self._oldest = self._oldest, {}
         for link in links:
             oldest = next(iter(link.sent), None)
@@ -595,20 +595,20 @@ class StallDetector:
         return (usable, stalled) if usable else (list(links), [])
 
 
-# Seconds to poll for one response, and longest pause in seconds between two publishes for which polling is worth it.
+# Seconds to poll for one response; and seconds between two publishes: after a longer pause, polling is not useful.
 POLL_SECONDS, SEQUENTIAL_WITHIN = 0.0001, 0.0003
-# After a response that came too late, polling is skipped for one publish, after the next one for three, then seven, up
-# to this number.
+# If a response comes later than POLL_SECONDS, the next publish is not polled for. If that happens again, the next three
+# are not, then the next seven, up to this number.
 MAX_SKIPPED = 1000
 
 
 class BusyPoller:
-    """Polls the event loop briefly after a publish that follows another one without a pause.
+    """Lets the event loop poll briefly after a publish that follows another one without a pause.
 
-    To wake a sleeping processor takes 30 to 60 us on a virtual machine, which is longer than a near nsqd takes to
-    respond. So the poller lets the loop ask for events without sleeping; the loop serves all events then. The cost is
-    processor time: at most the time that the loop would have slept. There is no polling if publishes come with pauses,
-    or if responses take long.
+    Waking a sleeping processor takes 30 to 60 us on a virtual machine, which is longer than a near nsqd takes to
+    respond. While the loop polls, it asks for events without sleeping, and handles all events. The cost is processor
+    time: at most the time that the loop would have slept. There is no polling if publishes come with pauses, or if
+    responses take long.
 
     Args:
         now: Returns monotonic seconds. Not the producer's clock, since the time of a manual clock does not pass while
@@ -630,7 +630,7 @@ class BusyPoller:
         self._skip = self._left_to_skip = 0
 
     def poll(self, publish: PendingPublish) -> None:
-        """Poll for the response to a publish that was sent alone, if publishes follow closely and responses come
+        """Poll for the response to the only pending publish, if it follows another one closely and responses come
         fast."""
         now = self._now()
         is_sequential, self._last_publish = now - self._last_publish < SEQUENTIAL_WITHIN, now
@@ -646,7 +646,7 @@ class BusyPoller:
             self._watcher.start(self._check)
 
     def close(self) -> None:
-        """Stop polling for good."""
+        """Stop polling, and do not poll again."""
         self._is_polling = True  # so that poll() does not start the watcher
         self._watcher.stop()
         self._watcher.close()

@@ -1,6 +1,6 @@
 """Publishes over HTTP: links to the HTTP ports of nsqds, the pool that pings nsqds, and the rules for their responses.
 
-A link sends several requests concurrently, so the order of publishes is not kept.
+A link sends several requests at the same time, so nsqd may get publishes in another order.
 
 Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for the errors over TCP.
 """
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 # --- rules for responses
 
-# Errors of nsqd over HTTP, each with the error over TCP for the same reason.
+# Error texts of nsqd over HTTP, each with the error class that TCP has for the same reason.
 _CODES: dict[str, type[NSQErrorCode]] = {
     "MSG_TOO_BIG": NSQBadMessage,
     "MSG_EMPTY": NSQBadMessage,
@@ -78,24 +78,25 @@ _CODES: dict[str, type[NSQErrorCode]] = {
     "TLS_REQUIRED": NSQInvalid,
 }
 _EXITING = "EXITING"
-# A proxy did not receive the whole request in time. The proxy may have forwarded a part to nsqd.
+# Status of a proxy that did not receive the whole request in time. The proxy may have forwarded the request to nsqd.
 _REQUEST_TIMEOUT = 408
-# Statuses such as login needed, wrong path, too many requests: this address takes no publishes, at least now.
+# Statuses such as login needed, wrong path, too many requests: the server accepts no publishes, at least now.
 _REJECTED = {401, 403, 404, 405, 407, 421, 429}
 
 
 def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = False) -> NSQErrorCode | None:
-    """Return the error of a publish that nsqd has certainly not stored; None if nsqd may have stored it.
+    """Return the error, as over TCP, of a publish that nsqd has certainly not stored; None if nsqd may have stored it.
 
     Args:
-        multi, deferred: True for a multipublish, and for a deferred publish, which have other errors over TCP.
+        multi: True for a multipublish.
+        deferred: True for a deferred publish.
     """
     code = error_text(error.body)
     refused: NSQErrorCode
     if code == _EXITING:
         refused = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
     elif code in _CODES:
-        # Check only the code, not the status: old servers responded with status 500.
+        # Check only the code, not the status: old servers have the status 500 for all errors.
         refused = _CODES[code](str(error))
     elif error.status is not None and 300 <= error.status < 500 and error.status != _REQUEST_TIMEOUT:
         refused = NSQErrorCode(str(error), f"HTTP_{error.status}")
@@ -106,7 +107,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
 
 
 def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
-    """Return True if a server in front of nsqd has rejected the request. Then the address is wrong, not the publish."""
+    """Return True if a server in front of nsqd has rejected the request: now all publishes to this address fail."""
     code, status = error_text(error.body), error.status
     if code == _EXITING or code in _CODES:
         return False
@@ -114,14 +115,14 @@ def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
 
 
 def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = False) -> str:
-    """Return the reason why an nsqd of this version can't take a publish over HTTP. Empty if it can.
+    """Return the reason why an nsqd of this version can't execute a publish over HTTP. Empty if it can.
 
     Args:
         version: Three numbers. Empty if the version is unknown; then nsqd is assumed to be new enough.
-        multi, deferred: True for a multipublish, and for a deferred publish.
+        multi: True for a multipublish.
+        deferred: True for a deferred publish.
 
-    Source: nsqd http.go. 0.2.21 has no /mpub, 0.2.22 splits a binary body into lines, and before 0.3.6 defer is
-    ignored.
+    Source: nsqd http.go. 0.2.21 has no /mpub, 0.2.22 splits a binary body at newlines; before 0.3.6 nsqd ignores defer.
     """
     if multi and version and version < (0, 2, 23):
         return "binary /mpub came with 0.2.23; publish one by one, or over TCP"
@@ -131,16 +132,16 @@ def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = F
 
 
 def is_nsqd_response(error: NSQHttpError) -> bool:
-    """Return True if nsqd itself has refused a ping, as with a full disk. It may still take messages."""
+    """Return True if nsqd itself has refused a ping, as with a full disk. Such an nsqd may still accept messages."""
     return error.status == 500 and error.body.startswith(b"NOK")
 
 
 # --- clients
 
-# Seconds. Limit of the wait for a connection if http_options does not set it. It is short since another nsqd may take
-# the publish.
+# Seconds. Limit of the wait for a connection if http_options does not set it. The limit is short since the publish can
+# be sent to another nsqd.
 CONNECT_TIMEOUT = 5.0
-# A request ends so many seconds before the deadline of its publish, so that its error shows if it was sent.
+# A request times out so many seconds before the deadline of its publish: its error tells if the request was sent.
 DEADLINE_MARGIN = 0.01
 # Seconds. Limit of the wait for nsqd's version.
 INFO_TIMEOUT = 5.0
@@ -155,20 +156,20 @@ class HttpClients:
         options: Options of HttpOptions. Without ``timeout``, only the deadline of the publish limits a request.
 
     Attributes:
-        max_requests: Concurrent requests to each nsqd.
+        max_requests: Limit of the concurrent requests to each nsqd.
         max_seconds: Limit of the duration of a request.
 
     Raises:
-        TypeError, ValueError: As NsqdHTTPClient.from_url().
+        TypeError, ValueError: In the cases of NsqdHTTPClient.from_url().
     """
 
     def __init__(
         self, urls: Addresses, options: Mapping[str, Any], max_requests: int
-    ) -> None:  # Any: each its own type
+    ) -> None:  # Any: each option has its own type
         if not isinstance(options, Mapping):
             raise TypeError(f"http_options must be a dict, not a {type(options).__name__}")
         if not isinstance(urls, (str, list, tuple, set, frozenset)):
-            # The value is not shown: it may have a password.
+            # The value is not shown, since it may contain a password.
             raise TypeError(f"nsqd_http_addresses must be a str, list, tuple or set, not a {type(urls).__name__}")
         items = [urls] if isinstance(urls, str) else urls
         self.max_requests = max_requests
@@ -182,27 +183,27 @@ class HttpClients:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses in the given order, without duplicates. An address of only host and port is ``host:port``; any
-        other is a URL, with its password removed.
+        """The addresses in the given order, without duplicates. They have the form ``host:port``; but if a URL has more
+        parts, such as a path, the address is this URL without its password.
         """
         return list(self._urls)
 
     def client(self, address: str) -> NsqdHTTPClient:
-        """Make a client for an address, which need not be one of addresses."""
+        """Make a client for an address. It may also be an address that is not in ``addresses``."""
         return NsqdHTTPClient.from_url(self._urls.get(address, address), **self._options)
 
 
 def make_http_clients(
     urls: Addresses,
-    http_options: Mapping[str, Any] | None,  # Any: each option's own type
+    http_options: Mapping[str, Any] | None,  # Any: each option has its own type
     options: ProducerOptions,
     *,
     http: bool,
 ) -> HttpClients | None:
-    """Make the clients if there are URLs or http is True. Otherwise return None.
+    """Make the HttpClients if there are URLs or http is True. Otherwise return None.
 
     Raises:
-        TypeError, ValueError: As HttpClients, and if http_options are given for a producer over TCP.
+        TypeError, ValueError: In the cases of HttpClients, and if http_options are given for a producer over TCP.
     """
     if not isinstance(http, bool):
         raise TypeError(f"http must be a bool, not a {type(http).__name__}; options of HTTP are http_options")
@@ -215,7 +216,7 @@ def make_http_clients(
 
 
 def check_no_tcp_options(addresses: Collection[str], options: ProducerOptions, rest: Collection[str]) -> None:
-    """Refuse options that have no meaning over HTTP: a caller who asks for TLS must not publish in clear text.
+    """Check that no options of TCP are given for HTTP. HTTP would ignore tls_v1, for example, and send clear text.
 
     Args:
         addresses: TCP addresses.
@@ -236,7 +237,7 @@ def check_no_tcp_options(addresses: Collection[str], options: ProducerOptions, r
 
 def _address(client: NsqdHTTPClient) -> str:
     address = format_address(client.host, client.port)
-    # Keep the rest of the URL: one host and port may be a proxy for several nsqds.
+    # Keep all parts of the URL: a proxy may have several nsqds at one host and port.
     return address if client.address == f"http://{address}/" else client.address
 
 
@@ -254,8 +255,8 @@ class HttpLink:
 
     Attributes:
         has_published: True if nsqd has confirmed a publish.
-        error: Failure of a ping or a request; after it the link takes no more publishes. None before.
-        workers: Greenlets that send requests. Each ends when nothing is left to send.
+        error: Error of the ping or request that ended the link; None while the link can be used.
+        workers: Greenlets that send requests. Each ends when there are no unsent publishes.
     """
 
     def __init__(self, address: str, pool: HttpPool) -> None:
@@ -266,7 +267,7 @@ class HttpLink:
         self.error: NSQException | None = None
         self.workers: set[gevent.Greenlet] = set()
         self._pool = pool
-        # How log lines of this link begin.
+        # Begin of the log lines of this link.
         self._subject = pool.owner.at(address)
         self._max_requests = pool.clients.max_requests
         self._max_seconds = pool.clients.max_seconds
@@ -274,7 +275,7 @@ class HttpLink:
         self._closed = Event()
         self.unsent: OrderedDict[PendingPublish, None] = OrderedDict()
         self.sent: dict[PendingPublish, None] = {}
-        # nsqd's version: None if not asked yet, empty if nsqd does not say.
+        # nsqd's version. None: nsqd was not asked yet. Empty: nsqd does not tell its version.
         self._version: tuple[int, ...] | None = None
 
     @property
@@ -299,7 +300,7 @@ class HttpLink:
         """Ping the nsqd.
 
         Raises:
-            NSQHttpError: If it does not respond.
+            NSQHttpError: If nsqd does not respond.
         """
         register_after_fork(self)
         try:
@@ -330,11 +331,11 @@ class HttpLink:
         return greenlet in self.workers
 
     def after_fork_in_child(self, parent: int) -> None:
-        """End all requests in this child process, but keep the connections, which the parent still uses."""
+        """End all requests in this child process. Close no connection, since the parent still uses them."""
         self._end_requests(NSQConnectionClosed(f"{self.address}: not used in a child of process {parent}"))
 
     def _fail(self, error: NSQException) -> None:
-        """Refuse further publishes, and let other links send the unsent ones. Requests that were sent continue."""
+        """End the link: take no further publishes, and let other links send the unsent ones. Sent requests continue."""
         if self._closed.is_set():
             return
         self.error = error
@@ -382,13 +383,13 @@ class HttpLink:
             self._fail(error)
             publish.on_not_sent(error)
         except NSQInvalid as error:
-            # nsqd is too old: a retry on this nsqd would fail, too.
+            # nsqd is too old for this publish. A retry on the same nsqd would fail, too.
             self._pool.on_error(error)
             publish.on_error(error)
         except NSQHttpError as error:
             self._on_http_error(publish, error, expires=limit < self._max_seconds)
         except Exception as error:
-            # A bug must neither end the greenlet nor let a caller wait.
+            # After a bug, the greenlet must continue, and the publish must end.
             logger.exception("%s: internal error while publishing", self._subject)
             publish.on_connection_lost(NSQException(f"{self.address}: internal error: {error!r}"))
         else:
@@ -400,7 +401,7 @@ class HttpLink:
         """Send a publish and wait for OK.
 
         Raises:
-            NSQHttpError: If the response is not OK, or does not come.
+            NSQHttpError: If the response is not OK, or if no response came.
             NSQInvalid: If nsqd is too old; nothing was sent.
         """
         client = self.client
@@ -426,12 +427,12 @@ class HttpLink:
 
     def _ask_version(self, limit: float) -> tuple[int, ...]:
         try:
-            # Use at most half of the remaining time: the publish needs the rest.
+            # Use at most half of the remaining time, since the publish needs the rest.
             info = self.client.request("GET", "info", timeout=min(limit / 2, INFO_TIMEOUT))
         except NSQHttpUnreachable:
             raise
         except NSQHttpError as error:
-            # The version stays unknown, which is not an error: a proxy may forward nothing but publishes.
+            # That the version is unknown is not an error: a proxy may forward only publishes.
             logger.debug("%s: does not tell its version: %s", self.address, error)
             return ()
         found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
@@ -441,7 +442,7 @@ class HttpLink:
         """Retry or end a publish that was sent and not confirmed.
 
         Args:
-            expires: True if a timeout of the request means that the deadline of the publish has come.
+            expires: True if the request times out because of the deadline of the publish, and not earlier.
         """
         if is_rejected_before_nsqd(error):
             self._fail(error)
@@ -473,8 +474,9 @@ class HttpPool(ConnectionPool[HttpLink]):
 
     Args:
         dispatcher: Gets each link that the pool has opened.
-        on_response, on_error: Called with each response to a publish, and each error of nsqd.
-        owner: Producer that log lines name.
+        on_response: Called with each response to a publish.
+        on_error: Called with each error of nsqd.
+        owner: The Producer that log lines name.
     """
 
     not_connected_text, lost_text = "does not answer", "not published to until it answers"
@@ -516,8 +518,8 @@ class HttpPool(ConnectionPool[HttpLink]):
 
     def _wait_with_backoff(self, failures: int, connection: HttpLink | None) -> float:
         if connection is not None and failures == 1 and isinstance(connection.error, NSQHttpError):
-            # Only this one request may have failed, so ping soon. But not if nsqd has said that it is exiting: this
-            # stays true for a while.
+            # Perhaps only this one request has failed, so ping now. But if nsqd has said that it is exiting (then the
+            # error is no NSQHttpError), a ping is too early.
             return 0.0
         return super()._wait_with_backoff(failures, connection)
 

@@ -1,7 +1,7 @@
 """Starts a producer once and closes it once, and passes publishes of other threads to the producer's thread.
 
-May be called from greenlets, threads, signal handlers and forked children. Uses no lock: a signal handler would wait
-for ever for a lock that the interrupted thread holds.
+This code may be called from greenlets, threads, signal handlers and forked children. It uses no lock: a signal handler
+would wait for ever for a lock that the interrupted thread has acquired.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Start:
-    """One attempt to start. Exactly one greenlet acquires it. The event done is set when the attempt has succeeded or
-    failed."""
+    """One attempt to start a producer. The greenlet that acquires ``token`` makes the attempt. ``done`` is set when the
+    attempt has succeeded or failed."""
 
     __slots__ = ("done", "token")
 
@@ -60,18 +60,18 @@ class ProducerLifecycle:
     """Starts and closes one producer.
 
     Args:
-        start: Makes and starts the runtime.
+        start: Function that makes and starts the runtime, and returns it.
         label: The producer's name in log lines.
         threaded: True if the producer runs on its own thread.
         close_timeout: Seconds for the close at the end of the program.
         on_close: Called after the close of a producer that was started.
         on_fork: Called in a forked child, before the producer can be started there.
-        make_thread: Called with a name; starts the producer's own thread.
-        grace: Seconds that a close may take beyond its timeout.
+        make_thread: Function that is called with a name, and starts the producer's own thread.
+        grace: Seconds that a close may take longer than its timeout.
 
     Attributes:
-        state: Only advances, except in a forked child, which can start the producer again.
-        runtime: Connections and greenlets while the producer is running or closing.
+        state: Changes only to a later state, except in a forked child, which can start the producer again.
+        runtime: Connections and greenlets while the producer is running or closing; otherwise None.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class ProducerLifecycle:
     # --- start
 
     def ensure_started(self, limit: float) -> ProducerRuntime:
-        """Start the producer if it is not running, in the calling thread or, if it is threaded, in its own thread.
+        """Start the producer if it is not running: a threaded one in its own thread, others in the calling thread.
 
         Args:
-            limit: How many seconds to wait if another thread is starting the producer; 0: do not wait.
+            limit: Seconds to wait if another thread is starting the producer; 0: do not wait.
 
         Raises:
             NSQNotSentClosed: If the producer was closed.
@@ -129,8 +129,8 @@ class ProducerLifecycle:
                 raise NSQNotSentClosed("producer was closed; make a new one")
             if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
-            # Do this before the start is acquired: a child that is forked after that would have a start that nothing
-            # completes.
+            # Register before the start is acquired. A child that was forked between the two would not be registered,
+            # and would wait for a start that nothing completes.
             register_after_fork(self)
             start = self._start
             if start.token.acquire():
@@ -142,7 +142,7 @@ class ProducerLifecycle:
         try:
             self.runtime = self._start_in_thread() if self._threaded else self._start_runtime()
         except BaseException:
-            # The attempt has failed: let the next call make a new one.
+            # The attempt has failed: let the next call make a new attempt.
             self._start = _Start()
             raise
         else:
@@ -166,14 +166,14 @@ class ProducerLifecycle:
     def close(self, timeout: float) -> list[Unconfirmed]:
         """Close the producer. If another call is closing it, wait for the end of that call.
 
-        In the hub itself, and in greenlets for which the close waits, the close continues in the background.
+        If the caller is the hub itself or a greenlet that the close waits for, the close continues in the background.
 
         Returns:
-            The publishes that have no response when the timeout (seconds) is over. Empty if the close continues in the
+            The publishes that were not confirmed within the timeout (seconds). Empty if the close continues in the
             background, or if another call closes the producer.
 
         Raises:
-            NSQTimeout: If the close takes much longer than the timeout, since the producer's thread does not run its
+            NSQTimeout: If the close takes much longer than the timeout because the producer's thread does not run its
                 hub. The close continues.
         """
         may_wait = not self._is_reentrant()
@@ -193,20 +193,20 @@ class ProducerLifecycle:
             return []
 
     def _close_and_log(self, close: Callable[[float], object], timeout: float) -> None:
-        """Close and log an error, since nothing waits for the result."""
+        """Close. Log an error instead of raising it, since no caller waits for the result."""
         try:
             close(timeout)
         except NSQException as error:
             logger.warning("%s: not closed: %s", self._label, error)
 
     def join(self, timeout: float) -> None:
-        """Wait until the producer has closed, or the timeout (seconds) ends. Does not wait if it was never started."""
+        """Wait until the producer has closed, up to the timeout (seconds). Do not wait if it was never started."""
         if self.state is not State.INIT and not self._is_reentrant():
             self._closed.wait(timeout)
 
     def close_at_exit(self) -> None:
-        """At the end of the program, close a threaded producer. For any other producer, log how many publishes are
-        lost."""
+        """At the end of the program, close a threaded producer. For another producer, log how many publishes are not
+        confirmed."""
         runtime = self.runtime
         if self._threaded:
             self._close_and_log(self.close, self._close_timeout)
@@ -218,34 +218,34 @@ class ProducerLifecycle:
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
             start = self._start
-            # In a loop: after a failed start, another caller can acquire a new start.
+            # This is in a loop, since another caller can acquire a new start after a failed one.
             if self._cancel_start(start):
                 return []
-            # Wait for the start to end, since it sets the state at its end. Wait in short steps: in a child that is
-            # forked meanwhile nothing sets this event.
+            # Wait for the end of the start, which sets the state. Wait in short steps: in a child that is forked during
+            # the start, the event is never set.
             start.done.wait(CROSS_THREAD_GRACE)
             runtime = self.runtime
             if start.done.is_set and runtime is not None:
                 return self._close_runtime(runtime, timeout)
 
     def _cancel_start(self, start: _Start) -> bool:
-        """Close the producer if no start was begun. Return True if this has closed it."""
+        """Close the producer if no greenlet has begun to start it. Return True if this call has closed it."""
         if not start.token.acquire():
             return False
         self._finish()
-        # Wake other threads: they may wait for this start, since they have seen that it was acquired.
+        # Wake other threads: they may wait for this start, since they could not acquire it.
         start.done.set()
         return True
 
     def _close_runtime(self, runtime: ProducerRuntime, timeout: float) -> list[Unconfirmed]:
         self.state = State.CLOSING
-        # Only sets a flag, so any thread may call it.
+        # stop_accepting() only sets a flag, so any thread may call it.
         runtime.dispatcher.stop_accepting()
         pending = counted(runtime.dispatcher.pending, "publish", "publishes")
         logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
         ended: CrossThreadFuture[list[Unconfirmed]] = CrossThreadFuture()
         try:
-            # Close in a new greenlet, which continues if the caller is killed or interrupted by a gevent.Timeout.
+            # Close in a new greenlet, which continues even if the caller is killed or interrupted by a gevent.Timeout.
             runtime.owner_thread.call_soon(gevent.spawn, self._close_in_owner, runtime, timeout, ended)
         except NSQConnectionClosed:
             ended.set_result(self._abort_after_thread_death(runtime))
@@ -307,7 +307,7 @@ class ProducerLifecycle:
 
     @contextlib.contextmanager
     def _marked(self) -> Iterator[None]:
-        """Mark the calling greenlet as one that runs code of this object."""
+        """Mark the calling greenlet during the block as one that runs code of this object."""
         greenlet = gevent.getcurrent()
         if greenlet in self._active:
             yield
@@ -319,10 +319,10 @@ class ProducerLifecycle:
             self._active.discard(greenlet)
 
     def _is_reentrant(self) -> bool:
-        """Return True if the caller must not wait.
+        """Return True if the caller must not wait for the close.
 
-        This is so in the hub itself, in greenlets of the producer, for example those that call receivers of signals,
-        and in a signal handler that has interrupted code of the producer.
+        The hub itself must not wait, nor a greenlet of the producer, for example one that calls receivers of signals,
+        nor a signal handler that has interrupted code of the producer.
         """
         greenlet, runtime = gevent.getcurrent(), self.runtime
         return is_hub_greenlet() or greenlet in self._active or (runtime is not None and runtime.is_reentrant(greenlet))
@@ -333,8 +333,7 @@ class ProducerLifecycle:
         """Return to the state before the start, so that this child process can start the producer anew."""
         self._on_fork()
         runtime, self.runtime = self.runtime, None
-        # The producer's own thread does not exist in this process; neither may the greenlet that was starting the
-        # producer.
+        # The producer's own thread does not exist in this process. A start that the parent had begun may not end here.
         self._start = _Start()
         self._hub_thread = None
         self._active = set()
@@ -357,7 +356,7 @@ _registered = False
 def _register_at_exit(lifecycle: ProducerLifecycle) -> None:
     global _registered
     if not _registered:
-        # Register with the first producer, so that an import registers nothing.
+        # Register with the first producer, so that an import of this module registers nothing.
         _registered = True
         atexit.register(_close_all)
     _open_producers.add(lifecycle)
@@ -376,14 +375,14 @@ def publish_from_thread(
 ) -> PublishResult:
     """Publish from another thread than the producer's, and wait until the publish has capacity.
 
-    If the producer's hub does not run, the wait ends CROSS_THREAD_GRACE seconds after the deadline. A call in a hub
-    itself does not wait: if there is no capacity, the result has the error.
+    If the producer's hub does not run, the wait ends CROSS_THREAD_GRACE seconds after the deadline. If the caller is a
+    hub itself, the call does not wait: if there is no capacity, the result gets the error.
 
     Args:
-        until_end: Wait until the publish has ended.
+        until_end: Wait until the publish has ended, and not only until it has capacity.
 
     Raises:
-        NSQException: As Producer.publish_async().
+        NSQException: In the cases of Producer.publish_async().
         RuntimeError: If until_end is True in a hub itself.
     """
     can_wait = not is_hub_greenlet()
@@ -406,7 +405,7 @@ def publish_from_thread(
         try:
             runtime.dispatcher.submit(publish, block)
             if not can_wait:
-                runtime.dispatcher.wait_for_capacity(publish)  # raises without capacity, since this is a hub
+                runtime.dispatcher.wait_for_capacity(publish)  # in the hub this does not wait, but raises an error
             elif publish.reserved_bytes and publish.on_capacity is not None:
                 publish.on_capacity()
         except Exception as error:  # noqa: BLE001  # raised in the calling thread, or by get()
@@ -423,8 +422,8 @@ def publish_from_thread(
     try:
         is_reached = reached.wait(max(publish.deadline - runtime.now(), 0) + CROSS_THREAD_GRACE)
     except BaseException:
-        # The caller was killed or had a gevent.Timeout. Clear the result, so that a failure is logged. Clear it in the
-        # hub of the producer, which reads it.
+        # The caller was killed or interrupted by a gevent.Timeout. Clear the result, so that a failure of the publish
+        # is logged. The hub of the producer clears it, since that hub reads it.
         with contextlib.suppress(NSQConnectionClosed):
             runtime.owner_thread.call_soon(setattr, publish, "result", None)
         raise

@@ -1,6 +1,6 @@
-"""The public methods of a Producer. Checks arguments and makes publishes, which dispatcher.py sends.
+"""The public methods of a Producer. They check arguments and make publishes, which dispatcher.py sends.
 
-lifecycle.py starts and closes the producer, runtime.py owns its connections and greenlets.
+lifecycle.py starts and closes the producer; runtime.py owns its connections and greenlets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gnsq.texts import counted
 
 __all__ = ["Producer"]
 
-# Bytes. Larger bodies are checked by the functions that build commands: nsqd's sizes have 31 bits.
+# Bytes. For larger bodies the functions that build commands check the limit: sizes in nsqd's protocol have 31 bits.
 LARGE_BODY = 2**30
 
 # Numbers in the default names of producers: producer-1, producer-2 and so on.
@@ -51,28 +51,28 @@ class Producer:
 
     Args:
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
-        nsqd_http_addresses: URLs or ``host[:port]``: publish over HTTP. Not together with nsqd_tcp_addresses.
-        max_backoff_duration: Seconds; longest wait before the producer connects to an nsqd again. A wait is never
-            longer than a quarter of publish_timeout (reconnect_maximum has no such limit).
-        lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: publish to all nsqds that they know.
+        nsqd_http_addresses: URLs or ``host[:port]``, to publish over HTTP instead of to nsqd_tcp_addresses.
+        max_backoff_duration: Seconds; longest wait before the producer connects to an nsqd again, but not more than a
+            quarter of publish_timeout. The option reconnect_maximum replaces both limits.
+        lookupd_http_addresses: URL or ``host[:port]`` of nsqlookupds, or a list or tuple of them: publish to all nsqds
+            that they know.
         lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to nsqlookupd. The
             defaults of ``timeout`` and ``max_response_size`` are 5 s and 16 MiB.
-        http: Publish over HTTP, to the ``http_port`` of the nsqds that nsqlookupd knows; implied by
-            nsqd_http_addresses.
-        http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for publishing over HTTP. Over
-            HTTP they replace ConnectionOptions.
+        http: Publish over HTTP to the nsqds that nsqlookupd knows. Not needed together with nsqd_http_addresses.
+        http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for publishing over HTTP. Over HTTP,
+            options of ConnectionOptions can't be given.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
-        name: For log lines; default ``producer-1`` and so on.
+        name: Name of the producer in log lines; default: ``producer-1`` and so on.
         keywords: Options of ProducerOptions, ReconnectOptions and ConnectionOptions.
 
-    Every publish ends, by its deadline, in exactly one of four ways. If it returns, nsqd has confirmed it. If it raises
-    NSQErrorCode, nsqd has refused it. If it raises NSQNotSent, nsqd has not executed it and will not, so the program
-    may safely publish the message again. If it raises NSQUnknown, it was sent but got no response, so nsqd may have the
-    message. A publish that nsqd has certainly not executed is retried within the deadline, on another nsqd if there is
-    one.
+    Every publish ends in one of four ways, at its deadline at the latest. If publish() returns, nsqd has confirmed it.
+    If it raises NSQErrorCode, nsqd has refused it. If it raises NSQNotSent, nsqd has not executed it and will not, so
+    the program may safely publish the message again. If it raises NSQUnknown, it was sent but got no response, so nsqd
+    may have the message. A publish that nsqd has certainly not executed is retried until its deadline, on another nsqd
+    if there is one.
 
     Methods may be called from any thread. The thread that started the producer must run its hub, unless the producer is
-    threaded. After a fork the child connects anew, and pending publishes stay with the parent.
+    threaded. After a fork the child makes new connections; the parent continues the pending publishes.
 
     Receivers of the producer's signals run in the greenlet that reads responses, so they can't wait for a response:
     publish() raises RuntimeError there. Use publish_async() instead.
@@ -98,7 +98,7 @@ class Producer:
         clock: Clock | None = None,
         **keywords: Unpack[ProducerOptionsDict],
     ) -> None:
-        options: dict[str, Any] = dict(keywords)  # Any: each option's own type, checked by its dataclass
+        options: dict[str, Any] = dict(keywords)  # Any: each option has its own type, which its class checks
         self.options = ProducerOptions.split_keywords(options)
         make_strategy(self.options.strategy)  # raises if it is not valid
         self.addresses = parse_addresses(nsqd_tcp_addresses)
@@ -116,8 +116,8 @@ class Producer:
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
         options.setdefault("reconnect_initial", 0.1)
-        # In gnsq 1.0, 0 switched backoff off. Here 0 must not mean retries without a pause. And if an nsqd comes back,
-        # a publish that waits for it must get a connection before the deadline of the publish.
+        # In gnsq 1.0, 0 switched backoff off. Here the wait is at least 0.1 s, since attempts without a pause would use
+        # all processor time. It is below publish_timeout, so that a waiting publish gets a connection if nsqd returns.
         longest = min(max_backoff_duration, self.options.publish_timeout / 4)
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.split_keywords(options)
@@ -162,9 +162,9 @@ class Producer:
     # --- start and close
 
     def start(self) -> None:
-        """Connect. Returns after one attempt to connect to each known nsqd; an nsqd that is down is tried again later.
+        """Connect. Return after one attempt to connect to each known nsqd; an nsqd that is down is tried again later.
 
-        Optional: the first publish starts the producer.
+        This call is not necessary, since the first publish starts the producer.
 
         Raises:
             NSQException: If the producer was closed.
@@ -192,7 +192,7 @@ class Producer:
         return runtime
 
     def _reset_counts(self) -> None:
-        """Start to count from 0 in a forked child: the counts so far belong to the parent."""
+        """Count from 0 again in a forked child: the counts so far are of publishes of the parent."""
         self._counts = PublishCounts()
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -202,7 +202,7 @@ class Producer:
             timeout: Seconds; default: close_timeout.
 
         Returns:
-            False if the timeout ended first.
+            False if some publishes have not ended within the timeout.
 
         Raises:
             ValueError: If the timeout is negative, infinite or not a number. All methods with a timeout raise this.
@@ -218,18 +218,18 @@ class Producer:
             return False
 
     def close(self, timeout: float | None = None) -> list[Unconfirmed]:
-        """Refuse further publishes, wait for the pending ones, then close the connections.
+        """Refuse further publishes, wait for the pending publishes, then close the connections.
 
         Some callers can't wait: the hub itself, receivers of the producer's signals, and a Python signal handler that
-        has interrupted the producer. For them the close continues in the background.
+        has interrupted the producer. For these callers the close continues in the background.
 
         Args:
-            timeout: Seconds to wait, in place of close_timeout. After it, a publish without a response ends with
+            timeout: Seconds to wait, instead of close_timeout. When they are over, the pending publishes end with
                 NSQNotSent or NSQUnknown.
 
         Returns:
-            The publishes that were not confirmed. The list is empty if the close continues in the background. It is
-            also empty for a second call, which waits for the first.
+            The publishes that were not confirmed. Empty if the close continues in the background. A second call waits
+            for the end of the first one, and returns an empty list, too.
 
         Raises:
             NSQTimeout: If the close takes much longer than the timeout because the producer's thread does not run its
@@ -238,7 +238,7 @@ class Producer:
         return self._lifecycle.close(_checked_timeout(timeout, self.options.close_timeout))
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
-        """Wait until the producer has closed, or the timeout (seconds) ends."""
+        """Wait until the producer has closed, up to the timeout (seconds). raise_error has no effect."""
         self._lifecycle.join(_checked_timeout(timeout, NO_TIMEOUT))
 
     def __enter__(self) -> Self:
@@ -255,8 +255,8 @@ class Producer:
 
     @property
     def is_ready(self) -> bool:
-        """True if the producer runs and is connected to an nsqd, for a readiness probe. stats().not_ready has the
-        reason."""
+        """For a readiness probe: True if the producer runs and is connected to an nsqd. If this is False,
+        stats().not_ready has the reason."""
         runtime = self._lifecycle.runtime
         return self.is_running and runtime is not None and not runtime.why_not_ready()
 
@@ -299,7 +299,7 @@ class Producer:
         runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
         runtime.owner_thread.call_and_wait(CROSS_THREAD_GRACE, runtime.add, added)
 
-    # --- subclasses may override these, as in gnsq 1.0; conn is None over HTTP
+    # --- methods that subclasses may override, as in gnsq 1.0. conn is None over HTTP
 
     def handle_response(self, conn: Connection | None, response: bytes) -> None:
         """Send on_response."""
@@ -315,8 +315,8 @@ class Producer:
 
     @property
     def listeners(self) -> Sized:
-        """Receivers of on_response. Not empty if handle_response() is overridden; handle_response() is called only
-        then."""
+        """A collection that is empty if handle_response() need not be called: on_response has no receivers, and no
+        subclass overrides handle_response()."""
         overridden = type(self).handle_response is not Producer.handle_response
         return (True,) if overridden else self.on_response.receivers
 
@@ -379,7 +379,7 @@ class Producer:
             block: Wait if there is no connection or no capacity (max_pending_bytes). If this is False, call start()
                 before the first publish; otherwise there is no connection yet.
             timeout: Seconds for capacity, connection, sending and response together; default: publish_timeout.
-            raise_error: If False, do not wait: do as publish_async() and return its PublishResult.
+            raise_error: If False, do not wait: call publish_async(), and return its PublishResult.
             key: For the strategy ``consistent``: messages with the same key go to the same nsqd.
 
         Returns:
@@ -387,9 +387,9 @@ class Producer:
 
         Raises:
             ValueError, TypeError: If nsqd would refuse the topic, body or delay; nothing was sent.
-            NSQErrorCode: nsqd has answered with an error, and has not stored the message.
-            NSQNotSent: nsqd has not executed the publish: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
-            NSQUnknown: No response came; nsqd may have the message: NSQUnknownTimeout, NSQUnknownClosed.
+            NSQErrorCode: If nsqd has responded with an error; nsqd has not stored the message.
+            NSQNotSent: If nsqd has not executed the publish: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
+            NSQUnknown: If no response came; nsqd may have the message: NSQUnknownTimeout, NSQUnknownClosed.
         """
         if not raise_error:
             return self.publish_async(topic, data, defer, block, timeout, key=key)
@@ -405,18 +405,18 @@ class Producer:
         *,
         key: Key = None,
     ) -> PublishResult:
-        """Publish a message without waiting for its response.
+        """Publish a message without waiting for nsqd's response.
 
         Unless block is False, the call waits for capacity (max_pending_bytes). If it starts the producer, it also waits
         for a connection, up to a second. In the hub itself, for example in a callback, the call never waits: without
-        capacity it raises NSQNotSentTimeout, and without a connection the message is kept until there is one.
+        capacity it raises NSQNotSentTimeout, and without a connection the message waits until there is one.
 
         Returns:
-            The result, an AsyncResult of gevent. Any thread can wait for it. Its get() returns or raises as publish()
-            does, by the same deadline.
+            The result, an AsyncResult of gevent. Any thread can wait for it. Its get() returns or raises what publish()
+            would return or raise.
 
         Raises:
-            As publish(), for errors before the publish has capacity. The result has later errors.
+            The errors of publish(), if they occur before the publish has capacity. The result gets later errors.
         """
         return self._submit(self._make_publish(topic, data, defer, timeout, key), block)
 
@@ -466,13 +466,13 @@ class Producer:
         *,
         key: Key = None,
     ) -> bytes | PublishResult:
-        """Publish messages in one MPUB and wait until nsqd has confirmed them. Otherwise as publish().
+        """Publish messages in one MPUB and wait until nsqd has confirmed them. Arguments and errors as for publish().
 
-        nsqd stores all messages or none. Only if nsqd's disk fails meanwhile, nsqd may have some of them, and
+        nsqd stores all messages or none. Only if nsqd's disk fails meanwhile, nsqd may have stored some of them; then
         NSQUnknown is raised.
 
         Raises:
-            ValueError: As publish(), and if the messages together are longer than max_body_size.
+            ValueError: In the cases of publish(), and if the messages together are longer than max_body_size.
         """
         publish = self._make_multipublish(topic, messages, timeout, key)
         return self._submit_and_wait(publish, block) if raise_error else self._submit(publish, block)
@@ -486,20 +486,20 @@ class Producer:
         *,
         key: Key = None,
     ) -> list[Chunk]:
-        """Publish any number of messages in chunks, each an MPUB of its own, several of them concurrently.
+        """Publish any number of messages in chunks. Each chunk is an MPUB, and several chunks are sent concurrently.
 
         Args:
             messages: Any iterable. A message is taken from it only when the message can be sent.
             timeout: Seconds, for each chunk.
-            raise_error: If False, go on after a chunk that fails, or a message that can't be published.
+            raise_error: If False, continue after a chunk that fails, or a message that can't be published.
 
         Returns:
-            The outcome of each chunk (the messages of one MPUB). The chunks have the order of the messages.
+            The outcome of each chunk, in the order of the messages.
 
         Raises:
-            NSQManyFailed: If a chunk failed. The error has all chunks, and no further message was taken. Even with
-                raise_error=False, if the iterable itself raised (that error is the ``__cause__``) or the producer was
-                closed.
+            NSQManyFailed: If a chunk failed. The error has all chunks, and no further message was taken from the
+                iterable. With raise_error=False, only if the iterable itself raised an exception (the ``__cause__``) or
+                the producer was closed.
             ValueError, TypeError: If nsqd would refuse the topic, or the strategy the key.
             RuntimeError: If called in the hub itself.
         """
@@ -523,7 +523,7 @@ class Producer:
         """
         timeout = self._timeout if timeout is None else _checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
-        # Repeats the checks of commands.publish(), which is called only if one fails: saves a call per publish.
+        # These are the checks of commands.publish(), which is called only if one fails. That saves a call per publish.
         if type(data) is not bytes or not 0 < len(data) <= self._max_message:
             commands.publish(topic, data)
             self._check_size(len(data))
@@ -544,12 +544,12 @@ class Producer:
         """Make an MPUB.
 
         Raises:
-            ValueError, TypeError: As _make_publish().
+            ValueError, TypeError: In the cases of _make_publish().
         """
         timeout = _checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
         bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
-        # Repeats the checks of commands.multipublish(), which is called only if one fails: saves building the MPUB.
+        # These are the checks of commands.multipublish(), which is called only if one fails, since it builds the MPUB.
         if set(map(type, bodies)) != {bytes} or not all(bodies):
             commands.multipublish(topic, bodies)
         now = self._now()
@@ -575,7 +575,7 @@ class Producer:
         if current_thread.token is not runtime.owner_thread.token():
             return publish_from_thread(runtime, publish, block=block, until_end=False)
         result = publish.result = PublishResult()
-        # Repeats ResultWaiters.new() instead of calling it, which saves 0.05 us of 2.
+        # These lines repeat ResultWaiters.new() instead of calling it. That saves 0.05 us of 2 us.
         result.waiters = runtime.waiters
         result.deadline = publish.deadline
         runtime.dispatcher.submit(publish, block)

@@ -1,6 +1,6 @@
 """One publish: its data, and the rules that decide its outcome.
 
-Pure: sends nothing, waits for nothing, reads no clock. Its owner and its link are Protocols here.
+Pure: sends nothing, waits for nothing, reads no clock. The publish's owner and link are Protocols in this module.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Failure(enum.Enum):
 
 
 class Decision(enum.Enum):
-    """Ways to go on with a publish that was not confirmed."""
+    """What happens next to a publish that was not confirmed."""
 
     RETRY = "send it again"
     RETRY_ALONE = "send it again, outside of a batch"
@@ -83,13 +83,13 @@ def decide(
     """Decide what happens to a publish that was not confirmed.
 
     Unless allow_duplicates is True, a retry creates no duplicate. If the error concerns the nsqd, the publish is
-    retried until each nsqd has refused it once, or a single nsqd twice. If the error concerns the message, it is
-    not retried, since every nsqd would refuse it; but a refused batch is retried, each message alone.
+    retried until each nsqd has refused it once, or the only nsqd twice. If the error concerns the message, the publish
+    is not retried, since every nsqd would refuse it. But each message of a refused batch is retried alone.
 
     Args:
         refusals: Number of earlier refusals of this publish by nsqds.
         nsqds: Number of nsqds.
-        batch_size: Messages in the batch that was refused; any of them may have caused the error.
+        batch_size: Number of messages in the batch of this publish.
         may_retry: False after the producer was closed.
     """
     if failure is Failure.NOT_EXECUTED:
@@ -103,20 +103,20 @@ def decide(
 
 
 def is_node_error(error: object) -> bool:
-    """Return True if a refusal concerns the nsqd and not the message: nsqd exits, deletes the topic or has no space."""
+    """Return True if nsqd refused a publish for reasons of its own: it exits, deletes the topic or has no space."""
     return isinstance(error, (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed))
 
 
 def is_topic_error(error: object) -> bool:
-    """Return True if a refusal concerns the topic, and thus all publishes to it."""
+    """Return True if nsqd refused a publish because of its topic. Then nsqd refuses all publishes to this topic."""
     return isinstance(error, (NSQUnauthorized, NSQBadTopic))
 
 
 def may_be_partially_stored(error: NSQException) -> bool:
     """Return True if nsqd may have stored some messages of a refused MPUB.
 
-    nsqd stops at the first message that it can't store. If the error says that nsqd is exiting, it has stored none.
-    But over HTTP nsqd responds with EXITING in both cases, so it may have stored some.
+    nsqd stops at the first message that it can't store. If the error says that nsqd is exiting, nsqd has stored none.
+    But over HTTP nsqd also responds with EXITING if it could not store a message, so it may have stored some.
 
     Source: nsqd topic.go, PutMessages; http.go, doMPUB.
     """
@@ -163,7 +163,7 @@ class PublishCounts:
 
 
 class WaitingFor(enum.Enum):
-    """Steps for which a publish can wait."""
+    """What a publish waits for."""
 
     CAPACITY = "capacity"
     BATCH = "its batch to fill"
@@ -176,10 +176,10 @@ class Unconfirmed(NamedTuple):
     """A publish that nsqd had not confirmed when the producer was closed.
 
     Attributes:
-        bodies: One body, or those of a multipublish.
+        bodies: The bodies of the messages; one body unless it was a multipublish.
         defer: Milliseconds; 0: not deferred.
-        error: NSQNotSent: it is safe to publish the messages again. NSQUnknown: to publish them again may duplicate
-            them. NSQErrorCode: nsqd refused them.
+        error: NSQNotSent: the program may safely publish the messages again. NSQUnknown: publishing them again may
+            duplicate them. NSQErrorCode: nsqd refused them.
     """
 
     topic: str
@@ -200,11 +200,11 @@ class Link(Protocol):
     confirmed: int
 
     def submit(self, publish: PendingPublish) -> None:
-        """Take a publish, and later call one of its methods with the outcome."""
+        """Take a publish, and later call that one of its ``on_`` methods that fits the outcome."""
 
     @property
     def pending(self) -> int:
-        """Publishes without a response."""
+        """Number of publishes that have no response: unsent and sent ones."""
 
     @property
     def unsent(self) -> Collection[PendingPublish]:
@@ -223,7 +223,7 @@ class Link(Protocol):
 
 
 class PublishOwner(Protocol):
-    """Decides how publishes end, and then gives their capacity to other publishes.
+    """Decides how publishes end, and gives the capacity of ended publishes to other publishes.
 
     Attributes:
         pending: Number of publishes whose callers were not woken yet.
@@ -243,7 +243,7 @@ class PublishOwner(Protocol):
         """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed."""
 
     def retry_failed(self) -> None:
-        """Send the publishes again that nsqd has not executed."""
+        """Send the publishes again that wait for a retry."""
 
     def admit_waiting(self) -> None:
         """Give capacity to publishes that wait for it."""
@@ -253,33 +253,33 @@ class PendingPublish:
     """A PUB that has not ended. It ends exactly once, with OK or with an error.
 
     Args:
-        started: When publish() was called, monotonic seconds.
-        deadline: When the publish must have ended, monotonic seconds.
+        started: Time at which publish() was called, monotonic seconds.
+        deadline: Time at which the publish must have ended, monotonic seconds.
 
     Attributes:
-        owner: Set when the publish is submitted.
-        done: True if it has ended.
-        error: Why it was not confirmed.
-        body: Its message. Empty if there are several messages, or after the message is no longer needed.
+        owner: The Dispatcher that the publish was submitted to.
+        done: True if the publish has ended.
+        error: Why the publish was not confirmed; None if it was, or has not ended.
+        body: The message. Empty if there are several messages, or if the message is no longer needed.
         size: Bytes of the command.
         largest_message: Bytes of the largest message.
-        mpub_body_size: Bytes of an MPUB's body; else 0.
+        mpub_body_size: Bytes of an MPUB's body; 0 for other commands.
         defer: Milliseconds; 0: not deferred.
-        messages: Number of its messages.
-        members: If it is a batch, the publishes in it.
-        is_batchable: True if it may join a batch.
-        reserved_bytes: Its share of max_pending_bytes; 0 while it waits for capacity.
-        link: The last link that it was submitted to.
+        messages: Number of messages.
+        members: The publishes in a batch; empty if this is not a batch.
+        is_batchable: True if the publish may be put into a batch.
+        reserved_bytes: Bytes of max_pending_bytes that the publish has reserved; 0 while it waits for capacity.
+        link: The last link that the publish was submitted to.
         waiter: Greenlet that waits in Dispatcher.publish(). It is resumed when the publish ends.
-        result: If there is no waiter: gets the outcome when the publish ends.
+        result: Object that gets the outcome when the publish ends, if there is no waiter.
         on_capacity: Called when the publish gets capacity, or when it ends without capacity.
         key: Argument of the strategy.
         refused_by, refusals, refused_error: Addresses of the nsqds that refused it, number of refusals, and last error.
-        lost_error: If the publish was sent again after its response was lost: why the response was lost.
+        lost_error: Why an earlier try got no response, if the publish was sent again after that; otherwise None.
     """
 
     owner: PublishOwner
-    # Class attributes, since most publishes need few of them, and setting each in __init__() would cost time.
+    # Defaults as class attributes: most publishes change few of them, and to set all in __init__() would take longer.
     done = False
     error: NSQException | None = None
     mpub_body_size = 0
@@ -309,7 +309,7 @@ class PendingPublish:
 
     @property
     def command(self) -> bytes:
-        """The bytes to send over TCP. They are built when they are sent; until then only the bodies take memory."""
+        """The bytes to send over TCP. They are built when they are sent; before that, only the bodies take memory."""
         return commands.publish(self.topic, self.body)
 
     @property
@@ -319,16 +319,16 @@ class PendingPublish:
 
     @property
     def address(self) -> str:
-        """Address of the last nsqd that it was submitted to."""
+        """Address of the last nsqd that the publish was submitted to."""
         return self.link.address if self.link is not None else "nsqd"
 
     @property
     def timeout(self) -> float:
-        """Seconds from its start to its deadline."""
+        """Seconds from the call of publish() to the deadline."""
         return round(self.deadline - self.started, 6)
 
     def unfinished(self) -> Sequence[PendingPublish]:
-        """Return the publish itself, or the members of a batch. Those that have ended are left out."""
+        """Return the publish itself; for a batch, its members. Publishes that have ended are left out."""
         return () if self.done else (self,)
 
     def drop_bodies(self) -> None:
@@ -350,10 +350,10 @@ class PendingPublish:
             self.owner.complete(self)
 
     def on_unexpected_response(self, data: bytes) -> NSQProtocolError:
-        """Fail the publish as lost.
+        """End or retry the publish as after a lost connection: its outcome is unknown.
 
         Returns:
-            The error that closes the connection: responses can no longer be matched to requests.
+            The error that must close the connection, since later responses may belong to other requests.
         """
         text = f"response {data[:80]!r} to a publish, expected OK"
         self.on_connection_lost(NSQConnectionClosed(f"{self.address}: {text}"))

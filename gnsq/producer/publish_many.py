@@ -1,6 +1,6 @@
-"""Publishes an iterable of messages in chunks. Each chunk is an MPUB, and several are pending at the same time.
+"""Publishes an iterable of messages in chunks. Each chunk is an MPUB, and several chunks are pending at the same time.
 
-Takes a message from the iterable only when it can be published, so not all messages are in memory together.
+A message is taken from the iterable only when it can be published, so not all messages are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
 
 logger = logging.getLogger(__name__)
 
-# Limits of a chunk; a chunk of this size is smaller than the bodies that nsqd allows by default.
+# Limits of a chunk. By default nsqd allows longer bodies.
 MAX_CHUNK_MESSAGES = 1000
 MAX_CHUNK_BYTES = 1024 * 1024
 MAX_CONCURRENT_CHUNKS = 8
@@ -29,9 +29,9 @@ class Chunk(NamedTuple):
     """Outcome of some consecutive messages.
 
     Attributes:
-        first: Number of the first message, from 0.
-        messages: Number of messages. 0: the iterable raised; earlier chunks have the messages that it gave before.
-        error: Why the messages were not confirmed; None if they were. Unless it is an NSQUnknown, nsqd has stored none.
+        first: Index of the first message, from 0.
+        messages: Number of messages. 0: the iterable has raised ``error`` after the messages of the earlier chunks.
+        error: Why the messages were not confirmed; None if they were. Only after an NSQUnknown nsqd may have some.
     """
 
     first: int
@@ -40,8 +40,8 @@ class Chunk(NamedTuple):
 
 
 class NSQManyFailed(NSQException):
-    """Some chunks of publish_many() were not confirmed, or its iterable raised. In the latter case ``__cause__`` is
-    the error of the iterable.
+    """Some chunks of publish_many() were not confirmed, or its iterable raised an exception. In the second case
+    ``__cause__`` is the exception of the iterable.
 
     Attributes:
         chunks: All chunks in the order of the messages, including confirmed ones.
@@ -74,12 +74,12 @@ def publish_chunks(
     """Publish messages in chunks.
 
     Args:
-        submit: Submits a chunk.
-        label: Names the producer in log lines.
+        submit: Function that submits a chunk.
+        label: Name of the producer in log lines.
 
     Raises:
-        NSQManyFailed: If raise_error is True and a chunk failed; no further chunk was submitted then. In any case if
-            the iterable raised or the producer was closed. Raised after the submitted chunks have ended.
+        NSQManyFailed: If a chunk failed; then no further chunk is submitted. If raise_error is False, only if the
+            iterable raised an exception or the producer was closed. Raised after all submitted chunks have ended.
         ValueError, TypeError: If no message can be published at all, for example because the topic is invalid.
     """
     if isinstance(messages, (bytes, bytearray, str)):
@@ -102,7 +102,7 @@ def publish_chunks(
                 break
         many.wait()
     except BaseException:
-        # The caller was killed or had a gevent.Timeout.
+        # The caller was killed, or interrupted by a gevent.Timeout.
         if many.pending:
             text = "%s: publish_many was interrupted with %s pending: their outcomes are not reported"
             logger.warning(text, label, counted(sum(messages for _, messages, _ in many.pending), "message"))
@@ -117,8 +117,8 @@ class _ChunkedPublish:
 
     Attributes:
         chunks: The outcomes, in the order of the messages.
-        pending: For each other chunk: number of the first message, number of messages, and its result, or the error if
-            submitting it failed.
+        pending: The other chunks. Each has the index of its first message, the number of its messages, and its result
+            or, if it could not be submitted, the error.
         has_failed: True if a chunk is known to have failed.
     """
 
@@ -129,14 +129,14 @@ class _ChunkedPublish:
         self._number = 0
 
     def add(self, messages: int, result: PublishResult | Exception) -> None:
-        """Add a chunk with this number of messages. Then wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
+        """Add a chunk that has so many messages. Then wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
         self.has_failed = self.has_failed or isinstance(result, Exception)
         self.pending.append((self._number, messages, result))
         self._number += messages
         self.wait(MAX_CONCURRENT_CHUNKS - 1)
 
     def wait(self, limit: int = 0) -> None:
-        """Record the oldest chunks that have ended. Wait until no more than the limit are pending."""
+        """Record the outcomes of the oldest chunks. Wait until at most ``limit`` chunks are pending."""
         while self.pending:
             first, messages, result = self.pending[0]
             error = result if isinstance(result, Exception) else None
@@ -156,8 +156,8 @@ def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tupl
     """Split messages into chunks.
 
     Yields:
-        The number of messages and their bodies. Or 1 and the error of a message that can't be published. Or at the end
-        0 and the error that the iterable raised.
+        (number, bodies) for a chunk; (1, error) for a message that can't be published; and (0, error) at the end if the
+        iterable raised an exception.
     """
     limit = MAX_CHUNK_BYTES if options.max_body_size is None else min(MAX_CHUNK_BYTES, options.max_body_size - 4)
     bodies: list[bytes] = []
@@ -174,7 +174,7 @@ def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tupl
             else:
                 bodies.append(body)
                 size += len(body) + 4
-    except Exception as error:  # noqa: BLE001  # of the caller's iterable
+    except Exception as error:  # noqa: BLE001  # the caller's iterable may raise anything
         raised = error
     if bodies:
         yield len(bodies), bodies
@@ -183,7 +183,7 @@ def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tupl
 
 
 def _refusal(body: object, number: int, options: ProducerOptions) -> Exception | None:
-    """Return the error of a message that can't be published."""
+    """Return why a message can't be published; None if it can."""
     if not isinstance(body, bytes):
         return TypeError(f"message {number} must be bytes, not {type(body).__name__}")
     if not body:

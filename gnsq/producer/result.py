@@ -1,7 +1,7 @@
 """The result of publish_async(). Any thread can wait for it.
 
-Greenlets of the producer's thread wait as for every AsyncResult of gevent. The structures for other threads and for
-callbacks are made when they are first needed, so other publishes do not pay for them.
+Greenlets of the producer's thread wait as for every AsyncResult of gevent. The objects for other threads and for
+callbacks are made only when they are needed, so that other publishes are not slower.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Callback = Callable[["PublishResult"], object]
 
 
 class ResultWaiters:
-    """Wakes the other threads and the callbacks that wait for results of one producer, since gevent can't wake them.
+    """Wakes other threads that wait for results of one producer, and calls callbacks. gevent itself can't do that.
 
     Args:
         owner_thread: The producer's thread.
@@ -46,9 +46,9 @@ class ResultWaiters:
         label: The producer's name in log lines.
 
     Attributes:
-        pending: Waiters of each result that has not ended. Threads share it without a lock: each call of a dict's
-            method is atomic.
-        links: For rawlink() in other threads: the greenlets that wait, by result, callback and thread.
+        pending: Waiters of each result that has not ended. Threads share this dict without a lock, since each call of a
+            dict's method is one step of the interpreter.
+        links: Greenlets that wait for rawlink() in other threads, by result, callback and thread.
     """
 
     __slots__ = ("_label", "_now", "links", "owner_thread", "pending")
@@ -68,7 +68,7 @@ class ResultWaiters:
         return result
 
     def of(self, result: PublishResult) -> _Waiters:
-        """Return the waiters of a result. A caller that adds to them must then call notify_if_ended()."""
+        """Return the waiters of a result. After adding to them, the caller must call notify_if_ended()."""
         return self.pending.setdefault(result, _Waiters())
 
     def notify(self, result: PublishResult) -> None:
@@ -79,8 +79,8 @@ class ResultWaiters:
 
     def notify_if_ended(self, waiters: _Waiters, result: PublishResult) -> None:
         """Wake the waiters if the result has ended. Otherwise the producer's thread wakes them later."""
-        # First add the waiters, then check the result; the producer's thread uses the opposite order. So at least one
-        # of the two threads sees what the other has done.
+        # The caller has added the waiters before this check. The producer's thread sets the result before it looks for
+        # waiters. So no waiter is missed.
         if result.ready():
             self.pending.pop(result, None)
             self._call(waiters, result)
@@ -92,11 +92,11 @@ class ResultWaiters:
                 callback = waiters.callbacks.popleft()
                 try:
                     callback(result)
-                except Exception:  # a user's function
+                except Exception:  # a user's function may raise any exception
                     logger.exception("%s: a callback of a publish's result raised", self._label)
 
     def check_owner(self, result: PublishResult) -> None:
-        """End a result if the producer's thread can't do it because it has ended.
+        """If the producer's thread has ended, end the result in its place.
 
         Raises:
             NSQUnknownTimeout: If the deadline has passed and the producer's thread does not run its hub.
@@ -119,16 +119,15 @@ class _Waiters:
 class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     """Result of publish_async(): an AsyncResult of gevent. Any thread can wait for it.
 
-    It ends by the deadline of its publish, or a second later if the producer's thread does not run its hub. While get()
-    or wait() waits, other greenlets run if the thread has a hub; a thread without a hub is blocked. gevent.wait() and
-    gevent.iwait() accept it in every thread with a hub; asyncio awaits ``asyncio.wrap_future(result.as_future())``.
-
-    A publish can't be taken back: cancel() returns False.
+    The result ends at the deadline of its publish at the latest; a second later if the producer's thread does not run
+    its hub. While get() or wait() waits, other greenlets of the thread run; a thread without a hub is blocked.
+    gevent.wait() and gevent.iwait() accept a result in every thread with a hub. With asyncio, await
+    ``asyncio.wrap_future(result.as_future())``. A publish can't be cancelled: cancel() returns False.
     """
 
     __slots__ = ("deadline", "waiters")
 
-    # Set by ResultWaiters.new(): an __init__() would cost 0.15 us.
+    # ResultWaiters.new() sets these attributes: an __init__() would cost 0.15 us.
     deadline: float
     waiters: ResultWaiters
 
@@ -153,9 +152,9 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
             timeout: Seconds to wait; default: until the deadline of the publish.
 
         Raises:
-            gevent.Timeout: If the publish has not ended within the timeout. This is not a subclass of Exception.
-            NSQException: As Producer.publish(). Each call raises the same object with a new traceback.
-            NSQUnknownTimeout: As Producer.publish(), and if the producer's thread does not run its hub.
+            gevent.Timeout: If the publish has not ended within the timeout. This class is no subclass of Exception.
+            NSQException: In the cases of Producer.publish(). Each call raises the same object with a new traceback.
+            NSQUnknownTimeout: In the cases of Producer.publish(), and if the producer's thread does not run its hub.
         """
         value = self.value
         if value is not None:
@@ -166,17 +165,17 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
                 raise gevent.Timeout(timeout)
         error = self.exception
         if error is not None:
-            # In gevent 24.2 the traceback of the error grows with each call.
+            # Reset the traceback: in gevent 24.2 it becomes longer with each call.
             raise error.with_traceback(None)
         ok: bytes = super().get(block, timeout)
         return ok
 
     def result(self, timeout: float | None = None) -> bytes:
-        """Do as get()."""
+        """Do the same as get()."""
         return self.get(timeout=timeout)
 
     def wait(self, timeout: float | None = None) -> bytes | None:
-        """Wait until the publish has ended, or the timeout (seconds) ends.
+        """Wait until the publish has ended, up to the timeout (seconds).
 
         Returns:
             b"OK"; None if the publish has failed, or has not ended.
@@ -193,18 +192,18 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result when the publish has ended.
 
-        The function is called in the hub of the producer's thread, so it can't wait. If the publish has ended already,
-        it is called immediately, in the calling thread. If it raises, the exception is logged and the other callbacks
-        are called.
+        The hub of the producer's thread calls the function, so it can't wait. If the publish has ended already, the
+        function is called immediately, in the calling thread. If it raises an exception, this is logged, and the other
+        callbacks are called.
         """
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)
         self.waiters.notify_if_ended(waiters, self)
 
     def as_future(self) -> Future[bytes]:
-        """Make a concurrent.futures.Future that ends as the publish does. Each call makes a new one.
+        """Make a concurrent.futures.Future that gets the outcome of the publish. Each call makes a new future.
 
-        The state of the future is "running", so its cancel() returns False.
+        The state of the future is "running" until then, so its cancel() returns False.
         """
         future: Future[bytes] = Future()
         future.set_running_or_notify_cancel()
@@ -242,13 +241,13 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
             job.kill(block=False)
 
     def confirm(self) -> None:
-        """End with b"OK". Called by the producer."""
+        """End the result with b"OK". The producer calls this."""
         self.set(OK)
         if self.waiters.pending:
             self.waiters.notify(self)
 
     def end(self, error: Exception | None) -> None:
-        """End with b"OK" or an error. Called by the producer."""
+        """End the result with b"OK" or an error. The producer calls this."""
         if error is None:
             self.confirm()
             return
@@ -274,6 +273,6 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         while not self.ready():
             with contextlib.suppress(NSQUnknownTimeout):
                 self._wait_in_other_thread(None)
-            # Wait on without a limit, as gevent does: the hub of the producer's thread may run again.
+            # Continue to wait without a limit, as gevent does: the hub of the producer's thread may run again.
             if not self.ready():
                 gevent.sleep(ALIVE_CHECK_INTERVAL)

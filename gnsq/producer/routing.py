@@ -1,4 +1,4 @@
-"""Routing: strategies that choose the connection for the next publish, and the link that wraps a TCP connection.
+"""Routing: strategies that choose the link for the next publish, and TcpLink, the link over a TCP connection.
 
 The strategies are pure: they send nothing, wait for nothing and read no clock.
 """
@@ -15,8 +15,8 @@ from gnsq.producer.publish import Link, PendingPublish
 __all__ = ["Key", "Strategy", "TcpLink", "checked_key", "make_strategy"]
 
 Key = bytes | str | None
-# Returns the link for the next publish. Its arguments are one or more links, which may differ from call to call, and
-# the key that the caller gave with the publish.
+# A function that chooses the link for the next publish. Its arguments are the links that can be used now, at least one,
+# and the key that the caller gave with the publish.
 Strategy = Callable[[Sequence[Link], Key], Link]
 
 
@@ -40,7 +40,7 @@ def least_pending() -> Strategy:
         nonlocal last
         start = last = (last + 1) % len(links)
         least = links[start].pending
-        # If the next link in turn is idle, do not check the others: 0.1 us in place of 0.8 us with 16 links.
+        # If the next link has no pending publish, do not check the others: 0.1 us instead of 0.8 us with 16 links.
         if least:
             for place in (*range(start + 1, len(links)), *range(start)):
                 pending = links[place].pending
@@ -52,10 +52,10 @@ def least_pending() -> Strategy:
 
 
 def primary(addresses: Iterable[str]) -> Strategy:
-    """Use the first connected nsqd of a list. If there are several connections to it, use the least busy one.
+    """Use the first connected nsqd of a list. If it has several links, use the one with the fewest pending publishes.
 
     Args:
-        addresses: Addresses of links, the best first. Other nsqds come last, sorted by address.
+        addresses: Addresses of nsqds, the preferred one first. Other nsqds come last, sorted by address.
     """
     ranks = {address: rank for rank, address in enumerate(dict.fromkeys(addresses))}
 
@@ -66,12 +66,11 @@ def primary(addresses: Iterable[str]) -> Strategy:
 
 
 def consistent(links: Sequence[Link], key: Key) -> Link:
-    """Use the same nsqd for the same key, in every process. Of several connections to it, use the least busy one.
+    """Use the same nsqd for the same key, in every process. Of its links, use that with the fewest pending publishes.
 
     When an nsqd is lost, only its keys move to other nsqds, and they move back when it returns (rendezvous hashing).
 
-    Raises:
-        ValueError, TypeError: As checked_key().
+    Raises the errors of checked_key().
     """
     key = checked_key(key)
     encoded = key.encode() if isinstance(key, str) else key
@@ -80,10 +79,11 @@ def consistent(links: Sequence[Link], key: Key) -> Link:
 
 
 def checked_key(key: Key) -> bytes | str:
-    """Return a key of the strategy ``consistent``.
+    """Return a key unchanged if it is valid for the strategy ``consistent``.
 
     Raises:
-        ValueError, TypeError: If it is None, or of another type.
+        ValueError: If the key is None.
+        TypeError: If the key is neither bytes nor str.
     """
     if key is None:
         raise ValueError("strategy 'consistent' needs key=")
@@ -112,7 +112,7 @@ def make_strategy(
     """Make a strategy from its name, or from a function of the user.
 
     Args:
-        addresses: All addresses in the order in which they were given. Only ``primary`` needs them.
+        addresses: All addresses in the order in which the user gave them. Only ``primary`` needs them.
 
     Raises:
         ValueError: If strategy is neither a function nor the name of a strategy.
@@ -137,7 +137,7 @@ class TcpLink:
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address
         self.confirmed = 0
-        # A function in place of a method saves a call for each publish, 0.05 us.
+        # An attribute instead of a method: that saves a call, 0.05 us, for each publish.
         self.submit: Callable[[PendingPublish], None] = connection.submit
         self._requests = connection.pending
 
@@ -147,7 +147,7 @@ class TcpLink:
 
     @property
     def unsent(self) -> Collection[PendingPublish]:
-        return cast("Collection[PendingPublish]", self._requests.unsent)  # a producer sends nothing else
+        return cast("Collection[PendingPublish]", self._requests.unsent)  # a producer's requests are all publishes
 
     @property
     def sent(self) -> Collection[PendingPublish]:

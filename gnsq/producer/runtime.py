@@ -1,6 +1,6 @@
 """Runtime: the connections and greenlets of a started producer, in the hub in which it was started.
 
-Connects to the nsqds given by address, and to those that nsqlookupd names.
+The runtime connects to the nsqds whose addresses the user gave, and to the nsqds that nsqlookupds name.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that connections have to drain and close, even if the timeout of close() is over.
+# Seconds in which connections may drain and close, even if the timeout of close() is over.
 CLOSE_GRACE = 0.5
 
-# Limit in seconds: how long the first publish waits until the producer has tried to connect to every nsqd.
+# Seconds. Limit of the time that the first publish waits until the producer has tried to connect to every nsqd.
 FIRST_ATTEMPT_TIMEOUT = 1.0
 
 
@@ -52,10 +52,10 @@ class RuntimeConfig:
 
     Attributes:
         connection: Options of each TCP connection.
-        addresses: Addresses from the constructor: ``host:port``, or URLs over HTTP.
+        addresses: Addresses that the user gave: ``host:port``, or URLs over HTTP.
         http_clients: Makes the clients to publish over HTTP; None: publish over TCP.
-        owner: Producer that log lines name.
-        counts: Counters. A restart does not reset them.
+        owner: The Producer that log lines name.
+        counts: Counts of messages by outcome.
     """
 
     options: ProducerOptions
@@ -87,14 +87,14 @@ class ProducerEvents(Protocol):
 
 
 class ProducerRuntime:
-    """The parts of a running producer. Made in the thread in which it runs, and used only there.
+    """The connections and greenlets of a running producer. Made and used only in the thread in which the producer runs.
 
     Attributes:
         owner_thread: The thread in which the runtime was made.
         waiters: Threads and callbacks that wait for results.
         dispatcher: Sends publishes.
         now: Returns monotonic seconds.
-        was_attempted: True if wait_attempted() or wait_first_attempts() has returned before.
+        was_attempted: True after the first return of wait_attempted() or wait_first_attempts().
     """
 
     def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
@@ -121,10 +121,10 @@ class ProducerRuntime:
         self._pools = self._tcp_pools() if config.http_clients is None else [self._http_pool(config.http_clients)]
         port = "tcp_port" if config.http_clients is None else "http_port"
         self._nodes = AllNodes(config.lookupds, port, options.max_nsqds, config.owner)
-        # Set when an nsqd is known, and when all nsqlookupds were queried once or there are none.
+        # _any_known is set when an nsqd is known; _queried when all nsqlookupds were queried once, or there are none.
         self._any_known, self._queried = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
-        # Greenlet that is changing connections or batches and does not wait while it does so.
+        # Greenlet that is inside _marked(), in which it does not wait.
         self._active: gevent.Greenlet | None = None
 
     def _tcp_pools(self) -> Sequence[ConnectionPool[Any]]:  # Any: of Connection or HttpLink
@@ -157,7 +157,7 @@ class ProducerRuntime:
     # --- start and close
 
     def start(self) -> None:
-        """Begin to connect in the background."""
+        """Start the greenlets that connect, check deadlines, send batches and query nsqlookupds. Does not wait."""
         for address in self._config.addresses:
             self.add(address)
         self._spawn("deadlines", self.dispatcher.deadlines.run)
@@ -185,8 +185,8 @@ class ProducerRuntime:
         self._wait_attempted(self._queried, MAX_SLEEP)
 
     def wait_first_attempts(self, limit: float) -> None:
-        """Wait until an nsqd is known and there was an attempt to connect to each known nsqd. Wait no longer than the
-        limit in seconds, nor than FIRST_ATTEMPT_TIMEOUT."""
+        """Wait until an nsqd is known and there was an attempt to connect to each known nsqd. Wait up to ``limit``
+        seconds, and not longer than FIRST_ATTEMPT_TIMEOUT."""
         self._wait_attempted(self._any_known, min(limit, FIRST_ATTEMPT_TIMEOUT))
 
     def _wait_attempted(self, known: Event, limit: float) -> None:
@@ -198,10 +198,10 @@ class ProducerRuntime:
         self.was_attempted = True
 
     def flush(self, timeout: float) -> bool:
-        """Send open batches, and wait until all pending publishes have ended.
+        """Send all batches, and wait until all pending publishes have ended.
 
         Returns:
-            False if the timeout (seconds) ended first.
+            False if some publishes have not ended within the timeout (seconds).
         """
         with self._marked():
             self.dispatcher.flush_batches()
@@ -209,7 +209,7 @@ class ProducerRuntime:
 
     @contextlib.contextmanager
     def _marked(self) -> Iterator[None]:
-        """Mark the calling greenlet as one in which close() must not wait."""
+        """Mark the calling greenlet: in a signal handler that interrupts the block, close() must not wait."""
         self._active = gevent.getcurrent()
         try:
             yield
@@ -217,7 +217,7 @@ class ProducerRuntime:
             self._active = None
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a greenlet of the calling thread runs code of this object. close() must not wait in it."""
+        """Return True if a greenlet of the calling thread runs code of this object: in it, close() must not wait."""
         return self.owner_thread.is_current and (
             self.dispatcher.is_reentrant(greenlet)
             or greenlet is self._active
@@ -239,8 +239,8 @@ class ProducerRuntime:
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.pending:
-                # The deadline has passed, so no caller waits for these responses. Release the address first: the pool,
-                # which does not know of the close yet, would otherwise log that it tries again.
+                # The timeout of close() is over, so no caller waits for these responses. Release the address first:
+                # otherwise the pool, which is closed only later, would log that it tries again.
                 for pool in self._pools:
                     pool.release(connection.address)
                 connection.abort()
@@ -249,14 +249,14 @@ class ProducerRuntime:
         # Close all pools at the same time, since each may need the whole time limit.
         left = max(deadline - self._clock.monotonic(), CLOSE_GRACE)
         gevent.joinall([gevent.spawn(pool.close, left) for pool in self._pools])
-        # Let the hub run one round, in which the last callers are woken.
+        # Let the hub run one round, in which CompletionQueue wakes the last callers.
         gevent.sleep(0)
         return unconfirmed
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Stop in this child process. Connections have their own after_fork_in_child()."""
+        """Stop in this child process. Connections do not end here: they have their own after_fork_in_child()."""
         if not self.owner_thread.is_current:
-            # The owner thread and its greenlets do not exist in this process. Threads that wait stop at their deadline.
+            # The owner thread and its greenlets do not exist in this process. Waiting threads stop at their deadline.
             return
         self.abort(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
@@ -269,8 +269,8 @@ class ProducerRuntime:
             task.kill(block=False)
 
     def abort_from_other_thread(self, error: NSQException) -> list[Unconfirmed]:
-        """End all publishes after the owner thread has ended. Called in another thread, since the owner's hub runs no
-        more.
+        """End all publishes after the owner thread has ended. Another thread calls this, since the owner's hub does not
+        run any more.
 
         Returns:
             The publishes that were not confirmed.
@@ -280,7 +280,7 @@ class ProducerRuntime:
         for publish in pending:
             publish.done, publish.error = True, error
             self._config.counts.count_failed(error, publish.messages)
-            # The owner thread has ended: greenlets in it that waited for this publish no longer exist.
+            # Suppress errors: greenlets of the owner thread that waited for this publish no longer exist.
             with contextlib.suppress(Exception):
                 if publish.result is not None:
                     publish.result.end(error)
@@ -332,7 +332,7 @@ class ProducerRuntime:
             self._queried.set()
         failures = 0
         while True:
-            # While no nsqd is known, query as often as a reconnect is tried: nsqd may start later than this program.
+            # While no nsqd is known, query at the intervals of reconnects: nsqds may start later than this program.
             failures = 0 if self._addresses else failures + 1
             longest = options.lookupd_poll_interval * (1 - options.lookupd_poll_jitter * random.random())
             wait = min(self._config.reconnect.delay(failures), longest) if failures else longest
@@ -342,7 +342,7 @@ class ProducerRuntime:
             self._query_lookupds()
 
     def _query_lookupds(self) -> None:
-        # Use each nsqd immediately: another nsqlookupd may take long to respond.
+        # add_named() is called immediately for each nsqd, since another nsqlookupd may take long to respond.
         _, gone = self._nodes.refresh(self._add_named)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
@@ -382,7 +382,7 @@ class ProducerRuntime:
             self.dispatcher.remove(link)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method of events in the greenlet that reads responses. So the method must not wait for a response."""
+        """Call a method of ``events``. It must not wait for a response, since this greenlet reads the responses."""
         greenlet, signal_greenlets = gevent.getcurrent(), self.dispatcher.signal_greenlets
         signal_greenlets.add(greenlet)
         try:
@@ -395,5 +395,5 @@ class ProducerRuntime:
 
 
 def _is_blameless(connection: Connection) -> bool:
-    """Return True if nsqd is not at fault: it has closed a connection because it refused a message or a topic."""
+    """Return True if nsqd has closed a connection only because it refused a message or a topic."""
     return isinstance(connection.error, NSQErrorCode) and not is_node_error(connection.error)
