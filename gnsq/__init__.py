@@ -1,6 +1,6 @@
 """gnsq: a gevent client for NSQ, the realtime message queue.
 
-A public name is imported when it is first used: the emulator, which needs only the protocol, starts 70 ms faster so.
+A public name is imported only when it is used. So the emulator, which needs only the protocol, starts 70 ms faster.
 """
 
 from __future__ import annotations

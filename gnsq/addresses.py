@@ -15,7 +15,7 @@ Addresses = str | Iterable[str]
 def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[str, int]:
     """Split ``host:port``, ``host``, ``[ipv6]:port`` or ``[ipv6]`` into host and port.
 
-    The path of a unix socket begins with a slash. It is returned as the host, with port 0.
+    The path of a unix socket begins with a slash. For such a path, the host is the path, and the port is 0.
 
     Raises:
         TypeError: If the address is not a str.

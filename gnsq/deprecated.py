@@ -34,7 +34,7 @@ class Reader(Consumer):
     ``message.requeue()`` without a delay uses the delay that Consumer computes. Before gnsq 1.0 the delay was 0.
     """
 
-    def __init__(self, *args: Any, max_concurrency: int = 0, **options: Any) -> None:  # Any: as for Consumer
+    def __init__(self, *args: Any, max_concurrency: int = 0, **options: Any) -> None:  # Any: arguments of Consumer
         _warn("gnsq.Reader", "gnsq.Consumer")
         if max_concurrency < 0:
             max_concurrency = os.cpu_count() or 1
@@ -45,7 +45,7 @@ class Reader(Consumer):
             options.setdefault("concurrency", max_concurrency)
         super().__init__(*args, **options)
 
-    def start(self, *args: Any, **options: Any) -> None:  # Any: as for Consumer
+    def start(self, *args: Any, **options: Any) -> None:  # Any: arguments of Consumer
         """Start as Consumer does."""
         if self._is_async and self.on_message.receivers:
             # This receiver may be called last: a message is finished after the last receiver has returned.
@@ -75,7 +75,7 @@ class Reader(Consumer):
 def _publish_over(protocol: str, name: str) -> Callable[..., None]:
     """Make a method of Nsqd that gives a DeprecationWarning and calls the method of the TCP or the HTTP client."""
 
-    def publish(self: Nsqd, *args: Any, **options: Any) -> None:  # Any: as in the client
+    def publish(self: Nsqd, *args: Any, **options: Any) -> None:  # Any: arguments of the client's method
         _warn(f"Nsqd.{name}_{protocol}", f"Nsqd{protocol.upper()}Client.{name}")
         getattr(getattr(self, f"_{protocol}"), name)(*args, **options)
 
@@ -95,7 +95,7 @@ class Nsqd:
         address: str = "127.0.0.1",
         tcp_port: int = 4150,
         http_port: int = 4151,
-        **options: Any,  # Any: as for NsqdTCPClient
+        **options: Any,  # Any: arguments of NsqdTCPClient
     ) -> None:
         _warn("gnsq.Nsqd", "gnsq.NsqdTCPClient or gnsq.NsqdHTTPClient")
         self.address = address
@@ -104,7 +104,7 @@ class Nsqd:
         self._tcp = NsqdTCPClient(address, tcp_port, **options)
         self._http = NsqdHTTPClient(address, http_port)
 
-    def __getattr__(self, name: str) -> Any:  # Any: as in the clients
+    def __getattr__(self, name: str) -> Any:  # Any: type of the client's attribute
         # copy and pickle read attributes before __init__ is called: without this line, the recursion would not end.
         if name in ("_tcp", "_http"):
             raise AttributeError(name)
@@ -134,7 +134,7 @@ class Nsqd:
     def _connected(self) -> Any:  # Any: one of the two clients
         return self._tcp if self._tcp.is_connected else self._http
 
-    def publish(self, topic: str, data: bytes, *args: Any, **options: Any) -> Any:  # Any: as in the client's publish()
+    def publish(self, topic: str, data: bytes, *args: Any, **options: Any) -> Any:  # Any: the client's types
         """Publish a message: over TCP if the TCP client is connected (the caller must read the response), else HTTP."""
         return self._connected.publish(topic, data, *args, **options)
 
@@ -156,7 +156,7 @@ class Lookupd(LookupdClient):
         options: Options of LookupdClient.
     """
 
-    def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:  # Any: as for LookupdClient
+    def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:  # Any: options of any type
         _warn("gnsq.Lookupd", "gnsq.LookupdClient")
         # This client only parses the URL, and opens no connection.
         parsed = LookupdClient.from_url(address, **options)
@@ -165,7 +165,7 @@ class Lookupd(LookupdClient):
         super().__init__(parsed.host, parsed.port, scheme=parsed.scheme, path=path, **options)
 
     @classmethod
-    def from_url(cls, url: str, **kwargs: Any) -> Self:  # Any: as for the constructor
+    def from_url(cls, url: str, **kwargs: Any) -> Self:  # Any: arguments of the constructor
         """Make a client from a URL or ``host[:port]``."""
         return cls(url, **kwargs)
 

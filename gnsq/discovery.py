@@ -1,4 +1,4 @@
-"""Finds nsqds: queries all nsqlookupds, combines their answers, and remembers the answers until the next query.
+"""Finds nsqds: queries all nsqlookupds, combines their answers, and remembers the answers from query to query.
 
 An address may lead to another server than nsqlookupd. So an answer is not trusted: the number of nsqds is limited, and
 each must have a host and a port. Only Consumer and Producer connect to the nsqds.
@@ -190,7 +190,7 @@ class _Lookup:
 
         Args:
             found: Called with the ``host:port`` of each nsqd in the answer.
-            admitted: The known nsqds. A new nsqd is added to them, unless they are max_nsqds already.
+            admitted: The known nsqds. A new nsqd is added to them, unless their number is max_nsqds already.
 
         Returns:
             True if the whole answer could be used. If only a part could be used, found() was called for that part.
@@ -266,7 +266,7 @@ class TopicNodes(_Lookup):
 
         Args:
             found: Called with the ``host:port`` of each known nsqd, as soon as one nsqlookupd that has named it has
-                answered or failed: the caller need not wait for all nsqlookupds. May be called twice for an nsqd.
+                answered or failed: an nsqlookupd that is down must not delay it. May be called twice for an nsqd.
             connected: Further nsqds that count for the limit max_nsqds.
         """
         admitted = self.addresses.union(connected)
@@ -314,7 +314,7 @@ class AllNodes(_Lookup):
         the addresses that were forgotten.
 
         Args:
-            found: Called with a ``host:port`` as soon as an answer names it. May be called twice for an nsqd.
+            found: Called with the ``host:port`` of an nsqd as soon as an answer names it; perhaps twice for an nsqd.
         """
         named: set[str] = set()
         admitted = set(self._addresses)

@@ -197,7 +197,7 @@ class NSQSubFailed(NSQErrorCode, code="E_SUB_FAILED"):
 
 
 class NSQAuthDisabled(NSQErrorCode, code="E_AUTH_DISABLED"):
-    """AUTH was sent to a server that has no auth server."""
+    """AUTH was sent, but nsqd has no auth server."""
 
 
 class NSQAuthFailed(NSQErrorCode, code="E_AUTH_FAILED"):

@@ -110,7 +110,7 @@ class HTTPClient:
     def from_url(cls, url: str, **keywords: Unpack[HttpClientOptionsDict]) -> Self:
         """Make a client from a URL or ``host[:port]``; missing parts have the defaults of the class.
 
-        A path is the prefix of the path of each endpoint. A user and password become ``auth``.
+        A path in the URL becomes the prefix of the path of each endpoint. A user and password become ``auth``.
 
         Raises:
             TypeError: If the URL is not a str.
@@ -118,7 +118,7 @@ class HTTPClient:
         """
         if not isinstance(url, str):
             raise TypeError(f"URL must be a str, not {url!r}")
-        kwargs: dict[str, Any] = dict(keywords)  # Any: each has its own type
+        kwargs: dict[str, Any] = dict(keywords)  # Any: each option has its own type
         # No error text shows a URL with a password.
         shown = repr(url) if "@" not in url else "a URL (not shown: it holds a password)"
         try:

@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API: one method for each endpoint, which checks its arguments before it sends anything.
+"""nsqlookupd's HTTP API: one method for each endpoint. A method checks its arguments before it sends a request.
 
 Sources: nsqlookupd http.go of 1.3.0, and of 0.2.16 for old servers.
 """
@@ -36,7 +36,7 @@ class LookupdClient(HTTPClient):
         self,
         host: str = "localhost",
         port: int = 4161,
-        *args: Any,  # Any: HTTPClient's
+        *args: Any,  # Any: arguments of HTTPClient
         **kwargs: Unpack[HttpClientOptionsDict],
     ) -> None:
         super().__init__(host, port, *args, **kwargs)
@@ -45,7 +45,7 @@ class LookupdClient(HTTPClient):
         """Ask for a topic's channels and nsqds: ``{"channels": [...], "producers": [...]}``.
 
         Raises:
-            NSQHttpError: With status 404 if no nsqd has the topic. Another server's 404 differs: is_unknown_topic().
+            NSQHttpError: With status 404 if no nsqd has the topic (then is_unknown_topic() returns True).
         """
         try:
             return self._get("lookup", topic=topic)

@@ -333,7 +333,7 @@ class Message:
             self._signals = {}
         return self._signals.setdefault(name, Signal())
 
-    def _send(self, name: str, **keywords: Any) -> None:  # Any: blinker's signature
+    def _send(self, name: str, **keywords: Any) -> None:  # Any: as in blinker's signature
         signal = self._signals.get(name) if self._signals else None
         if signal is not None:
             signal.send(self, **keywords)

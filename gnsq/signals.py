@@ -44,7 +44,7 @@ class TypedSignal(Signal, Generic[ReceiverT]):
         def connect(  # type: ignore[override]  # blinker's takes every function
             self,
             receiver: ReceiverT,
-            sender: Any = ANY,  # Any: blinker's signature
+            sender: Any = ANY,  # Any: as in blinker's signature
             weak: bool = True,
         ) -> ReceiverT: ...
 

@@ -96,7 +96,7 @@ class ConnectionStats:
         state: init, connected, subscribed, closing or closed.
         version: Version of nsqd; None if nsqd did not send its version.
         rdy: RDY count that was sent last.
-        in_flight: Messages in flight.
+        in_flight: Number of messages in flight.
         idle: Seconds since the last message; None before the first one.
         counts: Numbers of messages since the connection was opened.
         msg_timeout: Seconds until nsqd requeues an unanswered message; None if nsqd did not send this number.
@@ -122,18 +122,18 @@ class ConsumerStats:
         state: init, running, closing or closed.
         connections: The open connections.
         counts: Numbers of messages since the start, over all connections, including closed ones.
-        given_up: Messages that were delivered more often than max_tries.
-        failed: Calls of handlers that raised an exception other than NSQRequeueMessage.
-        waiting: Messages that wait for a handler.
-        handling: Handlers that are running.
+        given_up: Number of messages that were delivered more often than max_tries.
+        failed: Number of calls of handlers that raised an exception other than NSQRequeueMessage.
+        waiting: Number of messages that wait for a handler.
+        handling: Number of handlers that are running.
         backoff: off, waiting (RDY 0 until the delay is over) or probing (RDY 1 on one connection).
         backoff_failures: Failures in a row; each success subtracts one.
         backoff_remaining: Seconds until the next probe; 0 if backoff is not waiting.
         latency: Times from the delivery of each message to its answer.
         failures: Last error of each nsqd without a connection, by address.
-        handlers_overdue: Handlers that run now and whose message has timed out.
-        handlers_timed_out: Messages that timed out while their handler ran, since the start.
-        async_timed_out: Async messages that timed out before they were answered, since the start.
+        handlers_overdue: Number of handlers that run now and whose message has timed out.
+        handlers_timed_out: Number of messages that timed out while their handler ran, since the start.
+        async_timed_out: Number of async messages that timed out before they were answered, since the start.
         lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
         not_ready: Why no connection is subscribed; empty if at least one is subscribed.
     """
@@ -176,8 +176,8 @@ class ProducerConnectionStats:
 
     Attributes:
         address: ``host:port`` of the nsqd, or a URL.
-        pending: Publishes that wait for their response.
-        confirmed: Messages that nsqd has confirmed since the connection was opened.
+        pending: Number of publishes that wait for their response.
+        confirmed: Number of messages that nsqd has confirmed since the connection was opened.
         stalled: True if a response is late. While it is late, publishes use other connections.
     """
 

@@ -22,7 +22,7 @@ def counted(number: int, noun: str, plural: str | None = None, *, spec: str = ""
 
 def nearest(unknown: Iterable[str], known: Iterable[str], what: str = "known are") -> str:
     """Write the end of an error text about unknown names: similar known names first, then all known names."""
-    import difflib  # imported here: takes 2 ms, and most programs never need it
+    import difflib  # imported here, since the import takes 2 ms, and most programs do not need it
 
     names = list(known)
     by_lower = {name.lower(): name for name in names}

@@ -213,7 +213,7 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     """
     if options.tls_context is not None:
         return options.tls_context
-    given: Mapping[str, Any] = options.tls_options or {}  # Any: each has its own type, which ssl checks
+    given: Mapping[str, Any] = options.tls_options or {}  # Any: each option has its own type, which ssl checks
     known = TlsOptionsDict.__annotations__
     unknown = sorted(set(given) - set(known))
     if unknown:

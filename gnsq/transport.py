@@ -28,7 +28,7 @@ __all__ = ["READ_SIZE", "CompressedTransport", "TcpTransport", "Transport", "con
 # Limit of the bytes of one read; about 250 messages of 200 bytes.
 READ_SIZE = 64 * 1024
 
-# The event "readable" of libev and libuv.
+# The number of the event "readable" in libev and libuv.
 _READ = 1
 # The original poll(), since gevent's poll() lets other greenlets run.
 _poll: Any = monkey.get_original("select", "poll")  # Any: gevent has no type hints
@@ -65,7 +65,7 @@ class TcpTransport:
         self._socket = sock
         self._peer = peer
         self._readable: Any = None  # Any: a watcher of gevent's
-        self._reader: Any = None  # Any: a greenlet
+        self._reader: Any = None  # Any: a greenlet; gevent has no types
 
     def recv(self, size: int) -> bytes:
         try:
@@ -158,7 +158,7 @@ class TcpTransport:
                 self._reader.parent.loop.run_callback(self._wake_reader, self._reader)
         self._socket.close()
 
-    def _wake_reader(self, reader: Any) -> None:  # Any: a greenlet
+    def _wake_reader(self, reader: Any) -> None:  # Any: a greenlet; gevent has no types
         if self._reader is reader:
             reader.throw(NSQConnectionClosed(f"{self._peer}: connection was closed"))
 

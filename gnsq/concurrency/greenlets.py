@@ -29,7 +29,7 @@ def run_forever(what: str, loop: Callable[[], object], logger: logging.Logger, c
     while True:
         try:
             loop()
-        except Exception:  # the top of a greenlet that must not end
+        except Exception:  # top of a greenlet, which must continue after a bug
             logger.exception("internal error in %s; it goes on in %g s", what, RESTART_DELAY)
             clock.sleep(RESTART_DELAY)
 

@@ -46,7 +46,7 @@ class HubMonitor:
         self._now = now
         self._hub = weakref.ref(gevent.get_hub())
         self._timer: Any = None  # Any: gevent's watcher, which has no types
-        self._stop: Any = None  # Any: the original lock
+        self._stop: Any = None  # Any: a native lock, which has no type
         self._users = 0
         self._process = os.getpid()
         self._thread = get_ident()
@@ -95,7 +95,7 @@ class HubMonitor:
 
     # --- in the OS thread
 
-    def _run(self, stop: Any) -> None:  # Any: the original lock
+    def _run(self, stop: Any) -> None:  # Any: a native lock, which has no type
         # While the hub is blocked and this was logged: time of the hub's last heartbeat.
         blocked_since: float | None = None
         pause = self._blocked_after

@@ -44,8 +44,8 @@ _JOIN_TIMEOUT = 0.5
 class HubThread:
     """Daemon thread that runs greenlets. The constructor starts it, and stop() ends it.
 
-    Make it in the process that uses it, after any fork. If a greenlet of another hub waits for this thread, the other
-    greenlets of that hub continue to run.
+    After a fork, the child does not have the thread: make it in the process that uses it. If a greenlet of another hub
+    waits for this thread, the other greenlets of that hub continue to run.
 
     Args:
         on_end: Called in the thread at its end, before its greenlets are killed. This function may wait.
@@ -117,7 +117,7 @@ class HubThread:
             raise RuntimeError(f"a call was killed in thread {self.name}") from None
         return result
 
-    def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: the function's own
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: arguments of any function
         """Let the hub itself call a function soon. The hub keeps the order of the calls. The function must not wait.
 
         Calls that are made while the thread is being stopped may be lost.
@@ -147,7 +147,7 @@ class HubThread:
             return
         self._stopped = True
         self._stop_timeout = timeout
-        with contextlib.suppress(ValueError):  # the thread has ended
+        with contextlib.suppress(ValueError):  # raised if the thread has ended
             self._queue.call_soon_threadsafe(self._stop.set)
         if self.is_current:
             return

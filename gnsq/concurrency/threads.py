@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 # Seconds. Used in place of "no timeout", since native locks and timers do not accept infinity.
 NO_TIMEOUT = 1e9
-# Seconds that a call into another thread's hub may take beyond its timeout.
+# Seconds that a call into another thread's hub may take longer than its timeout.
 CROSS_THREAD_GRACE = 1.0
 # Seconds. A waiting thread returns to the interpreter at this interval, so that the interpreter handles signals.
 SIGNAL_CHECK_INTERVAL = 1.0
@@ -69,7 +69,7 @@ start_new_thread: Any = monkey.get_original("_thread", "start_new_thread")
 
 def start_thread(
     function: Callable[..., object],
-    *args: Any,  # Any: the function's own
+    *args: Any,  # Any: arguments of any function
     name: str = "",
 ) -> threading.Thread | None:
     """Start a native daemon thread.
@@ -90,7 +90,7 @@ def start_thread(
     return thread
 
 
-def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: the function's own
+def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: arguments of any function
     try:
         function(*args)
     finally:
@@ -99,7 +99,7 @@ def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> N
             _threads[ident] = _threads.pop(get_ident())
 
 
-def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: the function's own
+def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: arguments of any function
     # Set the trace function, as the threading module does for its threads. Debuggers and coverage need it.
     sys.settrace(threading.gettrace())
     sys.setprofile(threading.getprofile())
@@ -131,7 +131,7 @@ class HubCallQueue:
         self._watcher = loop.async_(ref=False)
         self._watcher.start(self._drain)
 
-    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's
+    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: any arguments
         """Call a function in the hub itself, soon and in the order of these calls. The function must not wait.
 
         Raises:
@@ -174,7 +174,7 @@ def is_hub_greenlet() -> bool:
 
 
 class Once:
-    """Lets only the first of several callers do something. The callers may be in different threads."""
+    """Tells the first of several callers from the others. The callers may be in different threads."""
 
     __slots__ = ("_lock",)
 
@@ -208,7 +208,7 @@ class CrossThreadFuture(Generic[T]):
         self._waiter: tuple[HubCallQueue, Event] | None = None
 
     def set_result(self, value: T) -> None:
-        """Set the result. Any thread may call this, and it does not wait. Only the first result or exception counts."""
+        """Set the result, without waiting. Any thread may call this. Only the first result or exception counts."""
         if self._once.acquire():
             self._value = value
             self._finish()
@@ -219,7 +219,7 @@ class CrossThreadFuture(Generic[T]):
             self._error = error
             self._finish()
 
-    def set_from(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> None:  # Any: the function's
+    def set_from(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> None:  # Any: arguments of any function
         """Call a function, and set what it returns or raises."""
         __tracebackhide__ = True
         try:
@@ -361,7 +361,7 @@ class OwnerThread:
         """True if the caller runs in this thread."""
         return current_thread.token is self.token()
 
-    def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+    def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: arguments of any function
         """Call a function in a new greenlet of this thread's hub. Calls begin in their order.
 
         An NSQException that the function raises is logged, since no caller waits for the function.
@@ -371,7 +371,7 @@ class OwnerThread:
         """
         self.call_soon(gevent.spawn, _log_exceptions, function, arguments)
 
-    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: as in spawn()
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: arguments of any function
         """Call a function in the thread's hub itself, soon. The function must neither wait nor raise.
 
         Raises:
@@ -383,7 +383,7 @@ class OwnerThread:
         except ValueError as error:  # raised by gevent for a loop that was destroyed
             raise NSQConnectionClosed("the thread that this belongs to has ended") from error
 
-    def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: as in spawn()
+    def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: any arguments
         """Call a function in a greenlet of the thread's hub, and wait for its result. In this thread, call it directly.
 
         Args:

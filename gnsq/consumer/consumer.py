@@ -198,7 +198,7 @@ class Consumer:
         self._state = State.INIT
         self._owner_thread: OwnerThread | None = None
         self._hub_thread: HubThread | None = None
-        # Acquired by the first call of start() or close().
+        # The first call of start() or close() acquires this.
         self._starting = Once()
         self._close_requested = False
         self._closed = ThreadEvent()
@@ -274,7 +274,7 @@ class Consumer:
             if self._hub_thread is None:
                 self._close_unstarted()
             else:
-                with contextlib.suppress(RuntimeError):  # the thread has ended
+                with contextlib.suppress(RuntimeError):  # raised if the thread has ended
                     self._hub_thread.call_soon(gevent.spawn, self._abort_start)
             raise
 
@@ -323,7 +323,7 @@ class Consumer:
         A call in a handler does not wait for other handlers that call join().
 
         Raises:
-            RuntimeError: If the consumer is not threaded and another thread than the one that started it calls join().
+            RuntimeError: If the consumer is not threaded, and join() is called in another thread than start().
         """
         limit = NO_TIMEOUT if timeout is None else timeout
         if self.threaded and (self._owner_thread is None or self._is_other_thread):
@@ -364,7 +364,7 @@ class Consumer:
         """Put into effect the options that were set as attributes."""
         self._in_owner_thread(self._rdy.configure, self.options)
 
-    def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+    def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: any arguments
         """Call a function in the consumer's thread: soon if the caller is another thread, otherwise now.
 
         After the consumer was closed, call it now in every thread: the consumer's thread may have ended.
@@ -650,7 +650,7 @@ class Consumer:
         """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
             self._state = State.CLOSED
-            # Abort, do not drain: nsqd could deliver the message again meanwhile, and it would end the thread again.
+            # Abort, do not drain: during a drain nsqd could deliver the message again. It would end the thread again.
             for connection in list(self._pool.connections.values()):
                 connection.abort()
             try:

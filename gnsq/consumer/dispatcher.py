@@ -95,7 +95,7 @@ class MessageDispatcher:
         return handle(self._pool.connections.get(message.nsqd or ""), message)
 
     def call_hook(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method that a subclass may have overridden. Log its exceptions."""
+        """Call a method that a subclass may have overridden. Log its exceptions instead of raising them."""
         try:
             function(*arguments)
         except Exception:  # a subclass may raise anything
@@ -146,7 +146,7 @@ class MessageDispatcher:
     # --- results
 
     def _set_finish_listener(self, connections: Iterable[Connection]) -> None:
-        """Set on_finish only while a receiver, an override or the backoff needs it, since it costs a call per FIN."""
+        """Set on_finish only while a receiver, an override or the backoff needs it: a call for each FIN takes time."""
         is_off = self.rdy.backoff.phase is BackoffPhase.OFF
         wanted = self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
         for connection in connections:

@@ -182,7 +182,7 @@ class HandlerRunner:
         return enable_async_all(messages)
 
     def _on_handler_exception(self, message: Message, error: BaseException) -> None:
-        """Answer a message whose handler raised."""
+        """Answer a message whose handler has raised an exception."""
         if isinstance(error, gevent.Timeout) and error in self._batch_timeouts:
             # This is the timeout of an overridden handle_messages() that has called a handler. Raise it there.
             raise error
@@ -366,7 +366,7 @@ class HandlerRunner:
         message.finish_if_unanswered()
 
     def _unseen_failure(self, message: Message) -> str:
-        """Return the text for an unknown failure. It tells if this process still handles an earlier delivery."""
+        """Return a text for an unknown failure: it says if an earlier delivery is still unanswered in this process."""
         is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()

@@ -25,7 +25,7 @@ class Handler(Protocol):
     the message is requeued.
     """
 
-    def __call__(self, consumer: Any, /, *, message: Message) -> None:  # Any: it may expect a subclass of Consumer
+    def __call__(self, consumer: Any, /, *, message: Message) -> None:  # Any: or a subclass of Consumer
         """Handle a message."""
 
 
@@ -135,7 +135,7 @@ class HandlerSignal(Signal):
     def connect(
         self,
         receiver: _HandlerT,
-        sender: Any = ANY,  # Any: blinker's signature
+        sender: Any = ANY,  # Any: as in blinker's signature
         weak: bool = True,
     ) -> _HandlerT:
         """Check a receiver by check_handler(), and connect it as blinker does, weakly by default. May be used as a
@@ -144,12 +144,12 @@ class HandlerSignal(Signal):
         super().connect(receiver, sender, weak)
         if weak:
             self._remove_weak(receiver)
-            make: Any = weakref.WeakMethod if inspect.ismethod(receiver) else weakref.ref  # Any: the one or the other
+            make: Any = weakref.WeakMethod if inspect.ismethod(receiver) else weakref.ref  # Any: one of two classes
             name = handler_name(receiver)
             self._weak.append(make(receiver, functools.partial(self._collect, name)))
         return receiver
 
-    def disconnect(self, receiver: Callable[..., Any], sender: Any = ANY) -> None:  # Any: blinker's signature
+    def disconnect(self, receiver: Callable[..., Any], sender: Any = ANY) -> None:  # Any: as in blinker's signature
         """Disconnect a receiver, as blinker does."""
         super().disconnect(receiver, sender)
         self._remove_weak(receiver)

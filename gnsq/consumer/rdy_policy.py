@@ -20,8 +20,8 @@ __all__ = ["RdyPolicy"]
 
 # If nsqd counts RDY down, RDY is sent again when less than this part is left. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
-# The time in which messages may arrive that a silent nsqd sent before it read a lower RDY is this number times the
-# measured delay between a RDY and its first message.
+# The delay between a RDY and its first message is measured. A message that a silent nsqd sent before it read a lower
+# RDY arrives within this number of delays.
 SILENT_GRACE_FACTOR = 4
 
 Key = TypeVar("Key", bound=Hashable)

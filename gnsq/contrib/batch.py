@@ -76,7 +76,7 @@ class BatchHandler:
     def __init__(
         self,
         batch_size: int,
-        handle_batch: Callable[[list[Any]], object] | None = None,  # Any: what handle_message returns
+        handle_batch: Callable[[list[Any]], object] | None = None,  # Any: handle_message may return any item
         handle_message: Callable[[Message], Any] | None = None,
         handle_batch_error: Callable[[BaseException, list[Message], list[Any]], object] | None = None,
         handle_message_error: Callable[[BaseException, Message], object] | None = None,
@@ -265,7 +265,7 @@ class BatchHandler:
 
     # --- methods to override
 
-    def handle_message(self, message: Message) -> Any:  # Any: an item for handle_batch
+    def handle_message(self, message: Message) -> Any:  # Any: an item of any type
         """Make the item of a message for its batch. If this raises, the message is requeued."""
         return message if self._handle_message is None else self._handle_message(message)
 

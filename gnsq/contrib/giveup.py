@@ -145,7 +145,7 @@ class NsqdGiveupHandler:
         self,
         topic: str,
         nsqd_hosts: str | Sequence[str] = ("localhost",),
-        nsqd_class: Callable[..., Any] = NsqdHTTPClient,  # Any: only publish() is needed
+        nsqd_class: Callable[..., Any] = NsqdHTTPClient,  # Any: any class with publish()
     ) -> None:
         hosts = [nsqd_hosts] if isinstance(nsqd_hosts, str) else list(nsqd_hosts)
         if not hosts:
@@ -225,7 +225,7 @@ def _file_name(message_id: bytes) -> str:
     return message_id.decode() if message_id.isalnum() else message_id.hex()
 
 
-def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: see NsqdGiveupHandler
+def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: any object with publish()
     from_url = getattr(nsqd_class, "from_url", None)
     if from_url is not None:
         return from_url(host)

@@ -144,7 +144,7 @@ class TracedProducer(_Producer):
         with TracedProducer(Producer(address)) as producer:
             producer.publish("clicks", b"{}")
 
-    It has all attributes of the Producer. A span ends when nsqd has confirmed the publish or the publish has failed,
+    A TracedProducer has all attributes of the Producer. A span ends when the publish is confirmed or has failed,
     even if the call returns earlier. Several messages of one call have one span. An exception is recorded, sets the
     span's status to an error, and is raised. If publish_many() does not raise, the error of the first chunk that failed
     is recorded. If no OpenTelemetry SDK is set up, there are no spans.

@@ -79,7 +79,7 @@ class _Sample(NamedTuple):
     """A value.
 
     Attributes:
-        is_total: True if this is the value of all nsqds together. It comes after the samples of single nsqds.
+        is_total: True if this is the value of all nsqds together. This sample comes after those of single nsqds.
     """
 
     key: _Key
@@ -202,8 +202,8 @@ class StatsCollector:
     with ``gnsq_producer_`` and have no label except ``nsqd``; all producers are added up.
 
     Counters never fall. The counters of an nsqd stay when its connection is closed, and continue with its next
-    connection. What a connection counts between its last scrape and its close has the label nsqd ``closed``. So the
-    counters of one nsqd may be a little too low, but the sum of all nsqds is exact.
+    connection. For what a connection counts between its last scrape and its close, the label is ``nsqd="closed"``. So
+    the counters of one nsqd may be a little too low, but the sum of all nsqds is exact.
 
     Args:
         sources: Consumers and producers. add() adds others later.

@@ -29,7 +29,7 @@ class SentryExceptionHandler:
         ImportError: If client is None and sentry_sdk is not installed.
     """
 
-    def __init__(self, client: Any = None) -> None:  # Any: only captureException() is needed
+    def __init__(self, client: Any = None) -> None:  # Any: any object with captureException()
         if client is None and find_spec("sentry_sdk") is None:
             raise ImportError("sentry_sdk is not installed; it comes with: pip install gnsq[sentry]")
         self.client = client

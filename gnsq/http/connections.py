@@ -93,14 +93,14 @@ class Connections:
         """Close all connections. Waiting calls fail. If the caller is another thread, the hub closes them later."""
         self.closed = "client was closed while it waited for a response"
         if not in_own_thread:
-            # The hub raises ValueError if it was destroyed.
+            # If the hub was destroyed, its queue raises ValueError.
             with contextlib.suppress(ValueError):
                 self._queue.call_soon_threadsafe(self._end)
                 return
         self._end()
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Close the child's descriptors of the connections, which the parent continues to use."""
+        """Close this child process's copies of the connections. The parent continues to use the connections."""
         self.closed = f"connection belongs to process {parent}, and this is its child"
         for call in self._calls:
             if call.socket is not None:
@@ -262,7 +262,7 @@ class _Adapter(HTTPAdapter):
         # Two pools suffice: one for the server and one for its proxy.
         super().__init__(pool_connections=2, pool_maxsize=maxsize, max_retries=0)
 
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # Any: requests' own
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # Any: arguments of HTTPAdapter
         super().init_poolmanager(*args, **kwargs | self._tls)
         _use_gevent(self.poolmanager)
 
@@ -346,7 +346,7 @@ class _BufferedTLS:
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
 
-    def __getattr__(self, name: str) -> Any:  # Any: of any attribute
+    def __getattr__(self, name: str) -> Any:  # Any: an attribute of any type
         return getattr(self._context, name)
 
     def wrap_socket(self, sock: Any, server_hostname: str | None = None) -> SSLTransport:  # Any: gevent has no types

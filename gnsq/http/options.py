@@ -223,7 +223,7 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: urllib3's, requests' or a number
+def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: a timeout of urllib3 or requests, or a number
     """Convert a number, a pair of limits (connect, read), or an object such as urllib3's Timeout to options.
 
     If no total is given, the sum of connect and read is the limit of a whole call.

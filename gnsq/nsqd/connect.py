@@ -170,7 +170,7 @@ class TransportStack:
                 host, port = found
         except NSQException:
             raise
-        except Exception as error:  # a resolver may raise anything
+        except Exception as error:  # a resolver may raise any exception
             raise NSQException(f"{self._peer}: address_resolver raised {error!r}") from error
         if not isinstance(host, str) or not (is_unix(host) or is_port(port)):
             raise NSQException(f"{self._peer}: address_resolver gave {found!r}, expected a host and a port")

@@ -378,7 +378,7 @@ class Connection:
             NSQConnectionClosed: If the connection is closed before or during the call.
         """
         reply = self.request(command)
-        # Not get(timeout=...): the gevent.Timeout of get() could be confused with a gevent.Timeout of the caller.
+        # Do not use get(timeout=...): its gevent.Timeout could be confused with a gevent.Timeout of the caller.
         word = command.split(None, 1)[0].decode()
         if not self._clock.wait(reply, self.options.timeout):
             raise NSQTimeout(f"{self.address}: no response to {word} within {self.options.timeout} s")

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API: one method for each endpoint, which checks its arguments and sends one request.
+"""nsqd's HTTP API: one method for each endpoint. A method checks its arguments before it sends a request.
 
 Source: nsqd http.go.
 """
@@ -42,7 +42,7 @@ class NsqdHTTPClient(HTTPClient):
         self,
         host: str = "localhost",
         port: int = 4151,
-        *args: Any,  # Any: HTTPClient's
+        *args: Any,  # Any: arguments of HTTPClient
         **kwargs: Unpack[HttpClientOptionsDict],
     ) -> None:
         super().__init__(host, port, *args, **kwargs)
@@ -81,7 +81,7 @@ class NsqdHTTPClient(HTTPClient):
         """Publish messages: nsqd stores all of them or none. Return b"OK".
 
         Args:
-            messages: bytes or str, which is sent as UTF-8. Unless binary is True, they must not contain newlines.
+            messages: Bodies as bytes, or as str to be sent as UTF-8. They must not contain newlines, unless binary.
             binary: Send messages with their sizes, so that they may contain newlines. Servers before 0.2.22 refuse
                 this, and server 0.2.22 splits the messages at newlines even with binary.
             timeout: Seconds for this call, instead of the client's timeout.

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 
-# Minimum seconds between two TOUCHes. More would not help: nsqd checks timeouts only every 0.1 s.
+# Minimum seconds between two TOUCHes. Shorter intervals would not help: nsqd checks timeouts only every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
 
 
@@ -279,7 +279,7 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
                 return
             message.touch()
     except NSQException as error:
-        # The message was answered meanwhile, or the connection was closed. Log at DEBUG: other code logs both cases.
+        # The message was answered since the check, or the connection was closed. Other code logs both cases.
         logger.debug("%s: message %s: not touched any more: %s", subject, message.id, error)
     except Exception:  # top of a greenlet: a receiver of on_touch may raise any exception
         logger.exception("%s: message %s: not touched any more", subject, message.id)

@@ -62,7 +62,7 @@ STABLE_AFTER = 10.0
 
 
 class State(enum.Enum):
-    """The state of a Consumer or Producer. It only changes to a later one; in a forked child it begins with INIT."""
+    """The state of a Consumer or Producer. It changes only to a later one, but in a forked child it may become INIT."""
 
     INIT = "init"
     RUNNING = "running"

@@ -19,7 +19,7 @@ only publish(), wait_for_capacity() and flush() wait.
 #     which puts the publish into `PendingRequests.put` in nsqd/pending.py.
 #  7. `Writer.run` in nsqd/writer.py, or the caller if no other publish is pending, sends `PendingPublish.command` in
 #     producer/publish.py by `TcpTransport.send_nowait` in transport.py.
-#  8. `Dispatcher.publish` waits. If no other publish is pending, `BusyPoller.poll` lets the event loop poll.
+#  8. `Dispatcher.publish` waits. If no other publish is pending, `BusyPoller.poll` polls for the response.
 #  9. `Connection` in nsqd/connection.py reads OK; `PendingRequests.resolve_oks` in nsqd/pending.py finds the publish.
 # 10. `PendingPublish.on_response` in producer/publish.py marks it as done, and `CompletionQueue.add` in
 #     producer/completion.py counts it and wakes the caller.

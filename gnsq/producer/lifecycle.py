@@ -330,7 +330,7 @@ class ProducerLifecycle:
     # --- forks
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Return to the state before the start, so that this child process can start the producer anew."""
+        """Return to the state before the start, so that this child process can start the producer again."""
         self._on_fork()
         runtime, self.runtime = self.runtime, None
         # The producer's own thread does not exist in this process. A start that the parent had begun may not end here.

@@ -523,7 +523,7 @@ class Producer:
         """
         timeout = self._timeout if timeout is None else _checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
-        # These are the checks of commands.publish(), which is called only if one fails. That saves a call per publish.
+        # The checks of commands.publish(), which is called only if a check fails. That saves a call for each publish.
         if type(data) is not bytes or not 0 < len(data) <= self._max_message:
             commands.publish(topic, data)
             self._check_size(len(data))
@@ -549,7 +549,7 @@ class Producer:
         timeout = _checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
         bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
-        # These are the checks of commands.multipublish(), which is called only if one fails, since it builds the MPUB.
+        # The checks of commands.multipublish(), which is called only if a check fails: it would build the whole MPUB.
         if set(map(type, bodies)) != {bytes} or not all(bodies):
             commands.multipublish(topic, bodies)
         now = self._now()

@@ -116,7 +116,7 @@ def may_be_partially_stored(error: NSQException) -> bool:
     """Return True if nsqd may have stored some messages of a refused MPUB.
 
     nsqd stops at the first message that it can't store. If the error says that nsqd is exiting, nsqd has stored none.
-    But over HTTP nsqd also responds with EXITING if it could not store a message, so it may have stored some.
+    But over HTTP nsqd also responds with EXITING if it could not store a message: it may have stored some before.
 
     Source: nsqd topic.go, PutMessages; http.go, doMPUB.
     """

@@ -192,7 +192,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result when the publish has ended.
 
-        The hub of the producer's thread calls the function, so it can't wait. If the publish has ended already, the
+        The hub of the producer's thread calls the function. So the function can't wait. If the publish has ended, the
         function is called immediately, in the calling thread. If it raises an exception, this is logged, and the other
         callbacks are called.
         """

@@ -106,7 +106,7 @@ _BY_NAME: dict[str, Callable[[Sequence[str]], Strategy]] = {
 
 
 def make_strategy(
-    strategy: str | Callable[..., Any],  # Any: the user's own types of links and keys
+    strategy: str | Callable[..., Any],  # Any: the user's function has its own types
     addresses: Sequence[str] = (),
 ) -> Strategy:
     """Make a strategy from its name, or from a function of the user.

@@ -127,7 +127,7 @@ class ProducerRuntime:
         # Greenlet that is inside _marked(), in which it does not wait.
         self._active: gevent.Greenlet | None = None
 
-    def _tcp_pools(self) -> Sequence[ConnectionPool[Any]]:  # Any: of Connection or HttpLink
+    def _tcp_pools(self) -> Sequence[ConnectionPool[Any]]:  # Any: pools of Connection or of HttpLink
         """Make connections_per_nsqd pools; each has one connection to each nsqd."""
         config = self._config
         return [

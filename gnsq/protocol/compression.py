@@ -44,7 +44,7 @@ class Codec(Protocol):
     def decompress(self, data: bytes, limit: int) -> bytes:
         """Decompress received bytes. Return about limit bytes at most.
 
-        The caller must call it again with b"" until it returns b"", and only then with the next received bytes. So
+        The caller must repeat the call with b"" until it returns b"", and only then pass the next received bytes. So
         memory is bounded even if few bytes decompress to many.
 
         Raises:

@@ -120,9 +120,9 @@ class FrameDecoder:
         Args:
             read_messages: Function that reads message frames; then they are not returned. If a complete message frame
                 begins at start, read_messages(data, start, max_size, None) is called. It reads this frame and the valid
-                message frames after it, and returns the index at which the last one ends. It may raise an NSQFrameError
-                for the first frame, which is stored in ``failure``; so is the error for a frame of unknown type. For a
-                large message that arrived in several reads, read_messages(headers, 0, max_size, body) is called.
+                message frames after it, and returns the index at which the last one ends. If it raises an NSQFrameError
+                for the first frame, or a frame has an unknown type, the error is stored in ``failure``. For a large
+                message that arrived in several reads, read_messages(headers, 0, max_size, body) is called.
 
         Raises:
             NSQFrameError: If a size is below 4 or above max_frame_size.
@@ -189,7 +189,7 @@ class FrameDecoder:
     def next_frame(self, data: bytes = b"") -> Frame | None:
         """Add received bytes, and return only the first frame; None if it is not complete.
 
-        The handshake uses this: bytes after a response may be encrypted or compressed. take_remaining() returns them.
+        The handshake uses this method: bytes after a response, which take_remaining() returns, may be encrypted.
 
         Raises:
             NSQFrameError: In the cases of feed().

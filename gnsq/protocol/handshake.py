@@ -147,7 +147,7 @@ def handshake(options: ConnectionOptions) -> Handshake:
 
 
 def identify_steps(options: ConnectionOptions) -> Handshake:
-    """Yield the steps of handshake() that follow the magic. They may be repeated before SUB."""
+    """Yield the steps of handshake() that follow the magic. nsqd accepts these steps more than once before SUB."""
     yield Write(commands.identify(identify_body(options)))
     identity = _identity((yield from _read_response("IDENTIFY")), options)
     if identity.auth_required and options.auth_secret is None:
