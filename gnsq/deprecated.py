@@ -105,7 +105,7 @@ class Nsqd:
         self._http = NsqdHTTPClient(address, http_port)
 
     def __getattr__(self, name: str) -> Any:  # Any: type of the client's attribute
-        # copy and pickle read attributes before __init__ is called: without this line, the recursion would not end.
+        # copy and pickle read attributes before __init__ is called. Without this check, that would recurse for ever.
         if name in ("_tcp", "_http"):
             raise AttributeError(name)
         return getattr(self._tcp if hasattr(self._tcp, name) else self._http, name)

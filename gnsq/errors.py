@@ -170,7 +170,7 @@ class NSQBadMessage(NSQErrorCode, code="E_BAD_MESSAGE"):
 
 
 class NSQPutFailed(NSQErrorCode, code="E_PUT_FAILED"):
-    """The publish failed. Only servers before 0.2.16 send this."""
+    """The publish failed. Only servers before 0.2.16 send this code."""
 
 
 class NSQPubFailed(NSQErrorCode, code="E_PUB_FAILED"):

@@ -96,7 +96,7 @@ class LogOwner:
         self._loggers: dict[str, RateLimitedLogger] = {}
 
     def at(self, address: str) -> str:
-        """Return the begin of a log line about a peer: the peer's address, then the label."""
+        """Return the start of a log line about a peer: the peer's address, then the label."""
         return f"{address}: {self.label}" if self.label else address
 
     def rate_limited(self, logger: logging.Logger) -> RateLimitedLogger:

@@ -96,7 +96,7 @@ class HubMonitor:
     # --- in the OS thread
 
     def _run(self, stop: Any) -> None:  # Any: a native lock, which has no type
-        # While the hub is blocked and this was logged: time of the hub's last heartbeat.
+        # Time of the hub's last heartbeat, if a warning has said that the hub is blocked and it has not run since.
         blocked_since: float | None = None
         pause = self._blocked_after
         while not stop.acquire(timeout=pause):

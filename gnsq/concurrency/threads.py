@@ -76,8 +76,8 @@ def start_thread(
 
     Args:
         name: Registers the thread with the threading module, so that log records have its name. A thread without a
-            name, or of a monkey-patched process, is not registered. So gevent can still monkey-patch the process: only
-            if no thread but the main one is registered, gevent adapts locks that are locked, such as the import lock.
+            name, or of a monkey-patched process, is not registered. A reason for no name: gevent can monkey-patch
+            locked locks, such as the import lock, only while the main thread is the only registered one.
 
     Returns:
         The threading module's thread; None if it is not registered.

@@ -198,7 +198,7 @@ class Consumer:
         self._state = State.INIT
         self._owner_thread: OwnerThread | None = None
         self._hub_thread: HubThread | None = None
-        # The first call of start() or close() acquires this.
+        # The first call of start() or close() acquires this object. A second start() can't.
         self._starting = Once()
         self._close_requested = False
         self._closed = ThreadEvent()

@@ -403,7 +403,7 @@ class HandlerRunner:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
         finally:
             # Requeue even if a receiver is killed. Otherwise the WorkerPool would put the message into the inbox again,
-            # and it would fail again immediately.
+            # and the message would fail again immediately.
             self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:

@@ -308,7 +308,7 @@ class RdyPolicy(Generic[Key]):
     def _must_renew(self, state: _ConnectionRdy) -> bool:
         """Return True if the same RDY must be sent again, to an nsqd that counts RDY down.
 
-        This never allows too many messages: nsqd also respects RDY as the limit of the messages in flight.
+        To send RDY again never allows too many messages: nsqd also respects RDY as the limit of messages in flight.
         """
         return state.counts_down and state.remaining < state.rdy * RENEW_BELOW
 

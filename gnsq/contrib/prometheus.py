@@ -266,7 +266,7 @@ class StatsCollector:
                 growth = left[key.family] if is_total else min(growth, left[key.family])
                 left[key.family] -= growth
             self._totals[key] = self._totals.get(key, 0) + growth
-        # This forgets closed connections, since the next connection to the same nsqd begins at 0.
+        # Closed connections are not in ``now``, so they are forgotten: the next connection to their nsqd begins at 0.
         self._seen[source] = now
 
 

@@ -72,7 +72,7 @@ IN_FLIGHT_MARGIN = 2500
 ERROR_FRAME_GRACE = 1.0
 # Minimum seconds between two checks of liveness.
 MIN_CHECK_INTERVAL = 0.01
-# Seconds. If a check is late by more than this, this process did not run, and nsqd's silence proves nothing.
+# Seconds. If a check is late by more than this time, the process did not run, and nsqd's silence proves nothing.
 OWN_DELAY = 1.0
 
 
@@ -454,7 +454,7 @@ class Connection:
                     self.on_messages(self, messages)
             if decoder.failure is not None:
                 raise decoder.failure
-            # recv() does not yield while there is data to read; without this the writer, timers and handlers starve.
+            # recv() does not yield while data waits. Without let_others_run() the writer, timers and handlers starve.
             if messages or not isinstance(transport, TcpTransport):
                 let_others_run()
                 data = recv(READ_SIZE)

@@ -83,7 +83,7 @@ class NsqdHTTPClient(HTTPClient):
         Args:
             messages: Bodies as bytes, or as str to be sent as UTF-8. They must not contain newlines, unless binary.
             binary: Send messages with their sizes, so that they may contain newlines. Servers before 0.2.22 refuse
-                this, and server 0.2.22 splits the messages at newlines even with binary.
+                such a request, and server 0.2.22 splits the messages at newlines even with binary.
             timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:

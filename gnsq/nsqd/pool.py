@@ -189,7 +189,7 @@ class ConnectionPool(Generic[_Connection]):
     def release(self, address: str) -> None:
         """Do not reconnect to an address until it is added again. Its connection or a running attempt continues.
 
-        An unknown address is no error.
+        An unknown address is not an error.
         """
         if address in self._reconnectors:
             self._reconnectors[address].released = True

@@ -388,19 +388,19 @@ class NsqdTCPClient:
         self.ready_count = count
 
     def finish(self, message_id: bytes) -> None:
-        """Send FIN. If another thread than that of connect() calls this, the thread of connect() sends FIN later."""
+        """Send FIN. Any thread may call this method, but the thread that has called connect() sends FIN."""
         self._in_flight_messages.finish(message_id)
 
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
-        """Send FIN for each message. Other threads may call this, like finish()."""
+        """Send FIN for each message. Any thread may call this method, as finish()."""
         self._in_flight_messages.finish_all(message_ids)
 
     def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
-        """Send REQ; the timeout is in milliseconds. Other threads may call this, like finish()."""
+        """Send REQ; the timeout is in milliseconds. Any thread may call this method, as finish()."""
         self._in_flight_messages.requeue(message_id, timeout, backoff)
 
     def touch(self, message_id: bytes) -> None:
-        """Send TOUCH. Other threads may call this, like finish()."""
+        """Send TOUCH. Any thread may call this method, as finish()."""
         self._in_flight_messages.touch(message_id)
 
     def close(self) -> None:

@@ -267,7 +267,7 @@ class HttpLink:
         self.error: NSQException | None = None
         self.workers: set[gevent.Greenlet] = set()
         self._pool = pool
-        # Begin of the log lines of this link.
+        # Start of the log lines of this link.
         self._subject = pool.owner.at(address)
         self._max_requests = pool.clients.max_requests
         self._max_seconds = pool.clients.max_seconds

@@ -405,7 +405,7 @@ def publish_from_thread(
         try:
             runtime.dispatcher.submit(publish, block)
             if not can_wait:
-                runtime.dispatcher.wait_for_capacity(publish)  # in the hub this does not wait, but raises an error
+                runtime.dispatcher.wait_for_capacity(publish)  # in the hub this method raises instead of waiting
             elif publish.reserved_bytes and publish.on_capacity is not None:
                 publish.on_capacity()
         except Exception as error:  # noqa: BLE001  # raised in the calling thread, or by get()

@@ -152,7 +152,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
             timeout: Seconds to wait; default: until the deadline of the publish.
 
         Raises:
-            gevent.Timeout: If the publish has not ended within the timeout. This class is no subclass of Exception.
+            gevent.Timeout: If the publish has not ended within the timeout. This class is not a subclass of Exception.
             NSQException: In the cases of Producer.publish(). Each call raises the same object with a new traceback.
             NSQUnknownTimeout: In the cases of Producer.publish(), and if the producer's thread does not run its hub.
         """
@@ -192,9 +192,9 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result when the publish has ended.
 
-        The hub of the producer's thread calls the function. So the function can't wait. If the publish has ended, the
-        function is called immediately, in the calling thread. If it raises an exception, this is logged, and the other
-        callbacks are called.
+        The hub of the producer's thread calls the function. So the function can't wait. If the publish has ended
+        already, the calling thread calls the function at once. If it raises an exception, the exception is logged, and
+        the other callbacks are called.
         """
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)

@@ -342,7 +342,7 @@ class ProducerRuntime:
             self._query_lookupds()
 
     def _query_lookupds(self) -> None:
-        # add_named() is called immediately for each nsqd, since another nsqlookupd may take long to respond.
+        # _add_named() is called immediately for each nsqd, since another nsqlookupd may take long to respond.
         _, gone = self._nodes.refresh(self._add_named)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))

@@ -1,4 +1,4 @@
-"""The handshake at the begin of a connection: magic ("  V2"), IDENTIFY, TLS, compression, AUTH. Pure.
+"""The handshake at the start of a connection: magic ("  V2"), IDENTIFY, TLS, compression, AUTH. Pure.
 
 The handshake is a generator that yields steps (Write, ReadFrame, StartTLS, StartCompression) and returns the Identity.
 Its caller performs the steps. Frames are read one at a time, as bytes after a response may be encrypted or compressed.
