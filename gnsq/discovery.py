@@ -176,7 +176,7 @@ class _Lookup:
         self._max_nsqds = max_nsqds
 
     def _query_all(self, query: Callable[[int], bool]) -> list[bool]:
-        """Call a function with the number of each nsqlookupd, all at the same time, and wait for the last one."""
+        """Call a function with the index of each nsqlookupd, all at the same time, and wait for all results."""
         group = Group()
         try:
             queries = [group.spawn(query, number) for number in range(len(self._lookupds))]

@@ -40,7 +40,7 @@ _responder_of = operator.attrgetter("_responder")
 
 
 class Responder(Protocol):
-    """Sends the answers of messages to nsqd; nsqd.in_flight has one. All methods may be called from any OS thread. A
+    """Sends the answers of messages to nsqd. InFlightMessages is one. All methods may be called from any OS thread. A
     responder may also have a method ``requeue_after(attempts)``. It returns the delay, in milliseconds, of a requeue()
     that is called without time_ms.
     """

@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many durations are in each bucket, by their length.
+    """Numbers of durations, counted in buckets. A bucket is a range of lengths.
 
     Attributes:
         bounds: Upper bounds of the buckets in seconds, rising. The last bucket has no upper bound.

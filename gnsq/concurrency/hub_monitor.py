@@ -96,7 +96,7 @@ class HubMonitor:
     # --- in the OS thread
 
     def _run(self, stop: Any) -> None:  # Any: a native lock, which has no type
-        # Time of the hub's last heartbeat, if a warning has said that the hub is blocked and it has not run since.
+        # While the hub is blocked and a warning was logged: the time of the hub's last heartbeat. Otherwise None.
         blocked_since: float | None = None
         pause = self._blocked_after
         while not stop.acquire(timeout=pause):

@@ -198,7 +198,7 @@ class Consumer:
         self._state = State.INIT
         self._owner_thread: OwnerThread | None = None
         self._hub_thread: HubThread | None = None
-        # The first call of start() or close() acquires this object. A second start() can't.
+        # The first call of start() or close() acquires this object, so the consumer can't be started a second time.
         self._starting = Once()
         self._close_requested = False
         self._closed = ThreadEvent()
@@ -367,7 +367,7 @@ class Consumer:
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: any arguments
         """Call a function in the consumer's thread: soon if the caller is another thread, otherwise now.
 
-        After the consumer was closed, call it now in every thread: the consumer's thread may have ended.
+        After the consumer was closed, call the function now in any thread: the consumer's thread may have ended.
         """
         if self._owner_thread is not None and self._is_other_thread and self._state is not State.CLOSED:
             self._owner_thread.spawn(function, *arguments)

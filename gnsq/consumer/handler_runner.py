@@ -421,7 +421,7 @@ def _remember(memory: OrderedDict[Key, Value], key: Key, value: Value, limit: in
 
 
 def _error_text(error: BaseException) -> str:
-    """Format an error in one short line. The error's own text may be long, with a text or body of a peer."""
+    """Format an error in one short line. The error's own text may be long: it may contain a text or body of a peer."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # a user's own class may raise anything

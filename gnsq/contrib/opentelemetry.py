@@ -135,7 +135,7 @@ def traced(
                 _record(span, error)
                 raise
 
-    return cast("Callable[..., None]", traced_handler)  # wraps() has no type for this
+    return cast("Callable[..., None]", traced_handler)  # the type that wraps() returns is less exact
 
 
 class TracedProducer(_Producer):

@@ -426,7 +426,7 @@ class NsqdTCPClient:
         """
         self._check_may_send(data)
         stack = self._connected
-        # Several greenlets may send at the same time, for example a touching(): _sending lets one of them send.
+        # Several greenlets may call send(), for example that of touching(). _sending lets only one send at a time.
         with self._close_on_error(), self._time_limit("nsqd has not read what was sent"), self._sending:
             stack.connected.sendall(data)
         if data.startswith(b"SUB "):
