@@ -5,10 +5,12 @@ Knows Spark's JSON and no Spark: ``--status`` starts none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,23 +75,28 @@ class Notebook:
 
     def begin(self, batch_id: int) -> None:
         """Note that a batch begins."""
-        self._put(begun=batch_id, begun_at=dt.datetime.now(dt.UTC))
+        with self._changed(batch_id - 1) as note:
+            self._note = dataclasses.replace(note, begun=batch_id, begun_at=dt.datetime.now(dt.UTC))
 
     def finish(self, progress: Any, batch: Batch) -> None:  # Any: Spark's JSON
         """Note a batch that Spark has committed."""
-        self._put(
-            committed=batch.batch_id,
-            committed_at=_ended_at(progress),
-            # A batch without rows is not given to the job.
-            begun=max(batch.batch_id, self._note.begun),
-            offset=_json(progress["sources"][0]["endOffset"]),
-            state_rows=batch.state_rows,
-            state_bytes=batch.state_bytes,
-        )
+        with self._changed(batch.batch_id) as note:
+            self._note = dataclasses.replace(
+                note,
+                committed=batch.batch_id,
+                committed_at=_ended_at(progress),
+                # A batch without rows is not given to the job.
+                begun=max(batch.batch_id, note.begun),
+                offset=_json(progress["sources"][0]["endOffset"]),
+                state_rows=batch.state_rows,
+                state_bytes=batch.state_bytes,
+            )
 
-    def _put(self, **changes: Any) -> None:  # Any: Note's fields
+    @contextlib.contextmanager
+    def _changed(self, committed: int) -> Iterator[Note]:
+        """Yield the note to be changed, and write it. One with later batches is another checkpoint's: begin anew."""
         with self._lock:
-            self._note = dataclasses.replace(self._note, **changes)
+            yield self._note if committed >= self._note.committed else Note()
             fields = dataclasses.asdict(self._note)
             for name in ("committed_at", "begun_at"):
                 fields[name] = fields[name] and fields[name].isoformat()

@@ -46,6 +46,30 @@ def test_batch_without_rows_counts_as_begun(config):
     assert (read_note(config, "archive").committed, read_note(config, "archive").begun) == (4, 4)
 
 
+@pytest.mark.parametrize("is_given", [True, False], ids=["with rows", "without rows"])
+def test_note_of_another_checkpoint_ends_with_the_first_batch(config, is_given):
+    put_note(config, batchId=7)
+    Notebook(config, "archive").begin(8)
+
+    notebook = Notebook(config, "archive")
+    if is_given:
+        notebook.begin(0)
+    told = progress(batchId=0)
+    notebook.finish(told, batch_of("archive", told))
+
+    note = read_note(config, "archive")
+    assert (note.committed, note.begun) == (0, 0)
+
+
+def test_running_batch_of_a_new_checkpoint_is_known(config):
+    put_note(config, batchId=7)
+
+    Notebook(config, "archive").begin(0)
+
+    note = read_note(config, "archive")
+    assert (note.committed, note.committed_at, note.begun, note.offset) == (-1, None, 0, None)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"committed_at": 1, "begun_at": null}', '{"more": 1}'])
 def test_file_that_is_no_note_is_told(config, tmp_path, text):
     (tmp_path / "work/archive").mkdir(parents=True)
