@@ -344,8 +344,9 @@ def _bounds(column: Any) -> tuple[Any, Any]:  # Any: JSON
         return _milliseconds(lowest // 1000), _milliseconds(-(-highest // 1000))
     lowest, highest = _min_max(column)
     if pa.types.is_string(column.type):
+        # max(): the highest text may itself go on with the last character of Unicode.
         cut = highest[:_STATS_STRING]
-        return lowest[:_STATS_STRING], highest if cut == highest else cut + chr(sys.maxunicode)
+        return lowest[:_STATS_STRING], highest if cut == highest else max(highest, cut + chr(sys.maxunicode))
     return lowest, highest
 
 

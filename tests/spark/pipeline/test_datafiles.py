@@ -7,6 +7,8 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import datafiles
@@ -190,6 +192,21 @@ def test_errors_of_a_store_say_what_to_do(text, words):
     assert words in str(error)
     assert "\n" not in str(error)
     assert "unknown" not in str(error)
+
+
+LAST = "\U0010ffff"
+CHARACTERS = st.sampled_from(["", "a", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", LAST])
+
+
+@given(st.lists(st.builds("".join, st.tuples(CHARACTERS.map(lambda one: one * 63), *[CHARACTERS] * 4)), min_size=1))
+@example([LAST * 66])
+@example(["a" * 64 + LAST * 2])
+def test_bounds_of_texts_hold_every_row(texts):
+    stats = json.loads(file_stats([pa.table({"x": texts})]))
+
+    # Readers compare UTF-8.
+    lowest, highest = (stats[kind]["x"].encode() for kind in ("minValues", "maxValues"))
+    assert all(lowest <= text.encode() <= highest for text in texts)
 
 
 def test_bounds_end_with_the_years_of_python():
