@@ -354,13 +354,16 @@ class Maintenance:
     def _finish(self, process: subprocess.Popen[bytes]) -> None:
         text, _ = process.communicate()
         self._process = None
-        if process.returncode:
+        try:
+            # A library may have printed something before main() has begun.
+            merged, troubles = json.loads(text.splitlines()[-1])
+        except (ValueError, IndexError, TypeError):
             logger.warning(
-                "maintenance of the tables has ended with status %s; see %s; it is done again the next time",
+                "maintenance of the tables has ended with status %s and no result; see %s; it is done again the next "
+                "time",
                 *(process.returncode, self._config.log),
             )
             return
-        merged, troubles = json.loads(text)
         self.merged += merged
         for trouble in troubles:
             logger.warning("maintenance: %s", trouble)
@@ -372,7 +375,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Batches need the processor more.
     os.nice(10)
-    json.dump(maintain_tables(pickle.load(sys.stdin.buffer), is_forced=False), sys.stdout)
+    with open(os.dup(1), "w", encoding="utf-8") as result:
+        # What a library prints goes to the log.
+        os.dup2(2, 1)
+        done = maintain_tables(pickle.load(sys.stdin.buffer), is_forced=False)
+        result.write(f"\n{json.dumps(done)}")
 
 
 if __name__ == "__main__":

@@ -504,7 +504,28 @@ def test_maintenance_that_is_killed_is_told(maintenance, caplog):
 
     maintenance.run_daily()
 
-    assert "has ended with status -9; see " in caplog.text
+    assert "has ended with status -9 and no result; see " in caplog.text
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("when", ["at the import", "later"])
+def test_result_is_read_beside_what_a_library_prints(
+    maintenance, archived, config, caplog, tmp_path, monkeypatch, when
+):
+    """Python imports sitecustomize first."""
+    print_later = (
+        "import pickle, os; load = pickle.load; pickle.load = lambda file: os.write(1, b'7\\n') and load(file)"
+    )
+    text = "print('a library', end='')" if when == "at the import" else print_later
+    (tmp_path / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    archived.append(100)
+    Path(config.work, "vacuumed").touch()
+    age(Path(config.work, "vacuumed"))
+
+    maintenance.run_daily()
+
+    assert (maintenance.merged, caplog.text) == (204, "")
 
 
 def test_command_maintains_now(archived, config):
