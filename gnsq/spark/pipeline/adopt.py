@@ -1,8 +1,8 @@
 """Make tables of the files of an earlier release: ``gnsq-pipeline adopt``, with the job stopped.
 
 The archive's files, which are partitioned by hour, become files of the table archive without a copy; the table stays
-partitioned by hour. The long letters in dead/ are copied, since the table dead is partitioned by day. Each table gets
-all of its files in one commit. So an adoption that was killed begins again, and a second one changes nothing.
+partitioned by hour. The long letters in dead/ are copied, since the table dead is partitioned by day. Each table is
+made with all of its files in one commit. So an adoption that was killed begins again, and a second one changes nothing.
 
 Not adopted: late/, whose events are in the archive, too; and the metrics.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, file_stats, stats_columns, write
+from gnsq.spark.pipeline.datafiles import DataFile, file_stats, stats_columns, with_null_counts, write
 from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.maintenance import lock_tables
 from gnsq.spark.pipeline.progress import checkpoint_id, open_location
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import LocalStore, open_store
@@ -41,7 +43,8 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
     """Make the tables archive and dead of existing files; yield a line of text for each table.
 
     Raises:
-        JobFailed: If the files do not fit the settings, or the store fails; nothing is changed then.
+        JobFailed: If the files do not fit the settings, the store fails, or another process maintains the tables;
+            nothing is changed then.
         ValueError: If only Spark can read the checkpoint.
         OSError: If a file can't be read.
     """
@@ -55,9 +58,12 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
     # Leave out files of batches after the last committed one: such a batch runs again and writes all its rows again.
     committed = _committed(location) if owner is not None else None
     archive, dead = archive_tables(config)
-    files, archive = _archived(archive, committed)
-    yield _added(archive, owner, committed, lambda: files)
-    yield _added(dead, owner, committed, lambda: _letters(dead, committed))
+    with lock_tables(config) as is_locked:
+        if not is_locked:
+            raise JobFailed("another process maintains the tables: adopt the files when it has ended")
+        files, archive = _archived(archive, committed)
+        yield _added(archive, owner, committed, lambda: files)
+        yield _added(dead, owner, committed, lambda: _letters(dead, committed))
 
 
 def _added(table: Table, owner: str | None, committed: int | None, find: Callable[[], list[DataFile]]) -> str:
@@ -91,6 +97,7 @@ def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Tabl
             batches = parquet.iter_batches(_ROWS, columns=names, use_threads=False)
             stats = file_stats(pa.Table.from_batches([batch]) for batch in batches)
             found.append(DataFile(table.name, path, size, parquet.metadata.num_rows, match[1], stats))
+    found = [replace(file, stats=with_null_counts(file, schema)) for file in found]
     return found, Table(table.name, table.location, schema, table.partition)
 
 

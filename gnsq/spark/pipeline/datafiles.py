@@ -49,6 +49,7 @@ __all__ = [
     "read_bodies",
     "stats_columns",
     "store_error",
+    "with_null_counts",
     "write",
     "write_file",
 ]
@@ -293,6 +294,13 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
 def file_stats(tables: Iterable[Any]) -> str:  # Any: pyarrow has no types
     """Make the statistics of a file that has rows, in tables."""
     return _encoded(functools.reduce(_joined_stats, map(_stats, tables)))
+
+
+def with_null_counts(file: DataFile, schema: Any) -> str:  # Any: pyarrow has no types
+    """Make the statistics of a file that may lack columns of its table: all values of these are null."""
+    stats = json.loads(file.stats)
+    stats["nullCount"] = dict.fromkeys(stats_columns(schema), file.rows) | stats["nullCount"]
+    return _encoded(stats)
 
 
 def _encoded(stats: dict[str, Any]) -> str:  # Any: JSON

@@ -54,6 +54,7 @@ __all__ = [
     "MergedElsewhere",
     "TableFile",
     "groups",
+    "lock_tables",
     "maintain_table",
     "maintain_tables",
     "merge_files",
@@ -268,8 +269,8 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
         How many files were merged, and why something was not done.
     """
     merged, troubles = 0, []
-    with open(open_or_create(Path(config.work, _LOCK)), "a", encoding="utf-8") as lock:
-        if not try_lock(lock, fcntl.LOCK_EX):
+    with lock_tables(config) as is_locked:
+        if not is_locked:
             return 0, ["another process maintains the tables"]
         vacuumed = Path(config.work, _VACUUMED)
         retention = _retention(config) if is_forced or not vacuumed.exists() or _is_old(vacuumed) else None
@@ -283,6 +284,13 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
         if retention is not None and not troubles:
             vacuumed.touch()
     return merged, troubles
+
+
+@contextlib.contextmanager
+def lock_tables(config: PipelineConfig) -> Iterator[bool]:
+    """Keep other processes from maintaining a job's tables. Yield False if one does that now."""
+    with open(open_or_create(Path(config.work, _LOCK)), "a", encoding="utf-8") as lock:
+        yield try_lock(lock, fcntl.LOCK_EX)
 
 
 def _retention(config: PipelineConfig) -> float:

@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import re
+import tempfile
 import threading
 import time
 import uuid
@@ -281,7 +282,7 @@ class Table:
             raise store_error(self.location, error) from error
 
     def adopt(self, owner: str, batch_id: int, files: Callable[[], list[DataFile]]) -> list[DataFile] | None:
-        """Make a table of files that lie in its directory already, in one commit.
+        """Make a table of files that lie in its directory already: the table's first commit has them all.
 
         Args:
             batch_id: The last batch of the checkpoint whose rows are in the files.
@@ -293,16 +294,23 @@ class Table:
         Raises:
             JobFailed: If there is another table, or the store fails.
         """
-        if not self.exists():
-            self._create(owner)
-        delta = self._open()
-        if delta.transaction_version(_ADOPTED) is not None:
-            return None
-        if delta.version() > 0 or delta.metadata().configuration.get(_OWNER) != owner:
+        if self.exists():
+            if self._open().transaction_version(_ADOPTED) is not None:
+                return None
             raise JobFailed(f"table {self._shown} is there, and has other files: give another output")
         found = files()
-        self._write_entry(delta, owner, batch_id, found, {}, [Transaction(_ADOPTED, 1)])
-        self._synced(delta, 0)
+        # delta-rs can't make a table that has files and properties of other names than Delta's in one commit. So make
+        # the table and commit the files elsewhere, and write the entries as one.
+        with tempfile.TemporaryDirectory() as scratch:
+            table = Table(self.name, scratch, self.schema, self.partition)
+            table._create(owner)
+            table._write_entry(table._open(), owner, batch_id, found, {}, [Transaction(_ADOPTED, 1)])
+            made, filled = (path.read_bytes() for path in sorted(Path(scratch, "_delta_log").glob("*.json")))
+        lines = [line for line in made.splitlines() if "commitInfo" not in json.loads(line)]
+        store = open_store(self.location, "output")
+        with _errors(self.location):
+            store.make_directory("_delta_log")
+            store.put(f"_delta_log/{0:020}.json", b"\n".join([*filled.splitlines(), *lines]))
         return found
 
     def status(self) -> TableStatus:

@@ -1,7 +1,9 @@
 """Files of an earlier release become tables."""
 
 import datetime as dt
+from pathlib import Path
 
+import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,7 +16,7 @@ from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.adopt import adopt
 from gnsq.spark.pipeline.datafiles import write
 from gnsq.spark.pipeline.layout import archive_tables
-from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.maintenance import lock_tables, maintain_table
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.pipeline.helpers import config_for, put_checkpoint
@@ -107,14 +109,47 @@ def test_vacuum_deletes_no_file_of_an_earlier_release(config, tmp_path):
     assert kept == {"merged-000001.parquet", *batches}
 
 
-def test_one_that_is_killed_goes_on(config):
-    for table in archive_tables(config):
-        table._create("a")
+def test_table_has_all_files_from_its_first_commit(config):
+    list(adopt(config))
+
+    for name, rows in (("archive", 4), ("dead", 2)):
+        assert DeltaTable(f"{config.output}/{name}", version=0).to_pyarrow_table().num_rows == rows
+        assert len(list(Path(config.output, name, "_delta_log").iterdir())) == 1
+
+
+def test_adoption_that_ends_between_two_tables_goes_on(config, tmp_path):
+    letter = tmp_path / "output/dead/batch-000000000003-0.parquet"
+    letter.write_bytes(b"")
+    with pytest.raises(ValueError, match="Parquet file size is 0 bytes"):
+        list(adopt(config))
+    letter.unlink()
+
+    assert list(adopt(config)) == [
+        "archive: the table is there already; nothing is changed",
+        "dead: 2 files with 2 rows",
+    ]
+
+
+def test_adoption_that_ends_before_the_commit_leaves_no_table(config, tmp_path):
+    log = tmp_path / "output/dead/_delta_log"
+    log.touch()
+    with pytest.raises(JobFailed, match="_delta_log"):
+        list(adopt(config))
+    # What a kill just before the commit leaves.
+    log.unlink()
+    log.mkdir()
+    (log / f".tmp-{0:020}.json").write_bytes(b"{")
 
     list(adopt(config))
 
-    assert bodies(config) == ["1", "2", "3", "4"]
     assert bodies(config, "dead") == [b"x", b"x"]
+
+
+def test_nothing_is_adopted_beside_a_maintenance(config, tmp_path):
+    with lock_tables(config), pytest.raises(JobFailed, match="another process maintains the tables: adopt the files"):
+        list(adopt(config))
+
+    assert not (tmp_path / "output/archive/_delta_log").exists()
 
 
 def test_readers_that_skip_files_find_every_row(config):
@@ -133,6 +168,23 @@ def test_columns_of_fields_that_are_gone_stay(config, tmp_path):
     list(adopt(config))
 
     assert DeltaTable(f"{config.output}/archive").to_pyarrow_table().column("score").drop_null().to_pylist() == [7]
+
+
+def test_readers_that_skip_files_find_rows_without_a_column(config, tmp_path):
+    """Files of before a field was added have no column for it."""
+    put(
+        tmp_path / "output/archive/hour=2026-01-01T07/batch-000000000001-0.parquet",
+        [{"event_time": HOUR.replace(hour=7), "body": "0"}],
+        pa.schema([SCHEMA.field("event_time"), SCHEMA.field("body")]),
+    )
+
+    list(adopt(config))
+
+    table = DeltaTable(f"{config.output}/archive")
+    dataset = table.to_pyarrow_dataset()  # the filter below is the same for pyarrow, pandas and DuckDB
+    assert dataset.to_table(filter=pc.field("page").is_null()).column("body").to_pylist() == ["0"]
+    frame = polars.scan_delta(table).filter(polars.col("page").is_null()).collect()
+    assert frame.get_column("body").to_list() == ["0"]
 
 
 def test_hour_that_a_killed_merge_has_set_aside_is_put_back(config, tmp_path):
