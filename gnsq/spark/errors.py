@@ -8,6 +8,7 @@ from gnsq.errors import NSQException
 
 __all__ = [
     "JobFailed",
+    "JobStopped",
     "RowsNotPublished",
     "SegmentCorrupt",
     "SpoolError",
@@ -40,6 +41,10 @@ class RowsNotPublished(NSQException):
 
 class JobFailed(NSQException):
     """The job can't begin, or a query has failed. The error's text is one line."""
+
+
+class JobStopped(JobFailed):
+    """A signal has stopped a job before it was done."""
 
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")

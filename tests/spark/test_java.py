@@ -198,7 +198,7 @@ def test_command_line(make_java, monkeypatch, capsys, arguments, version, status
 
 
 def test_it_loads_neither_spark_nor_click():
-    code = "import sys, gnsq.spark.java; print({'pyspark', 'pyarrow', 'click', 'rich'} & set(sys.modules))"
+    code = "import sys, gnsq.spark.java; print({'pyspark', 'pyarrow', 'click'} & set(sys.modules))"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 

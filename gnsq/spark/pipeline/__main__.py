@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import JobFailed
+from gnsq.spark.errors import JobFailed, JobStopped
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
 from gnsq.texts import counted
@@ -22,7 +22,7 @@ from gnsq.texts import counted
 if TYPE_CHECKING:
     from gnsq.spark.pipeline.session import OpenSession
 
-__all__ = ["main"]
+__all__ = ["main", "run_job"]
 
 INTERRUPTED = (
     "interrupted at once: what was in flight comes back after nsqd's msg_timeout, a batch that was under way runs "
@@ -91,7 +91,7 @@ def main(
         if action == "adopt":
             _adopt(config)
             return
-        finished = _run(config, session, once=once, new_topic=new_topic, take_over=take_over)
+        finished = run_job(config, session, once=once, new_topic=new_topic, take_over=take_over)
     except KeyboardInterrupt:
         click.echo(INTERRUPTED, err=True)
         sys.exit(130)
@@ -150,11 +150,22 @@ def _note(log: Path) -> None:
         traceback.print_exc(file=file)
 
 
-def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new_topic: bool, take_over: bool) -> bool:
+def run_job(
+    config: PipelineConfig,
+    session: OpenSession | None = None,
+    *,
+    once: bool,
+    new_topic: bool = False,
+    take_over: bool = False,
+) -> bool:
     """Run the job until its queries end, or until SIGINT or SIGTERM. Return False if a signal has stopped it.
 
     Args:
         session: Makes the Spark session; None: open_session().
+
+    Raises:
+        JobStopped: With once, if a signal has stopped it before all was read.
+        NSQException, OSError, ValueError: If it can't start, or fails.
     """
     # Imported here, since they load slowly and --help and errors in the settings do not need them.
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
@@ -203,7 +214,7 @@ def _run(config: PipelineConfig, session: OpenSession | None, *, once: bool, new
 def _stopped(once: bool, unread: str = "") -> bool:
     """Return False: a signal has stopped the job. With once that is a failure, since not all was read."""
     if once:
-        raise JobFailed(f"stopped before all was read ({unread or 'nothing yet'}): start again")
+        raise JobStopped(f"stopped before all was read ({unread or 'nothing yet'}): start again")
     return False
 
 

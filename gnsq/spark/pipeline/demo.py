@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from gnsq import Producer
 from gnsq.errors import NSQException
+from gnsq.spark.errors import JobStopped
 from gnsq.spark.java import find_java
+from gnsq.spark.pipeline.__main__ import run_job
 from gnsq.spark.pipeline.config import YEAR, PipelineConfig
 from gnsq.spark.pipeline.process import StopRequest
 from gnsq.texts import counted
@@ -45,10 +44,6 @@ START = dt.datetime(2026, 1, 15, 9, 0, tzinfo=dt.UTC)
 MALFORMED = 0.004
 # Share of events of phones that were offline, and the longest time by which such events come late.
 OFFLINE, OFFLINE_DELAY = 0.01, dt.timedelta(minutes=45)
-
-
-class _Stopped(Exception):
-    """SIGINT or SIGTERM has asked the demo to stop."""
 
 
 class Account(NamedTuple):
@@ -76,13 +71,12 @@ class Account(NamedTuple):
 
 @click.command()
 @click.option("--file", "file", type=click.Path(path_type=Path), help="Publish the lines of this file instead.")
-@click.option("--messages", default=100_000, show_default=True, type=click.IntRange(0), help="Events to generate.")
+@click.option("--messages", default=100_000, show_default=True, type=click.IntRange(1), help="Events to generate.")
 @click.option("--seed", default=2026, show_default=True, help="The same seed, the same events.")
 @click.option("--keep", is_flag=True, help="Keep the output; it is kept anyway if something does not agree.")
 @click.pass_obj
 def main(session: OpenSession | None, /, file: Path | None, messages: int, seed: int, keep: bool) -> None:
     """Publish click events, run the pipeline on them, and show that none is missing."""
-    console = Console(highlight=False)
     try:
         total = messages if file is None else sum(1 for _ in read_lines(file))
         java = find_java()
@@ -90,28 +84,26 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
         raise click.UsageError(f"--file {file}: {error.strerror}") from error
     except NSQException as error:
         raise click.ClickException(str(error)) from error
-    bodies = generate(messages, seed) if file is None else read_lines(file)
     work = Path(tempfile.mkdtemp(prefix="gnsq-demo-"))
-    console.print(f"Java {java.version} from {java.origin}; working in {work}")
+    click.echo(f"Java {java.version} from {java.origin}; working in {work}")
     try:
         with StopRequest() as stop:
-            status = 0 if _demo(console, stop, work, bodies, total, session) else 1
-    except (_Stopped, KeyboardInterrupt):
-        console.print("[yellow]stopped[/]")
+            bodies = generate(messages, seed) if file is None else read_lines(file)
+            status = 0 if _demo(stop, work, bodies, total, session) else 1
+    except (JobStopped, KeyboardInterrupt):
+        click.echo("stopped")
         status = 130
     except (NSQException, OSError) as error:
-        console.print(f"failed: {error}", style="red", markup=False)
+        click.echo(f"failed: {error}")
         status = 1
     if keep or status == 1:
-        console.print(f"output and logs are kept in {work}")
+        click.echo(f"output and logs are kept in {work}")
     else:
         shutil.rmtree(work, ignore_errors=True)
     sys.exit(status)
 
 
-def _demo(
-    console: Console, stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, session: OpenSession | None
-) -> bool:
+def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, session: OpenSession | None) -> bool:
     """Publish, run the job, and show the account; return True if it agrees. Without a session function, open_session()
     is used."""
     from fakensqd import FakeCluster  # the extra fakensqd; the package needs it for nothing else
@@ -119,7 +111,7 @@ def _demo(
     started = time.monotonic()
     with FakeCluster(nsqds=2, lookupds=1, threaded=True) as cluster:
         nsqds, lookupds = list(cluster.nsqd_tcp_addresses), list(cluster.lookupd_http_addresses)
-        console.print(f"nsqlookupd on {lookupds[0]}, nsqds on {' and '.join(nsqds)}")
+        click.echo(f"nsqlookupd on {lookupds[0]}, nsqds on {' and '.join(nsqds)}; publishing {total:,} events")
         config = PipelineConfig(
             topic=TOPIC,
             output=str(work / "output"),
@@ -128,76 +120,28 @@ def _demo(
             max_rows_per_batch=max(total // 4, 1000),
             # Keep windows for a year, so that all events are counted even if those of a file are in any order.
             keep_windows=YEAR,
+            master="local[2]",
         )
-        published = _publish(console, stop, nsqds, bodies, total)
-        _run_pipeline(console, stop, config, work, published, session)
+        published = 0
+        with Producer(nsqds) as producer:
+            for batch in _batches(bodies):
+                if stop.is_set:
+                    raise JobStopped
+                producer.multipublish(TOPIC, batch)
+                published += len(batch)
+        run_job(config, session, once=True)
         letters, changes = cluster.depth(config.dead_letters_to), cluster.depth(config.metrics_to)
     archived, entered, in_counts, windows = _results(config)
     account = Account(published, archived, letters, entered, in_counts)
-    table = Table(title="account", show_header=False)
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    table.add_row("published, confirmed by nsqd", f"{published:,}")
-    table.add_row("archived in a table, by day", f"{archived:,}")
-    table.add_row("dead-lettered, with the reason", f"{letters:,}")
     changed = counted(changes, "change", spec=",")
-    table.add_row(f"counted in {windows:,} windows and pages ({changed} published)", f"{in_counts:,}")
-    console.print(table)
+    click.echo(f"{published:12,} published, confirmed by nsqd")
+    click.echo(f"{archived:12,} archived in a table, by day")
+    click.echo(f"{letters:12,} dead-lettered, with the reason")
+    click.echo(f"{in_counts:12,} counted in {windows:,} windows and pages ({changed} published)")
     for text, agrees in account.checks():
-        console.print(f"[green]agrees:[/] {text}" if agrees else f"[red]DOES NOT AGREE:[/] {text}")
-    console.print(f"took {time.monotonic() - started:.0f} s")
+        click.echo(f"{'agrees' if agrees else 'DOES NOT AGREE'}: {text}")
+    click.echo(f"took {time.monotonic() - started:.0f} s")
     return all(agrees for _, agrees in account.checks())
-
-
-def _publish(console: Console, stop: StopRequest, nsqds: list[str], bodies: Iterable[bytes], total: int) -> int:
-    """Publish all bodies; return the number of those that nsqd has confirmed."""
-    confirmed = 0
-    with _progress(console) as progress, Producer(nsqds) as producer:
-        task = progress.add_task("publishing", total=total)
-        for batch in _batches(bodies):
-            if stop.is_set:
-                raise _Stopped
-            producer.multipublish(TOPIC, batch)
-            confirmed += len(batch)
-            progress.update(task, completed=confirmed)
-    return confirmed
-
-
-def _run_pipeline(
-    console: Console,
-    stop: StopRequest,
-    config: PipelineConfig,
-    work: Path,
-    published: int,
-    session: OpenSession | None,
-) -> None:
-    """Run the job until both channels are drained."""
-    from gnsq.spark.pipeline.job import Job  # slow to load, as the others
-    from gnsq.spark.pipeline.preflight import create_channels
-    from gnsq.spark.pipeline.report import Batch
-    from gnsq.spark.pipeline.session import open_session
-
-    with _progress(console) as progress:
-        starting = progress.add_task("starting Spark", total=None)
-        with (session or open_session)("gnsq-demo", master="local[2]", log=work / "spark.log") as spark:
-            # Install the signal handlers again: SparkContext has replaced the one of SIGINT.
-            stop.install()
-            progress.remove_task(starting)
-            tasks = {name: progress.add_task(name, total=published) for name in config.queries}
-
-            def report(batch: Batch) -> None:
-                progress.advance(tasks[batch.query], batch.rows)
-
-            create_channels(config, once=True, wait=stop.wait)
-            job = Job(spark, config, report)
-            if stop.is_set:
-                raise _Stopped
-            job.start(once=True)
-            try:
-                if not job.wait(lambda: stop.is_set):
-                    raise _Stopped
-            finally:
-                job.close()
 
 
 def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
@@ -208,17 +152,10 @@ def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
     from gnsq.spark.pipeline.layout import ENTERED, archive_tables, metrics_table
     from gnsq.spark.pipeline.windows import true_counts
 
-    archive, metrics = archive_tables(config)[0], metrics_table(config)
-    archived = archive.status().rows if archive.exists() else 0
-    if not metrics.exists():
-        return archived, 0, 0, 0
+    metrics = metrics_table(config)
     counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), config.metric).column("count").to_pylist()
-    return archived, int(metrics.status().facts.get(ENTERED, 0)), sum(counts), len(counts)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console)
+    entered = int(metrics.status().facts.get(ENTERED, 0))
+    return archive_tables(config)[0].status().rows, entered, sum(counts), len(counts)
 
 
 # --- events

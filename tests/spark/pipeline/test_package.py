@@ -17,9 +17,9 @@ SCRIPTS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text
 
 def test_missing_packages_are_named_with_the_extra(monkeypatch):
     there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("click", "rich") else there(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("click", "pyspark") else there(name))
 
-    with pytest.raises(ImportError, match=r"needs click, rich: pip install 'gnsq\[spark\]'"):
+    with pytest.raises(ImportError, match=r"needs click, pyspark: pip install 'gnsq\[spark\]'"):
         importlib.reload(pipeline)
 
 
@@ -40,7 +40,7 @@ def script(name):
 @pytest.mark.subprocess
 def test_program_without_the_extra_says_in_one_line_what_to_install(tmp_path, arguments):
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nfor name in ('click', 'pyarrow', 'pyspark', 'rich'):\n    sys.modules[name] = None\n"
+        "import sys\nfor name in ('click', 'pyarrow', 'pyspark'):\n    sys.modules[name] = None\n"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
 
@@ -51,4 +51,4 @@ def test_program_without_the_extra_says_in_one_line_what_to_install(tmp_path, ar
 
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert "gnsq.spark.pipeline needs click, pyarrow, pyspark, rich: pip install 'gnsq[spark]'" in line
+    assert "gnsq.spark.pipeline needs click, pyarrow, pyspark: pip install 'gnsq[spark]'" in line
