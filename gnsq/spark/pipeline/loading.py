@@ -18,6 +18,14 @@ __all__ = ["load_config", "setting_options"]
 
 _PAIRS = {"nsq": "NAME=VALUE", "spark": "NAME=VALUE", "fields": "NAME=TYPE", "metrics": "NAME=VALUE"}
 
+# Type of a setting -> types of its values, and what these are in words.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "a string"),
+    "bool": ((bool,), "true or false"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+}
+
 
 def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: click's own
     """Add one option for each setting to a click command. The parameter has the name of the setting."""
@@ -30,7 +38,7 @@ def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: 
 
 
 def _click_option(field: dataclasses.Field[Any]) -> Callable[..., Any]:
-    kind, meaning = str(field.type).removesuffix(" | None"), field.metadata["meaning"]
+    kind, meaning = _kind(field), field.metadata["meaning"]
     if kind.startswith(("tuple", "Mapping")):
         flag = {"fields": "field", "required_fields": "required-field"}.get(field.name, field.name.removesuffix("es"))
         return click.option(
@@ -45,10 +53,12 @@ def _click_option(field: dataclasses.Field[Any]) -> Callable[..., Any]:
         return click.option(f"--{flag}/--no-{flag}", field.name, default=None, help=_sentence(meaning))
     unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
     default = f" Default: {field.default}{unit}." if field.default not in ("", None) else ""
-    types = {"int": int, "float": float}
-    return click.option(
-        f"--{field.name.replace('_', '-')}", field.name, type=types.get(kind, str), help=_sentence(meaning) + default
-    )
+    type_ = {"int": int, "float": float}.get(kind, str)
+    return click.option(f"--{field.name.replace('_', '-')}", field.name, type=type_, help=_sentence(meaning) + default)
+
+
+def _kind(field: dataclasses.Field[Any]) -> str:
+    return str(field.type).removesuffix(" | None")
 
 
 def _sentence(meaning: str) -> str:
@@ -82,7 +92,7 @@ def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineCo
             [before] = before
         values[name] = {**before, **given} if isinstance(before, dict) and isinstance(given, dict) else given
     # _typed() checks the type of each value, which mypy can't see.
-    return PipelineConfig(**{name: _typed(name, str(fields[name].type), value) for name, value in values.items()})  # type: ignore[arg-type]
+    return PipelineConfig(**{name: _typed(name, _kind(fields[name]), value) for name, value in values.items()})  # type: ignore[arg-type]
 
 
 def _pairs(name: str, items: tuple[str, ...]) -> dict[str, str]:
@@ -104,24 +114,15 @@ def _typed(name: str, kind: str, value: object) -> object:
         if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
             return tuple(items)
         what = "a string or a list of strings"
-    elif kind == "str":
-        if isinstance(value, str):
-            return value
-        what = "a string"
-    elif kind == "bool":
-        if isinstance(value, bool):
-            return value
-        what = "true or false"
     elif kind.startswith("Mapping"):
         if isinstance(value, Mapping):
             return {str(key): _text(name, str(key), item) for key, item in value.items()}
         what = "a table"
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        what = "a number"
-    elif kind == "int" and not isinstance(value, int):
-        what = "a whole number"
     else:
-        return value
+        types, what = _TYPES[kind]
+        # To Python, True is a number.
+        if isinstance(value, types) and isinstance(value, bool) == (kind == "bool"):
+            return value
     raise ValueError(f"setting {name} {value!r} is not {what}")
 
 

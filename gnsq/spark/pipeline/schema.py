@@ -192,9 +192,7 @@ def _check_name(setting: str, name: str) -> None:
 
 
 def _is_scalar(kind: str) -> bool:
-    kind = kind.strip().lower()
-    match = _DECIMAL.fullmatch(kind)
+    match = _DECIMAL.fullmatch(plain_type(kind))
     if match is None:
-        return kind in SCALARS
-    precision, scale = int(match[1]), int(match[2] or 0)
-    return 1 <= precision <= 38 and scale <= precision
+        return kind.strip().lower() in SCALARS
+    return 1 <= int(match[1]) <= 38 and int(match[2]) <= int(match[1])

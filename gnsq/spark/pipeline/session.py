@@ -7,10 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark import SparkConf, SparkContext
@@ -53,17 +52,8 @@ _LOCAL_SETTINGS = {
 _LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 
 
-class OpenSession(Protocol):
-    """The signature of open_session(): a job may be given another function, such as one that shares a session."""
-
-    def __call__(
-        self,
-        name: str,
-        *,
-        master: str | None = None,
-        settings: Mapping[str, str] | None = None,
-        log: Path | None = None,
-    ) -> AbstractContextManager[SparkSession]: ...
+# With the parameters of open_session(): a job may be given another function, such as one that shares a session.
+OpenSession = Callable[..., AbstractContextManager[SparkSession]]
 
 
 def is_submitted() -> bool:

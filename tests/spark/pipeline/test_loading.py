@@ -149,9 +149,10 @@ def test_setting_that_is_gone_names_its_successor_wherever_it_is_given(name):
     ("changes", "words"),
     [
         pytest.param({"keep_windows": "1"}, "setting keep_windows '1' is not a number", id="number"),
-        pytest.param({"max_rows_per_batch": True}, "max_rows_per_batch True is not a number", id="truth"),
+        pytest.param({"max_rows_per_batch": True}, "max_rows_per_batch True is not a whole number", id="truth"),
         pytest.param({"max_rows_per_batch": 1.5}, "max_rows_per_batch 1.5 is not a whole number", id="whole number"),
         pytest.param({"raw": "yes"}, "setting raw 'yes' is not true or false", id="no truth"),
+        pytest.param({"state_partitions": 1.5}, "state_partitions 1.5 is not a whole number", id="half"),
         pytest.param({"topic": 5}, "setting topic 5 is not a string", id="string"),
         pytest.param({"nsqd_tcp_addresses": [1]}, r"\[1\] is not a string or a list of strings", id="list"),
         pytest.param({"spark": "x"}, "setting spark 'x' is not a table", id="table"),
