@@ -91,7 +91,7 @@ class PipelineConfig:
     fields: Mapping[str, str] = option(None, "columns of the archive and their Spark SQL types; default: user, page")
     time_field: str = option("time", "field with the event's time, ISO 8601")
     fields_file: str = option(
-        "", "file with the columns in place of fields: Spark DDL, in which NOT NULL is required, or JSON Schema"
+        "", "file with the columns, in place of fields: Spark DDL (NOT NULL: a required field) or JSON Schema"
     )
     required_fields: tuple[str, ...] | None = option(
         None, "fields that every event must have; default: all, with fields_file those that it requires"

@@ -134,8 +134,8 @@ def _ddl_fields(text: str) -> tuple[dict[str, str], list[str] | None]:
         if match is None:
             found = " ".join(text[position : position + 60].split())
             raise ValueError(
-                f"{found!r} does not begin with a column: NAME TYPE [NOT NULL], with one of the types "
-                f"{', '.join(sorted(SCALARS))}, was due"
+                f"{found!r} is not understood: a column is NAME TYPE [NOT NULL], and its type is one of "
+                f"{', '.join(sorted(SCALARS))}"
             )
         name = str(match[1] or match[2])
         if name in fields:
