@@ -26,8 +26,9 @@ client.connect()
 child = gevent.os.fork()
 if not child:
     try:
-        # Lets inherited greenlets run.
-        gevent.sleep(0.05)
+        # Lets inherited greenlets run; not 0: the loop looks at its sockets.
+        for _ in range(100):
+            gevent.sleep(1e-6)
         assert not client.is_connected
         # It makes a new connection, and does not use that of its parent.
         print("child:", producer.publish("t", b"child", timeout=10).decode())
@@ -37,7 +38,6 @@ if not child:
         os._exit(0)
 for _ in range(50):
     producer.publish("t", b"parent", timeout=10)
-    gevent.sleep(0.002)
 gevent.os.waitpid(child, 0)
 client.publish("t", b"client")
 client.check_ok()

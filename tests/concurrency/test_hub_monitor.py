@@ -281,7 +281,8 @@ PREAMBLE = """
                 gevent.sleep(0.01)
     native_sleep = monkey.get_original("time", "sleep")
     def hold_the_hub():
-        native_sleep(0.4)
+        while not logged:
+            native_sleep(0.01)
 """
 
 

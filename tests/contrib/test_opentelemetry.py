@@ -467,7 +467,8 @@ answer = producer.publish_async("t", b"parent")
 child = gevent.os.fork()
 if not child:
     try:
-        gevent.sleep(0.05)
+        for _ in range(100):
+            gevent.sleep(1e-6)  # not 0: the loop looks at its sockets
         inherited = len(spans())
         started = time.monotonic()
         {in_child}

@@ -307,11 +307,11 @@ def test_stop_ends_running_calls_with_an_error(in_hub):
 
 
 def test_server_that_does_not_start_in_time_raises_and_is_stopped():
-    stopped = threading.Event()
+    stopped, refused = threading.Event(), threading.Event()
 
     class Slow(FakeNsqd):
         def start(self):
-            gevent.sleep(0.2)
+            wait_until(refused.is_set)
             super().start()
 
         def stop(self):
@@ -322,6 +322,7 @@ def test_server_that_does_not_start_in_time_raises_and_is_stopped():
 
     with pytest.raises(TimeoutError, match=r"did not start within 0\.01 s"):
         threaded.start()
+    refused.set()
 
     assert stopped.wait(10)
 
