@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from gnsq.spark.pipeline.layout import ENTERED, archive_tables, metrics_table
+from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.loading import load_config
 from gnsq.spark.pipeline.windows import true_counts
 from integration.servers import program, running
@@ -198,4 +198,4 @@ def test_kills_at_random_lose_and_double_no_event(output, tmp_path):
     assert {number for number, times in archived.items() if times > 1} <= publisher.repeated
     metrics = metrics_table(job.config)
     counts = true_counts(delta_table(metrics.location).to_pyarrow_table(), job.config.metric)
-    assert int(metrics.status().facts[ENTERED]) == pc.sum(counts.column("count")).as_py() == sum(archived.values())
+    assert metrics.status().entered == pc.sum(counts.column("count")).as_py() == sum(archived.values())

@@ -13,7 +13,7 @@ from gnsq.spark.pipeline.datafiles import Partition, write
 from gnsq.spark.pipeline.loading import load_config
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.schema import plain_type
-from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.tables import BatchIdentity, Table
 from gnsq.spark.pipeline.windows import Metric, version_of
 from tests.test_readme import example
 
@@ -65,7 +65,7 @@ def test_readers_example_reads_a_table_after_a_merge(tmp_path):
     for batch_id in range(3):
         target = table.target(batch_id)
         batch = pa.record_batch([[dt.datetime(2026, 1, 1, tzinfo=dt.UTC)] * 2, ["/", "/a"]], schema=schema)
-        table.commit("q", batch_id, write([batch], lambda rows, target=target: [(target, rows)]))
+        table.commit(BatchIdentity("q", batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
     maintain_table(str(tmp_path), retention=None, quiet=0)
     code = example("The job").replace("/data/clicks/archive", str(tmp_path))
     code += "\nprint([len(frame), sorted(pages.rows()), sorted(rows)])"
@@ -86,7 +86,7 @@ def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
         values = (start, start + dt.timedelta(minutes=5), "/", count, 10 * count, epoch, version_of(epoch, batch_id))
         batch = pa.record_batch([[value] for value in values], schema=schema)
         target = table.target(batch_id)
-        table.commit(owner, batch_id, write([batch], lambda rows, target=target: [(target, rows)]))
+        table.commit(BatchIdentity(owner, batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
     names = {}
 
     exec(example("The job", 1).replace("/data/clicks/metrics/pages", str(tmp_path)), names)

@@ -25,6 +25,7 @@ from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, Partition, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.tables import BatchIdentity
 
 __all__ = ["ArchiveBatches", "dead_letter"]
 
@@ -49,25 +50,25 @@ class ArchiveBatches:
         self._is_claimed = False
         self._is_spread = False
 
-    def __call__(self, parsed: DataFrame, batch_id: int, owner: str) -> list[DataFile]:
+    def __call__(self, parsed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
         """Write one batch. Its rows are the result of events.parse(), or of events.unparsed().
-
-        Args:
-            owner: Spark's id of the query.
 
         Returns:
             The files that were committed: none of a table that has the batch already.
         """
         if not self._is_claimed:
             for table in self._tables:
-                table.claim(owner, take_over=self._take_over)
+                table.claim(batch.owner, take_over=self._take_over)
+                # Only the first batch of a run can be in a table already. Refuse it before any table is committed: with
+                # other settings an event of archive might now belong to dead, and be in both then, or in neither.
+                table.has(batch)
             self._is_claimed = True
-        targets = [table.target(batch_id) for table in self._tables]
+        targets = [table.target(batch.number) for table in self._tables]
         partition = targets[0].partition
         rows = parsed.repartition(_partition_key(partition)) if self._is_spread and partition is not None else parsed
         files = collect_files(rows, functools.partial(write, route=functools.partial(_route, targets)))
         self._is_spread = len({file.partition for file in files if file.table == targets[0].name}) > SPREAD
-        committed = [table.name for table in self._tables if table.commit(owner, batch_id, files)]
+        committed = [table.name for table in self._tables if table.commit(batch, files)]
         if self._sink is not None:
             publish_files(parsed.sparkSession, files, targets[1], dead_letter, self._sink)
         return [file for file in files if file.table in committed]

@@ -149,12 +149,12 @@ def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
     how many counts there are."""
     from deltalake import DeltaTable  # slow to load, as the others
 
-    from gnsq.spark.pipeline.layout import ENTERED, archive_tables, metrics_table
+    from gnsq.spark.pipeline.layout import archive_tables, metrics_table
     from gnsq.spark.pipeline.windows import true_counts
 
     metrics = metrics_table(config)
     counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), config.metric).column("count").to_pylist()
-    entered = int(metrics.status().facts.get(ENTERED, 0))
+    entered = metrics.status().entered or 0
     return archive_tables(config)[0].status().rows, entered, sum(counts), len(counts)
 
 

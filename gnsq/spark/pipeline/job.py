@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
@@ -38,9 +39,10 @@ from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
 from gnsq.spark.pipeline.preflight import note_partitions
-from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, source_of, start_of
+from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, identify, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state, table_state
+from gnsq.spark.pipeline.tables import BatchIdentity
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
@@ -263,10 +265,8 @@ class Job:
         except NSQException as error:
             raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
 
-    def _start(self, name: str, batches: Callable[[DataFrame, int, str], list[DataFile]], once: bool) -> None:
+    def _start(self, name: str, batches: Callable[[DataFrame, BatchIdentity], list[DataFile]], once: bool) -> None:
         config = self._config
-        # Spark may call write() before start() returns the query, so write() must wait for the query's id.
-        owner: Future[str] = Future()
         messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
         if config.deduplicate and name == "archive":
             messages = deduplicated(messages, config.deduplicate)
@@ -275,26 +275,37 @@ class Job:
             OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )
 
-        def write(rows: DataFrame, batch_id: int) -> None:
-            self._notebooks[name].begin(batch_id)
-            self._committed[name, batch_id] = batches(rows, batch_id, owner.result())
-
         if name == "metrics":
             writer = aggregated(events, config).writeStream.outputMode("update")
         else:
             writer = events.writeStream
-        writer = writer.queryName(name).foreachBatch(write)
-        writer = writer.option("checkpointLocation", config.checkpoint_of(name))
+        writer = writer.queryName(name).option("checkpointLocation", config.checkpoint_of(name))
         if once:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{config.trigger_interval} seconds")
+        self._start_writer(name, writer, batches)
+
+    def _start_writer(
+        self, name: str, writer: DataStreamWriter, batches: Callable[[DataFrame, BatchIdentity], list[DataFile]]
+    ) -> None:
+        # Spark may call write() before start() returns the query, so write() must wait for the query's id.
+        owner: Future[str] = Future()
+
+        def write(rows: DataFrame, batch_id: int) -> None:
+            self._notebooks[name].begin(batch_id)
+            batch = identify(self._config, name, owner.result(), batch_id)
+            self._committed[name, batch_id] = batches(rows, batch)
+
         try:
-            query = self._queries[name] = writer.start()
+            query = self._queries[name] = writer.foreachBatch(write).start()
             self._runs[str(query.runId)] = name
             owner.set_result(str(query.id))
         except (PySparkException, Py4JError) as error:
             raise JobFailed(f"query {name} did not start: {root_cause(str(error))}") from error
+        finally:
+            # If start() has failed, write() would wait for ever. Has no effect if there is a result.
+            owner.cancel()
 
     def _handle_progress(self, name: str, progress: Any) -> None:  # Any: Spark's JSON
         if name in self._spooled:

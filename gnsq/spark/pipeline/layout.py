@@ -13,11 +13,8 @@ from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.uris import join_uri
 
-__all__ = ["ENTERED", "archive_tables", "metrics_table", "query_tables"]
+__all__ = ["archive_tables", "metrics_table", "query_tables"]
 
-# The fact in the commits of the table metrics that has the number of all events that have entered the aggregation. With
-# a point and an epoch, the number of that epoch.
-ENTERED = "entered"
 _TIME = pa.timestamp("us", tz="UTC")
 _ORIGIN = [("message_id", pa.string()), ("nsqd", pa.string()), ("published_at", _TIME)]
 _DEAD = pa.schema([("reason", pa.string()), ("body", pa.binary()), *_ORIGIN])

@@ -27,7 +27,8 @@ from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.events import well_formed
-from gnsq.spark.pipeline.layout import ENTERED, metrics_table
+from gnsq.spark.pipeline.layout import metrics_table
+from gnsq.spark.pipeline.tables import BatchIdentity
 from gnsq.spark.pipeline.windows import Metric, value_type, version_of
 
 __all__ = ["MetricsBatches", "aggregated", "metric_body"]
@@ -36,6 +37,8 @@ __all__ = ["MetricsBatches", "aggregated", "metric_body"]
 # Source: EventTimeWatermark.delayKey.
 _DELAY_KEY = "spark.watermarkDelayMs"
 _MICROSECONDS = 1_000_000
+# Table name of the DataFile that has the number of all events that have entered the aggregation.
+_ENTERED = "entered"
 _AGGREGATES = {
     # If a sum overflows, try_sum() returns null; sum() would end the query, and again after each start.
     "sum": F.try_sum,
@@ -60,31 +63,24 @@ class MetricsBatches:
         self._take_over = take_over
         self._sink = WriteOptions.parse(config.sink_options(config.metrics_to))
         self._epoch: int | None = None
-        # Epoch -> number of events that have entered the aggregation in it.
-        self._entered: dict[str, int] = {}
 
-    def __call__(self, changed: DataFrame, batch_id: int, owner: str) -> list[DataFile]:
+    def __call__(self, changed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
         """Append the rows that a batch has changed, then publish them.
-
-        Args:
-            owner: Spark's id of the query.
 
         Returns:
             The files that were committed: none if the table has the batch already.
         """
         if self._epoch is None:
-            self._epoch = self._table.claim(owner, take_over=self._take_over)
-            facts = self._table.status().facts
-            self._entered = {name: int(value) for name, value in facts.items() if name.startswith(f"{ENTERED}.")}
-        metric, target = self._metric, self._table.target(batch_id)
+            self._epoch = self._table.claim(batch.owner, take_over=self._take_over)
+            # As in archive.py: with other settings the state would not be that of the rows in the table.
+            self._table.has(batch)
+        metric, target = self._metric, self._table.target(batch.number)
         found = collect_files(
             changed, functools.partial(_write_changed, target=target, metric=metric, epoch=self._epoch)
         )
-        # If the batch has no events, no file named ENTERED is found, and the number stays as it was.
-        self._entered |= {f"{ENTERED}.{self._epoch}": file.rows for file in found if file.table == ENTERED}
-        facts = {name: str(number) for name, number in self._entered.items()}
-        facts[ENTERED] = str(sum(self._entered.values()))
-        is_new = self._table.commit(owner, batch_id, found, facts if found else None)
+        # If the batch has no events, the number is not found, and stays as it was.
+        entered = next((file.rows for file in found if file.table == _ENTERED), None)
+        is_new = self._table.commit(batch, found, entered)
         publish_files(changed.sparkSession, found, target, functools.partial(metric_body, metric), self._sink)
         return [file for file in found if is_new and file.table == target.name]
 
@@ -136,7 +132,7 @@ def _groups(metric: Metric) -> Iterator[Column]:
 
 
 def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, epoch: int) -> Iterator[DataFile]:
-    """Write the rows of windows. Return the number of all events as a DataFile named ENTERED, which is in no table."""
+    """Write the rows of windows. Return the number of all events as a DataFile named _ENTERED, which is in no table."""
     entered = 0
 
     def route(batch: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
@@ -153,7 +149,7 @@ def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, 
 
     yield from write(batches, route)
     if entered:
-        yield DataFile(ENTERED, "", 0, entered, None, "")
+        yield DataFile(_ENTERED, "", 0, entered, None, "")
 
 
 def metric_body(metric: Metric, row: dict[str, Any]) -> bytes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -18,9 +20,12 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from gnsq.localfiles import sync_files
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.report import Batch
+from gnsq.spark.pipeline.schema import plain_type
+from gnsq.spark.pipeline.tables import BatchIdentity
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 
@@ -30,6 +35,7 @@ __all__ = [
     "Notebook",
     "batch_of",
     "checkpoint_id",
+    "identify",
     "open_location",
     "read_note",
     "source_of",
@@ -177,6 +183,7 @@ def _json(text: Any) -> Any:  # Any: an offset, which Spark has as a text with J
     return json.loads(text) if isinstance(text, str) else text
 
 
+@functools.cache
 def open_location(location: str) -> tuple[Any, str]:
     """Open a path or URI; returns pyarrow's file system, and the path in it.
 
@@ -215,6 +222,40 @@ def checkpoint_id(location: str) -> str | None:
         return str(json.loads(data)["id"])
     except (ValueError, KeyError, TypeError) as error:
         raise JobFailed(_corrupt(shown, f"it is not Spark's: {error}")) from error
+
+
+def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> BatchIdentity:
+    """Build the identity of a batch that has begun. Make what the checkpoint says about it durable.
+
+    Args:
+        owner: Spark's id of the query.
+
+    Raises:
+        OSError: If the checkpoint can't be read.
+    """
+    schema = config.schema
+    fields = sorted((name, plain_type(kind)) for name, kind in schema.fields.items())
+    settings = [fields, sorted(schema.required), sorted(schema.keys), schema.time_field, config.max_ahead]
+    try:
+        filesystem, root = open_location(config.checkpoint_of(query))
+    except ValueError:
+        # Only Spark can read it, such as hdfs:. Then the number alone tells batches apart.
+        offsets = 0
+    else:
+        # Spark writes this file before the batch, and never again, even if the batch runs again.
+        with filesystem.open_input_stream(f"{root}/offsets/{batch_id}") as file:
+            offsets = _hash(file.read())
+        if isinstance(filesystem, fs.LocalFileSystem):
+            # Spark syncs nothing. If a power failure took the file in commits, Spark would run the batch before again,
+            # whose messages the source may delete now. Without the other one it would give the number to another batch.
+            for log, number in (("commits", batch_id - 1), ("offsets", batch_id)):
+                sync_files(Path(root, log), f"{number}", f".{number}.crc")
+    return BatchIdentity(owner, batch_id, offsets, _hash(json.dumps(settings).encode()))
+
+
+def _hash(data: bytes) -> int:
+    # 48 bits: some readers of a table's log take numbers as floats.
+    return int.from_bytes(hashlib.sha256(data).digest()[:6])
 
 
 def _corrupt(checkpoint: str, reason: str) -> str:

@@ -12,7 +12,7 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset, pending
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.layout import ENTERED, query_tables
+from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.process import running_job
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
@@ -136,8 +136,8 @@ def table_state(table: Table, now: dt.datetime) -> str:
     except (JobFailed, OSError, ValueError) as error:
         return f"unknown: {error}"
     text = table_text(status.rows, status.files, status.size)
-    if ENTERED in status.facts:
-        text += f" of {counted(int(status.facts[ENTERED]), 'event', spec=',')}"
+    if status.entered is not None:
+        text += f" of {counted(status.entered, 'event', spec=',')}"
     if status.committed_at is not None:
         text += f", committed{_at(status.committed_at, now)}"
     if status.maintained_at is not None:

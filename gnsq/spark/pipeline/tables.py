@@ -1,8 +1,9 @@
 """Delta tables on the driver, by delta-rs: creates them, and commits the files that tasks have written.
 
-A table's log says which batches of which checkpoint are in it: each commit is an application transaction of the
+A table's log says which batches of which checkpoint are in it: each commit has application transactions of the
 checkpoint's id, which is Spark's id of the query. So a batch that runs again is committed once, and a new checkpoint,
-whose batches begin at 0 again, is never taken for the old one. The property gnsq.owner says whose the table is.
+whose batches begin at 0 again, is never taken for the old one. The property gnsq.owner says whose the table is. Merges
+and cleanups of the log keep the newest transaction of each application.
 
 delta-rs accepts a batch id that is not higher than the last one, without an error. So commit() reads the log first.
 delta-rs refuses the commit if the same application or the table's properties have changed since that reading.
@@ -19,7 +20,6 @@ import datetime as dt
 import functools
 import json
 import logging
-import os
 import re
 import tempfile
 import threading
@@ -27,7 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -39,7 +39,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from gnsq.localfiles import make_directory, sync_directory
+from gnsq.localfiles import make_directory, sync_directory, sync_files
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.datafiles import (
     DataFile,
@@ -52,7 +52,16 @@ from gnsq.spark.pipeline.datafiles import (
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
-__all__ = ["MERGED", "NO_HOOKS", "Table", "TableStatus", "check_store", "delta_location", "sync_log"]
+__all__ = [
+    "BatchIdentity",
+    "MERGED",
+    "NO_HOOKS",
+    "Table",
+    "TableStatus",
+    "check_store",
+    "delta_location",
+    "sync_log",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +70,7 @@ _OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
 # Delta's property that says which columns have statistics. New columns do not get any: files before have none of them.
 _STATS = "delta.dataSkippingStatsColumns"
 # Keys that gnsq adds to the information of a commit.
-_BATCH, _FILES, _ROWS, _FACTS = "gnsq.batch", "gnsq.files", "gnsq.rows", "gnsq.facts"
+_BATCH, _FILES, _TRANSACTIONS = "gnsq.batch", "gnsq.files", "gnsq.transactions"
 # A commit fails when somebody changes the table's properties at the same moment.
 _TRIES = 5
 # The application whose transaction says that files of an earlier release are in the table.
@@ -72,7 +81,7 @@ _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # Commits at the same moment that tell whether a store has conditional PUT. delta-rs looks for the newest version just
 # before it writes the next one, so two commits one after the other would tell nothing.
 _RIVALS = 4
-# Commits that are looked at for facts and times, the newest first.
+# Commits that are looked at for times, the newest first.
 _HISTORY = 200
 # Log entries that are checked at the start. Older ones were followed by so many synced ones.
 _CHECKED_ENTRIES = 20
@@ -89,7 +98,7 @@ class TableStatus:
         rows, files, size: Of its newest version; size in bytes.
         committed_at: When a batch was committed last; None if that is not in the log any more.
         maintained_at: When files were merged or deleted last, likewise.
-        facts: Of the newest commit that has some.
+        entered: The last number that each checkpoint has given as entered, added up; None if there is none.
     """
 
     rows: int
@@ -98,7 +107,25 @@ class TableStatus:
     version: int
     committed_at: dt.datetime | None = None
     maintained_at: dt.datetime | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
+    entered: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchIdentity:
+    """Which batch runs.
+
+    Attributes:
+        owner: Spark's id of the query.
+        number: Spark's id of the batch.
+        offsets: Hash of what the checkpoint says about the batch, since a checkpoint that has lost its newest files may
+            give a number to another batch. 0 if it is unknown.
+        settings: Hash of the settings that divide the rows of a batch between tables.
+    """
+
+    owner: str
+    number: int
+    offsets: int
+    settings: int
 
 
 class Table:
@@ -185,49 +212,64 @@ class Table:
         self._synced(delta, before)
         return epoch
 
-    def committed(self, owner: str) -> int:
-        """Return the last batch of a checkpoint that is in the log; -1 if there is none."""
-        return _committed(self._open(), owner)
+    def has(self, batch: BatchIdentity) -> bool:
+        """Return True if the table has a batch already.
 
-    def commit(
-        self, owner: str, batch_id: int, files: Iterable[DataFile], facts: Mapping[str, str] | None = None
-    ) -> bool:
+        Raises:
+            JobFailed: If the table is not the checkpoint's any more, or has later batches of it or another one with
+                this number, or the batch was committed with other settings.
+        """
+        delta = self._open()
+        if (current := delta.metadata().configuration.get(_OWNER)) != batch.owner:
+            raise JobFailed(self._taken(current, batch.owner))
+        application, *hashes = _applications(batch.owner)
+        last = delta.transaction_version(application)
+        if last is None or last < batch.number:
+            return False
+        offsets, settings = map(delta.transaction_version, hashes)
+        is_other = bool(offsets and batch.offsets and offsets != batch.offsets)
+        if last > batch.number or is_other:
+            raise JobFailed(
+                f"table {self._shown} has batch {last} of this checkpoint, and {'another ' if is_other else ''}batch "
+                f"{batch.number} runs: the checkpoint is older than the table. Start with a new one, and with "
+                "--take-over"
+            )
+        if settings not in (None, batch.settings):
+            raise JobFailed(
+                f"table {self._shown} has batch {last}, which was begun with other settings (fields, required_fields, "
+                "time_field, max_ahead, or keys of [[metrics]]) and is not done: start the job with the settings of "
+                "before and --once, then with the new ones"
+            )
+        return True
+
+    def commit(self, batch: BatchIdentity, files: Iterable[DataFile], entered: int | None = None) -> bool:
         """Make a batch's files part of the table, all or none, and durable.
 
         Args:
             files: Files of several tables. Those of other tables are left out.
-            facts: Names and values that the commit keeps; TableStatus.facts returns them.
+            entered: Number of events in the aggregation, for TableStatus; None: as before.
 
         Returns:
-            False if there was nothing to do: no files and no facts, or the log has the batch already.
+            False if there was nothing to do: no files and no number, or the log has the batch already.
 
         Raises:
-            JobFailed: If the table is not the checkpoint's any more, or has later batches of it or another one with
-                this number, or has too many partitions.
+            JobFailed: As has(), or if the table has too many partitions.
         """
-        files = list(files)
         own = [file for file in files if file.table == self.name]
-        if not own and not facts:
+        if not own and entered is None:
             return False
-        # Count the rows of all tables: a changed setting may divide the rows of a batch otherwise between two tables.
-        rows = sum(file.rows for file in files if file.path)
-        notes: dict[str, object] = {_ROWS: rows, **({_FACTS: dict(facts)} if facts else {})}
+        values = (batch.number, batch.offsets, batch.settings)
+        transactions = [Transaction(*each) for each in zip(_applications(batch.owner), values, strict=True)]
+        if entered is not None:
+            transactions.append(Transaction(_entered(batch.owner), entered))
         for attempt in range(_TRIES):
-            delta = self._open()
-            if (current := delta.metadata().configuration.get(_OWNER)) != owner:
-                raise JobFailed(self._taken(current, owner))
-            last = _committed(delta, owner)
-            if last == batch_id and self._is_same(delta, batch_id, rows):
+            if self.has(batch):
                 return False
-            if last >= batch_id:
-                other = "another " if last == batch_id else ""
-                raise JobFailed(
-                    f"table {self._shown} has batch {last} of this checkpoint, and {other}batch {batch_id} runs: the "
-                    "checkpoint is older than the table. Start with a new one, and with --take-over"
-                )
+            delta = self._delta
+            assert delta is not None  # has() has opened it
             self._check_values(delta, own)
             try:
-                self._write_entry(delta, owner, batch_id, own, notes)
+                self._write_entry(delta, batch.number, own, transactions)
             except CommitFailedError as error:
                 # The properties have changed since, or the store has answered an earlier try too late.
                 logger.debug("table %s: %s", self._shown, error)
@@ -239,23 +281,12 @@ class Table:
             return True
         return False
 
-    def _is_same(self, delta: DeltaTable, batch_id: int, rows: int) -> bool:
-        """Return True unless a batch has more rows than the one that was committed under its number.
-
-        A checkpoint that was brought back from a copy may give a number to another batch. Fewer rows are no sign of
-        that: a segment of the spool may have become unreadable since.
-        """
-        committed = next((commit for commit in self._history(delta.version()) if commit.get(_BATCH) == batch_id), {})
-        return rows <= int(committed.get(_ROWS, rows))
-
     def _write_entry(
         self,
         delta: DeltaTable,
-        owner: str,
         batch_id: int,
         files: list[DataFile],
-        notes: Mapping[str, object],
-        others: Iterable[Transaction] = (),
+        transactions: list[Transaction],
     ) -> None:
         now = int(time.time() * 1000)
         columns = [self.partition.column] if self.partition is not None else []
@@ -264,8 +295,8 @@ class Table:
             for file in files
         ]
         properties = CommitProperties(
-            custom_metadata={_BATCH: batch_id, _FILES: len(files), **notes},
-            app_transactions=[Transaction(_application(owner), batch_id), *others],
+            custom_metadata={_BATCH: batch_id, _FILES: len(files), _TRANSACTIONS: len(transactions)},
+            app_transactions=transactions,
         )
         try:
             delta.create_write_transaction(
@@ -301,10 +332,11 @@ class Table:
         found = files()
         # delta-rs can't make a table that has files and properties of other names than Delta's in one commit. So make
         # the table and commit the files elsewhere, and write the entries as one.
+        transactions = [Transaction(_applications(owner)[0], batch_id), Transaction(_ADOPTED, 1)]
         with tempfile.TemporaryDirectory() as scratch:
             table = Table(self.name, scratch, self.schema, self.partition)
             table._create(owner)
-            table._write_entry(table._open(), owner, batch_id, found, {}, [Transaction(_ADOPTED, 1)])
+            table._write_entry(table._open(), batch_id, found, transactions)
             made, filled = (path.read_bytes() for path in sorted(Path(scratch, "_delta_log").glob("*.json")))
         lines = [line for line in made.splitlines() if "commitInfo" not in json.loads(line)]
         store = open_store(self.location, "output")
@@ -319,6 +351,8 @@ class Table:
         with _errors(self.location):
             files = pa.table(delta.get_add_actions())
             history = list(self._history(delta.version()))
+            owners = [name.removeprefix(_EPOCH) for name in delta.metadata().configuration if name.startswith(_EPOCH)]
+            entered = [delta.transaction_version(_entered(owner)) for owner in owners]
         batch = next((commit for commit in history if _BATCH in commit), {})
         kept = next((commit for commit in history if MERGED in commit or commit["operation"] in _MAINTENANCE), {})
         return TableStatus(
@@ -328,7 +362,7 @@ class Table:
             delta.version(),
             _time(batch),
             _time(kept),
-            next((commit[_FACTS] for commit in history if _FACTS in commit), {}),
+            sum(filter(None, entered)) if any(number is not None for number in entered) else None,
         )
 
     def _history(self, newest: int) -> Iterator[dict[str, Any]]:
@@ -523,8 +557,10 @@ def _actions(path: Path) -> list[dict[str, Any]] | None:
         return None
     added = sum("add" in action for action in actions)
     removed = sum("remove" in action for action in actions)
-    if _BATCH in information and (added != information[_FILES] or not any("txn" in action for action in actions)):
-        return None
+    if _BATCH in information:
+        transactions = sum("txn" in action for action in actions)
+        if [added, transactions] != [information[_FILES], information[_TRANSACTIONS]]:
+            return None
     if information.get(MERGED, [added, removed]) != [added, removed]:
         return None
     if not added and not removed and len(actions) < 2 and not information["operation"].startswith("VACUUM"):
@@ -563,13 +599,14 @@ def _parsed(entry: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in entry.splitlines()]
 
 
-def _application(owner: str) -> str:
-    return f"gnsq:{owner}"
+def _applications(owner: str) -> tuple[str, str, str]:
+    """Name the applications whose versions are a checkpoint's last batch, the hash of its offsets, and that of its
+    settings."""
+    return f"gnsq:{owner}", f"gnsq:{owner}:offsets", f"gnsq:{owner}:settings"
 
 
-def _committed(delta: DeltaTable, owner: str) -> int:
-    version = delta.transaction_version(_application(owner))
-    return -1 if version is None else version
+def _entered(owner: str) -> str:
+    return f"gnsq:{owner}:entered"
 
 
 def _time(entry: Mapping[str, Any]) -> dt.datetime | None:
@@ -589,12 +626,8 @@ def sync_log(location: str, *names: str) -> None:
     store = open_store(location, "output")
     if not isinstance(store, LocalStore):
         return
-    log = store.root / "_delta_log"
     with _errors(location):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError), open(log / name, "rb") as file:
-                os.fsync(file.fileno())
-        sync_directory(log)
+        sync_files(store.root / "_delta_log", *names)
 
 
 @contextlib.contextmanager

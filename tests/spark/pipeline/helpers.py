@@ -48,6 +48,14 @@ def put_checkpoint(location):
     (location / "metadata").write_text('{"id":"a"}')
 
 
+def put_batch(location, number, offsets):
+    """Write what tells that a batch has begun and the one before is done, as Spark does."""
+    for log, batch_id, text in (("offsets", number, offsets), ("commits", number - 1, "")):
+        (location / log).mkdir(parents=True, exist_ok=True)
+        (location / log / f"{batch_id}").write_text(text)
+        (location / log / f".{batch_id}.crc").write_text(text)
+
+
 OPERATOR = {
     "numRowsTotal": 1200,
     "memoryUsedBytes": 2**20,

@@ -17,7 +17,7 @@ from gnsq.spark.pipeline.adopt import adopt
 from gnsq.spark.pipeline.datafiles import write
 from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.maintenance import lock_tables, maintain_table
-from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.tables import BatchIdentity, Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.pipeline.helpers import config_for, put_checkpoint
 
@@ -81,9 +81,10 @@ def test_job_goes_on_with_the_batch_that_was_not_committed(config):
     archive.claim("a", take_over=False)
     target = archive.target(4)
 
-    assert archive.committed("a") == 3
+    assert archive.has(BatchIdentity("a", 3, 1, 1))
+    assert not archive.has(BatchIdentity("a", 4, 1, 1))
     batch = pa.RecordBatch.from_pylist([event(5, 9), event(6, 9)], schema=target.schema)
-    assert archive.commit("a", 4, write([batch], lambda rows: [(target, rows)]))
+    assert archive.commit(BatchIdentity("a", 4, 1, 1), write([batch], lambda rows: [(target, rows)]))
 
     assert bodies(config) == ["1", "2", "3", "4", "5", "6"]
 

@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, dead_letter
 from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.tables import BatchIdentity
 from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
 
 BODIES = [
@@ -24,7 +25,11 @@ OURS, THEIRS = "ours", "theirs"
 
 def run(config, frame, batch_id=0, owner=OURS, *, take_over=False):
     """A batch of a job that has just started."""
-    return ArchiveBatches(config, take_over=take_over)(frame, batch_id, owner)
+    return ArchiveBatches(config, take_over=take_over)(frame, identity(batch_id, owner))
+
+
+def identity(batch_id, owner=OURS):
+    return BatchIdentity(owner, batch_id, 1, 1)
 
 
 def archived(config):
@@ -101,10 +106,10 @@ def test_rows_of_many_partitions_are_in_one_file_for_each(spark, config):
     start = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
     frame = messages(spark, config, [event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
     batches = ArchiveBatches(config)
-    batches(frame.repartition(2), 0, OURS)
+    batches(frame.repartition(2), identity(0))
     before = archive_tables(config)[0].status()
 
-    batches(frame.repartition(2), 1, OURS)
+    batches(frame.repartition(2), identity(1))
 
     assert archive_tables(config)[0].status().files - before.files == SPREAD + 1 < before.files
     assert len(archived(config)) == 4 * (SPREAD + 1)
@@ -137,6 +142,17 @@ def test_letter_is_json_with_the_body_in_base64():
 # --- kills
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["archive", "dead"])
+def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(config, number):
+    for table in archive_tables(config):
+        table.claim(OURS, take_over=False)
+    table = archive_tables(config)[number]
+    table.commit(identity(3), [], 0)
+
+    with pytest.raises(JobFailed, match=rf"{table.name} has batch 3, which was begun with other settings"):
+        ArchiveBatches(config)(None, replace(identity(3), settings=2))
+
+
 @pytest.mark.spark
 def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
     committed = [
@@ -158,10 +174,10 @@ def test_kill_between_the_commits_of_archive_and_dead_loses_and_doubles_nothing(
     # The commit of dead fails: what follows that of archive does not happen.
     _, other = archive_tables(config)
     batches = ArchiveBatches(config)
-    batches(messages(spark, config, BODIES[:1]), 1, OURS)
+    batches(messages(spark, config, BODIES[:1]), identity(1))
     other.claim(THEIRS, take_over=True)
     with pytest.raises(JobFailed, match="dead belongs to the checkpoint theirs"):
-        batches(messages(spark, config, BODIES), 2, OURS)
+        batches(messages(spark, config, BODIES), identity(2))
     other.claim(OURS, take_over=True)
     assert (len(archived(config)), len(dead(config))) == (5, 0)
 

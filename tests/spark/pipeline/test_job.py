@@ -2,16 +2,18 @@
 
 import logging
 import re
+import threading
+from concurrent.futures import CancelledError
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.job import Job
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
-from gnsq.spark.pipeline.metrics import ENTERED
 from gnsq.spark.pipeline.preflight import check_places, create_channels
 from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
@@ -63,7 +65,7 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     counts = published(fakensqd, "clicks-metrics", tmp_path)
     assert len(archived) == len({(row["nsqd"], row["message_id"]) for row in archived}) == 35
     assert summary.duplicates == {"archive": 5, "metrics": 5}
-    assert sum_of_counts(counts) == len(archived) == int(metrics_table(config).status().facts[ENTERED])
+    assert sum_of_counts(counts) == len(archived) == metrics_table(config).status().entered
     assert summary.late == 0
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
     assert summary.rows == {"archive": 42, "metrics": 42}
@@ -195,6 +197,34 @@ def test_query_that_gets_nothing_is_told_of(spark, tmp_path, caplog):
 
 
 # --- without Spark
+
+
+class FailingWriter:
+    """Of Spark: begins a batch, and fails to start."""
+
+    def foreachBatch(self, write):
+        self._write = write
+        return self
+
+    def start(self):
+        self.batch = threading.Thread(target=self._run, daemon=True)
+        self.batch.start()
+        raise PySparkException("no")
+
+    def _run(self):
+        with pytest.raises(CancelledError):
+            self._write(None, 0)
+
+
+def test_batch_that_has_begun_ends_if_the_query_does_not_start(config):
+    job, writer = Job(None, config, pytest.fail), FailingWriter()
+    job._notebooks["archive"] = Notebook(config, "archive")
+
+    with pytest.raises(JobFailed, match="query archive did not start: no"):
+        job._start_writer("archive", writer, pytest.fail)
+
+    writer.batch.join(20)
+    assert not writer.batch.is_alive()
 
 
 def test_what_was_read_before_the_start_is_not_waited_for(fakensqd, config):

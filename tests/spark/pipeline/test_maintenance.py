@@ -32,7 +32,7 @@ from gnsq.spark.pipeline.maintenance import (
     vacuum,
 )
 from gnsq.spark.pipeline.progress import Notebook
-from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.tables import BatchIdentity, Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import wait_for
 from tests.spark.pipeline.helpers import config_for
@@ -56,7 +56,7 @@ class Archive:
             ids = range(self._batch * rows, (self._batch + 1) * rows)
             times = [START + dt.timedelta(days=number % 2, microseconds=number) for number in ids]
             batch = pa.record_batch([times, list(ids), [f"body {number}" for number in ids]], schema=SCHEMA)
-            self.table.commit("q", self._batch, self.written(batch, self._batch))
+            self.table.commit(BatchIdentity("q", self._batch, 1, 1), self.written(batch, self._batch))
             self._batch += 1
 
     def written(self, batch, batch_id):
@@ -149,7 +149,7 @@ def test_batches_go_on_after_a_merge(archive):
     archive.append(2)
 
     assert archive.ids() == list(range(50))
-    assert archive.table.committed("q") == 4
+    assert archive.table.has(BatchIdentity("q", 4, 1, 1))
 
 
 def test_batch_that_is_committed_during_a_merge_wins_with_it(archive):
@@ -181,7 +181,9 @@ def test_every_kind_of_partition_is_merged(tmp_path, by):
     for batch_id in range(3):
         target = table.target(batch_id)
         batch = pa.record_batch([[START] * 3, [1, None, 2], ["it's", None, "a b"]], schema=SCHEMA)
-        table.commit("q", batch_id, list(write([batch], lambda rows, target=target: [(target, rows)])))
+        table.commit(
+            BatchIdentity("q", batch_id, 1, 1), list(write([batch], lambda rows, target=target: [(target, rows)]))
+        )
 
     assert maintain_table(str(tmp_path / "t"), retention=None, quiet=0) == (9 if by else 3)
 
@@ -289,7 +291,9 @@ def test_table_on_an_object_store_is_maintained(s3, tmp_path):
     for batch_id in range(3):
         target = table.target(batch_id)
         batch = pa.record_batch([[START], [batch_id], ["x"]], schema=SCHEMA)
-        table.commit("q", batch_id, list(write([batch], lambda rows, target=target: [(target, rows)])))
+        table.commit(
+            BatchIdentity("q", batch_id, 1, 1), list(write([batch], lambda rows, target=target: [(target, rows)]))
+        )
 
     assert maintain_table(location, retention=0, quiet=0) == 3
 

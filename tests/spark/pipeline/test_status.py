@@ -11,6 +11,7 @@ from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.process import lock_job
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
+from gnsq.spark.pipeline.tables import BatchIdentity
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns, publish
 from tests.spark.pipeline.helpers import OPERATOR, config_for, put_note
@@ -40,7 +41,7 @@ def test_tables_are_told(config):
     row = {"reason": "bad", "body": b"x", "message_id": "1", "nsqd": "n", "published_at": NOW}
     batch = pa.RecordBatch.from_pylist([row], schema=target.schema)
     for batch_id in range(2):
-        dead.commit("a", batch_id, write([batch], lambda rows: [(target, rows)]))
+        dead.commit(BatchIdentity("a", batch_id, 1, 1), write([batch], lambda rows: [(target, rows)]))
     maintain_table(f"{config.output}/dead", retention=None, quiet=0)
 
     lines = [line for line in status_lines(config, dt.datetime.now(dt.UTC)) if "table" in line]

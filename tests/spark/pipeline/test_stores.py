@@ -7,7 +7,7 @@ import pytest
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.tables import Table, check_store
+from gnsq.spark.pipeline.tables import BatchIdentity, Table, check_store
 from gnsq.spark.spool.storage import open_store
 from tests.spark.pipeline.helpers import table_rows
 from tests.spark.s3proxy import s3_proxy
@@ -35,16 +35,16 @@ def files(table, batch_id, *numbers):
 def test_batches_are_committed_once(location):
     archive = table(location)
     archive.claim("ours", take_over=False)
-    archive.commit("ours", 0, files(archive, 0, 1, 2))
-    archive.commit("ours", 1, files(archive, 1, 3), {"entered": "3"})
+    archive.commit(BatchIdentity("ours", 0, 1, 1), files(archive, 0, 1, 2))
+    archive.commit(BatchIdentity("ours", 1, 1, 1), files(archive, 1, 3), 3)
 
     again = table(location)
     again.claim("ours", take_over=False)
 
-    assert not again.commit("ours", 1, files(again, 1, 3))
+    assert not again.commit(BatchIdentity("ours", 1, 1, 1), files(again, 1, 3))
     assert sorted(row["n"] for row in table_rows(location)) == [1, 2, 3]
     status = again.status()
-    assert (status.rows, status.files, status.facts) == (3, 2, {"entered": "3"})
+    assert (status.rows, status.files, status.entered) == (3, 2, 3)
     with pytest.raises(JobFailed, match="archive belongs to the checkpoint ours") as error:
         table(location).claim("theirs", take_over=False)
     assert "SECRET" not in str(error.value)
@@ -56,9 +56,9 @@ def test_stale_handle_commits_behind_the_other(location):
     archive.claim("ours", take_over=False)
     other = table(location)
     other.status()
-    archive.commit("ours", 0, files(archive, 0, 1))
+    archive.commit(BatchIdentity("ours", 0, 1, 1), files(archive, 0, 1))
 
-    other.commit("ours", 1, files(other, 1, 2))
+    other.commit(BatchIdentity("ours", 1, 1, 1), files(other, 1, 2))
 
     assert other.status().version == 2
     assert sorted(row["n"] for row in table_rows(location)) == [1, 2]
@@ -78,7 +78,7 @@ def test_tasks_and_driver_take_the_same_credentials_from_a_profile(proxy, tmp_pa
     archive = table(proxy.location(f"bucket/{tmp_path.name}/archive"))
 
     archive.claim("ours", take_over=False)
-    archive.commit("ours", 0, files(archive, 0, 1))
+    archive.commit(BatchIdentity("ours", 0, 1, 1), files(archive, 0, 1))
 
     assert proxy.credentials == {("A", "us-east-1", "C")}
 
@@ -107,7 +107,7 @@ def test_store_without_conditional_put_is_refused(proxy, tmp_path):
 def test_credentials_that_expire_are_told_and_nothing_is_lost_after_they_are_renewed(proxy, tmp_path):
     archive = table(proxy.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@"))
     archive.claim("ours", take_over=False)
-    archive.commit("ours", 0, files(archive, 0, 1))
+    archive.commit(BatchIdentity("ours", 0, 1, 1), files(archive, 0, 1))
     written = files(archive, 1, 2)
     words = r"^table s3://\*\*\*@bucket/\S+/archive: [^\n]*[Ee]xpired[^\n]*: renew the credentials, then start"
 
@@ -115,10 +115,10 @@ def test_credentials_that_expire_are_told_and_nothing_is_lost_after_they_are_ren
     with pytest.raises(JobFailed, match=words):
         files(archive, 1, 2)
     with pytest.raises(JobFailed, match=words):
-        archive.commit("ours", 1, written)
+        archive.commit(BatchIdentity("ours", 1, 1, 1), written)
     proxy.has_expired = False
 
-    assert archive.commit("ours", 1, files(archive, 1, 2))
+    assert archive.commit(BatchIdentity("ours", 1, 1, 1), files(archive, 1, 2))
     assert sorted(row["n"] for row in table_rows(archive.location)) == [1, 2]
 
 

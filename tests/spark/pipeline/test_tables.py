@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.tables import Table, delta_location
+from gnsq.spark.pipeline.tables import BatchIdentity, Table, delta_location
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("n", pa.int32())])
 BY_DAY = Partition("day", "event_time")
@@ -42,8 +42,9 @@ def files(table, batch_id, *numbers, user="u"):
     return list(write([batch], lambda rows: [(target, rows)]))
 
 
-def put(table, batch_id, *numbers, owner=OURS, **facts):
-    return table.commit(owner, batch_id, files(table, batch_id, *numbers), facts)
+def put(table, batch_id, *numbers, owner=OURS, offsets=1, settings=1, entered=None):
+    batch = BatchIdentity(owner, batch_id, offsets, settings)
+    return table.commit(batch, files(table, batch_id, *numbers), entered)
 
 
 def numbers(location):
@@ -63,11 +64,24 @@ def test_other_batch_with_a_committed_number_is_refused(location):
     archive = claimed(location)
     put(archive, 0, 1, 2)
 
-    assert not put(archive, 0, 1)
     with pytest.raises(JobFailed, match=r"has batch 0 of this checkpoint, and another batch 0 runs.*--take-over"):
-        put(archive, 0, 1, 2, 3)
+        put(archive, 0, 3, offsets=2)
 
+    assert not put(archive, 0, 1, 2)
+    # What only Spark can read has no hash.
+    assert not put(archive, 0, 1, 2, offsets=0)
     assert numbers(location) == [1, 2]
+
+
+def test_batch_that_was_begun_with_other_settings_is_refused(location):
+    archive = claimed(location)
+    put(archive, 0, 1, 2)
+
+    with pytest.raises(JobFailed, match=r"has batch 0, which was begun with other settings .*required_fields.*once"):
+        put(archive, 0, 1, settings=2)
+
+    assert put(archive, 1, 3, settings=2)
+    assert not put(archive, 1, 3, settings=2)
 
 
 def test_committed_files_are_rows_of_the_table(location):
@@ -78,7 +92,6 @@ def test_committed_files_are_rows_of_the_table(location):
 
     assert numbers(location) == [1, 2, 3]
     assert {row["day"] for row in reader(location).partitions()} == {"2026-01-02", "2026-01-03", "2026-01-04"}
-    assert archive.committed(OURS) == 1
 
 
 def test_batch_that_runs_again_with_other_files_is_committed_once(location):
@@ -90,7 +103,7 @@ def test_batch_that_runs_again_with_other_files_is_committed_once(location):
     assert numbers(location) == [1, 2]
 
 
-def test_batch_without_files_and_facts_leaves_no_entry(location):
+def test_batch_without_files_leaves_no_entry(location):
     archive = claimed(location)
 
     assert not put(archive, 0)
@@ -98,20 +111,36 @@ def test_batch_without_files_and_facts_leaves_no_entry(location):
     assert log(location) == ["0" * 20 + ".json"]
 
 
-def test_facts_stay_with_the_commit_and_status_tells_the_newest(location):
+def test_status_tells_of_files_and_times(location):
     archive = claimed(location)
-    put(archive, 0, 1, entered="7")
-    archive.commit(OURS, 1, [], {"entered": "9"})
-    put(archive, 2, 1)
+    put(archive, 0, 1)
+    put(archive, 1, 1)
 
     status = table(location).status()
 
-    assert (status.rows, status.files, status.version, status.facts) == (2, 2, 3, {"entered": "9"})
+    assert (status.rows, status.files, status.version, status.entered) == (2, 2, 2, None)
     assert status.size == sum(path.stat().st_size for path in archive._root.glob("*.parquet"))
     assert abs(dt.datetime.now(dt.UTC) - status.committed_at) < dt.timedelta(minutes=1)
     assert status.maintained_at is None
     reader(location).optimize.compact()
     assert table(location).status().maintained_at is not None
+
+
+def test_numbers_of_entered_events_outlive_merges_and_the_cleanup_of_the_log(location):
+    put(claimed(location), 0, 1, entered=7)
+    archive = claimed(location, THEIRS, take_over=True)
+    put(archive, 0, 1, owner=THEIRS, entered=1)
+    archive.commit(BatchIdentity(THEIRS, 1, 1, 1), [], 4)
+    put(archive, 2, 1, owner=THEIRS)
+    merged = reader(location)
+    merged.optimize.compact()
+    merged.create_checkpoint()
+    for entry in log(location)[:-1]:
+        os.unlink(f"{location}/_delta_log/{entry}")
+
+    assert table(location).status().entered == 11
+    with pytest.raises(JobFailed, match="another batch 2 runs"):
+        put(claimed(location, THEIRS), 2, 1, owner=THEIRS, offsets=2)
 
 
 # --- owners
@@ -129,7 +158,6 @@ def test_table_of_another_checkpoint_is_refused_until_that_is_meant(location, ow
     table(location).claim(owner, take_over=True)
     taken = claimed(location, THEIRS, take_over=True)
     # Its batches begin at 0 again, and none of them is taken for one of the old checkpoint.
-    assert taken.committed(THEIRS) == -1
     assert put(taken, 0, 2, owner=THEIRS)
     assert numbers(location) == [1, 2]
 
@@ -171,7 +199,7 @@ def test_job_that_has_lost_its_table_commits_nothing(location):
     claimed(location, THEIRS, take_over=True)
 
     with pytest.raises(JobFailed, match="belongs to the checkpoint 11111111"):
-        first.commit(OURS, 0, late)
+        first.commit(BatchIdentity(OURS, 0, 1, 1), late)
     assert numbers(location) == []
 
 
@@ -226,7 +254,7 @@ def test_new_fields_are_added_and_old_rows_have_none(location):
 
     target = wider.target(1)
     batch = pa.RecordBatch.from_pylist([{"event_time": DAY, "user": "u", "n": 2, "score": 0.5}], schema=target.schema)
-    wider.commit(OURS, 1, write([batch], lambda rows: [(target, rows)]))
+    wider.commit(BatchIdentity(OURS, 1, 1, 1), write([batch], lambda rows: [(target, rows)]))
     put(claimed(location), 2, 3)
     found = reader(location).to_pyarrow_table().sort_by("n").to_pylist()
     assert [(row["n"], row["score"]) for row in found] == [(1, None), (2, 0.5), (3, None)]
@@ -260,10 +288,10 @@ def test_field_with_too_many_values_in_all_batches_is_refused(location):
     archive = claimed(location, partition=Partition("user", "user"))
     some = files(archive, 0, 1)
     many = [some[0].__class__("archive", "x", 1, 1, str(number), "{}") for number in range(10_000)]
-    archive.commit(OURS, 0, some)
+    archive.commit(BatchIdentity(OURS, 0, 1, 1), some)
 
     with pytest.raises(JobFailed, match="partition_by user: the field has 10,001 values"):
-        archive.commit(OURS, 1, many)
+        archive.commit(BatchIdentity(OURS, 1, 1, 1), many)
 
 
 # --- after a power failure
@@ -289,7 +317,7 @@ def test_torn_entry_is_set_aside_and_what_was_acknowledged_is_there(location, te
     again = claimed(location)
 
     assert f"{newest.name} of the log is torn; set aside" in caplog.text
-    assert (again.committed(OURS), numbers(location)) == (0, [1])
+    assert numbers(location) == [1]
     assert put(again, 1, 2, 3)
     assert numbers(location) == [1, 2, 3]
 
@@ -307,7 +335,7 @@ def test_torn_entry_that_others_follow_is_refused(location):
 def test_file_of_a_batch_that_is_not_whole_is_told(location):
     archive = claimed(location)
     [file] = files(archive, 0, 1)
-    archive.commit(OURS, 0, [file])
+    archive.commit(BatchIdentity(OURS, 0, 1, 1), [file])
     (archive._root / file.path).write_bytes(b"")
 
     with pytest.raises(JobFailed, match=r"part-.* of log entry 0+1\.json is missing or not whole"):
@@ -349,7 +377,7 @@ def test_readers_that_skip_files_find_every_row(location, column, value):
         time, target = DAY + dt.timedelta(days=number), archive.target(number)
         row = {"event_time": time, "user": "u" * 100 + str(number), "n": number, "body": f"b{number}"}
         batch = pa.RecordBatch.from_pylist([{**row, "score": number / 4}], schema=schema)
-        archive.commit(OURS, number, write([batch], lambda rows, target=target: [(target, rows)]))
+        archive.commit(BatchIdentity(OURS, number, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
 
     dataset = reader(location).to_pyarrow_dataset()
 
