@@ -112,7 +112,7 @@ def batch_line(batch: Batch) -> str:
     """Format a batch as one line of text."""
     rate = batch.rows / batch.seconds if batch.seconds else 0.0
     parts = [f"{batch.query:8} batch {batch.batch_id:6}: {counted(batch.rows, 'row', spec='9,')}, {rate:9,.0f} rows/s"]
-    parts += [f"{table} {_rows_in_files(sum(rows), len(rows))}" for table, rows in batch.tables.items()]
+    parts += [f"{table} {_rows_in_files(sum(rows), len(rows))}" for table, rows in sorted(batch.tables.items())]
     backlog = [
         f"{number:,} {place}"
         for number, place in ((batch.waiting, "at nsqd"), (batch.spooled, "in the spool"))

@@ -4,7 +4,7 @@ from gnsq.spark.pipeline.report import Batch, Silence, Summary, batch_line, summ
 
 
 def test_batch_is_one_line():
-    tables = {"archive": [40_000, 9_996], "dead": [4]}
+    tables = {"dead": [4], "archive": [40_000, 9_996]}
     line = batch_line(Batch("archive", 7, 50_000, 2.5, waiting=1200, spooled=300, lag=3.26, tables=tables))
 
     assert line == (
