@@ -17,14 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, file_stats, stats_columns, with_null_counts, write
 from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.maintenance import lock_tables
-from gnsq.spark.pipeline.progress import checkpoint_id, open_location
+from gnsq.spark.pipeline.progress import checkpoint_id, last_batch
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
@@ -56,7 +55,7 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
     location = config.checkpoint_of("archive")
     owner = checkpoint_id(location)
     # Leave out files of batches after the last committed one: such a batch runs again and writes all its rows again.
-    committed = _committed(location) if owner is not None else None
+    committed = last_batch(location) if owner is not None else None
     archive, dead = archive_tables(config)
     with lock_tables(config) as is_locked:
         if not is_locked:
@@ -72,13 +71,6 @@ def _added(table: Table, owner: str | None, committed: int | None, find: Callabl
         return f"{table.name}: the table is there already; nothing is changed"
     rows = counted(sum(file.rows for file in files), "row", spec=",")
     return f"{table.name}: {counted(len(files), 'file', spec=',')} with {rows}"
-
-
-def _committed(checkpoint: str) -> int:
-    """Return the last batch in a checkpoint's commit log."""
-    filesystem, root = open_location(checkpoint)
-    found = filesystem.get_file_info(fs.FileSelector(f"{root}/commits", allow_not_found=True))
-    return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
 
 
 def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Table]:

@@ -19,7 +19,7 @@ from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import query_tables
-from gnsq.spark.pipeline.progress import checkpoint_id, read_note
+from gnsq.spark.pipeline.progress import checkpoint_id, last_batch, read_note
 from gnsq.spark.pipeline.tables import check_store
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
@@ -83,7 +83,8 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
     for query in config.queries:
         _check_spool(config, query)
         try:
-            identity = checkpoint_id(config.checkpoint_of(query))
+            location = config.checkpoint_of(query)
+            identity, committed = checkpoint_id(location), last_batch(location)
         except ValueError as error:
             # pyarrow can't open this location, only Spark can. So the checkpoint is not checked.
             logger.debug("%s", error)
@@ -92,7 +93,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
         else:
             _check_checkpoint(config, query, is_new=identity is None)
             for table in tables[query]:
-                table.claim(identity, take_over=take_over)
+                table.claim(identity, take_over=take_over, committed=committed)
 
 
 def _check_writable(setting: str, path: str, mode: int | None = None) -> None:

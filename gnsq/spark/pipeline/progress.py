@@ -36,6 +36,7 @@ __all__ = [
     "batch_of",
     "checkpoint_id",
     "identify",
+    "last_batch",
     "open_location",
     "read_note",
     "source_of",
@@ -256,6 +257,18 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
 def _hash(data: bytes) -> int:
     # 48 bits: some readers of a table's log take numbers as floats.
     return int.from_bytes(hashlib.sha256(data).digest()[:6])
+
+
+def last_batch(location: str) -> int:
+    """Return the last batch in a checkpoint's commit log; -1 if there is none.
+
+    Raises:
+        ValueError: As open_location().
+        OSError: If the file system fails.
+    """
+    filesystem, root = open_location(location)
+    found = filesystem.get_file_info(fs.FileSelector(f"{root}/commits", allow_not_found=True))
+    return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
 
 
 def _corrupt(checkpoint: str, reason: str) -> str:

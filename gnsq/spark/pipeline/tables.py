@@ -51,6 +51,7 @@ from gnsq.spark.pipeline.datafiles import (
 )
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
+from gnsq.texts import counted
 
 __all__ = [
     "BatchIdentity",
@@ -167,19 +168,20 @@ class Table:
             raise
         return True
 
-    def claim(self, owner: str | None, *, take_over: bool) -> int:
+    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1) -> int:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
         Args:
             owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates nothing.
-            take_over: Let this checkpoint have a table that belongs to another one.
+            take_over: Let this checkpoint have a table that belongs to another one, or a new one if its table is gone.
+            committed: The checkpoint's last batch, if it has one. Its first batch has made the table.
 
         Returns:
             The epoch: how many checkpoints the table had belonged to when this one came, itself included. A
             checkpoint that comes back has its epoch of before, since it goes on with its own state.
 
         Raises:
-            JobFailed: If the table is another checkpoint's, has another type or partition, or is damaged.
+            JobFailed: If the table is gone or another checkpoint's, has another type or partition, or is damaged.
         """
         if self._root is not None:
             with _errors(self.location):
@@ -187,6 +189,12 @@ class Table:
                 self._check_log()
         if not self.exists():
             self._check_empty()
+            if committed >= 0 and not take_over:
+                batches = counted(committed + 1, "batch", "batches")
+                raise JobFailed(
+                    f"table {self._shown} is missing, and its checkpoint has {batches}: mount the disk that has the "
+                    "table, bring it back from a copy, or --take-over if the job is to go on with a new one"
+                )
             if owner is None:
                 return 0
             self._create(owner)

@@ -214,6 +214,23 @@ def test_table_of_another_checkpoint_is_refused(config, tmp_path):
     check_places(config)
 
 
+def test_table_that_is_gone_is_not_made_anew_unless_that_is_meant(config, tmp_path):
+    """As after a start without the disk of the output."""
+    begin(tmp_path)
+    check_places(config)
+    commits = tmp_path / "work/metrics/checkpoint/commits"
+    commits.mkdir()
+    for batch_id in (1, 2):
+        (commits / str(batch_id)).touch()
+    (tmp_path / "output").rename(tmp_path / "mounted elsewhere")
+
+    with pytest.raises(JobFailed, match=r"/counts is missing, and its checkpoint has 3 batches: mount .*--take-over"):
+        check_places(config)
+
+    assert not list((tmp_path / "output").rglob("metrics/*/_delta_log"))
+    check_places(config, take_over=True)
+
+
 def test_files_of_an_earlier_release_are_no_table(config, tmp_path):
     put_file(tmp_path / "output" / "archive" / "hour=2026-01-01T08", batch_name(0), [1])
 
