@@ -23,8 +23,8 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #     offset into its checkpoint.
 #  9. `NsqStreamReader.partitions` in spark/source/reader.py divides the segments into tasks. Each task yields rows by
 #     `read_segments` in spark/source/reader.py, which `Spool.read` in spark/spool/spool.py has decoded and checked.
-# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py, and `Spool.prune` in
-#     spark/spool/spool.py deletes the segments. A batch that failed is read again from the same segments.
+# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. After the next batch `Spool.prune`
+#     in spark/spool/spool.py deletes the segments. A batch that failed is read again from the same segments.
 #
 # States of a receiver, and the reasons to pause:
 #

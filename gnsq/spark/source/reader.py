@@ -84,6 +84,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._times = times
         self._retry_interval = retry_interval
         self._planner: Planner | None = None
+        # The end of the segments that latestOffset() may delete.
+        self._committed: dict[str, int] | None = None
         self._previous_handler: Any = None  # Any: as signal.signal() returns it
         self._is_stopping = False
         # Number of a signal that came during stop(); 0: none came.
@@ -111,6 +113,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         planner = self._started_planner(drain=is_once)
         source = self._options.source
         vector = decode_offset(start, source)
+        if self._committed is not None:
+            planner.commit(self._committed)
+            self._committed = None
         deadline = time.monotonic() + self._options.idle_timeout
         while True:
             try:
@@ -155,8 +160,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return read_segments(partition, self._columns)
 
     def commit(self, end: Offset) -> None:
-        """Delete the segments up to end."""
-        self._started_planner().commit(decode_offset(end, self._options.source))
+        """Let the next latestOffset() delete the segments up to end.
+
+        Spark calls commit() just after it has noted that the batch is done, and before the next batch. Spark does not
+        sync that note; the next batch can. Without the note Spark would need the segments again.
+        """
+        self._committed = decode_offset(end, self._options.source)
 
     def stop(self) -> None:
         """Shut down. Spark calls stop() when the input of this process ends; in other cases Spark sends SIGTERM."""
