@@ -105,7 +105,6 @@ class TableStatus:
     rows: int
     files: int
     size: int
-    version: int
     committed_at: dt.datetime | None = None
     maintained_at: dt.datetime | None = None
     entered: int | None = None
@@ -145,6 +144,7 @@ class Table:
         self._shown = redact_uri(location)
         self.schema = schema
         self.partition = partition
+        self._columns = [partition.column] if partition is not None else []
         self._uri, self._options = delta_location(location)
         store = open_store(location, "output")
         # Only local disks have to be synced.
@@ -278,11 +278,11 @@ class Table:
             self._check_values(delta, own)
             try:
                 self._write_entry(delta, batch.number, own, transactions)
-            except CommitFailedError as error:
+            except JobFailed as error:
+                if attempt + 1 == _TRIES or not isinstance(error.__cause__, CommitFailedError):
+                    raise
                 # The properties have changed since, or the store has answered an earlier try too late.
-                logger.debug("table %s: %s", self._shown, error)
-                if attempt + 1 == _TRIES:
-                    raise store_error(self.location, error) from error
+                logger.debug("%s", error)
                 continue
             self._synced(delta, delta.version())
             self._values.update(file.partition for file in own)
@@ -290,35 +290,26 @@ class Table:
         return False
 
     def _write_entry(
-        self,
-        delta: DeltaTable,
-        batch_id: int,
-        files: list[DataFile],
-        transactions: list[Transaction],
+        self, delta: DeltaTable, batch_id: int, files: list[DataFile], transactions: list[Transaction]
     ) -> None:
         now = int(time.time() * 1000)
-        columns = [self.partition.column] if self.partition is not None else []
         actions: list[AddAction | RemoveAction] = [
-            AddAction(file.path, file.size, dict.fromkeys(columns, file.partition), now, True, file.stats)
+            AddAction(file.path, file.size, dict.fromkeys(self._columns, file.partition), now, True, file.stats)
             for file in files
         ]
         properties = CommitProperties(
             custom_metadata={_BATCH: batch_id, _FILES: len(files), _TRANSACTIONS: len(transactions)},
             app_transactions=transactions,
         )
-        try:
+        with _errors(self.location):
             delta.create_write_transaction(
                 actions,
                 "append",
                 delta.schema(),
-                columns,
+                self._columns,
                 commit_properties=properties,
                 post_commithook_properties=NO_HOOKS,
             )
-        except CommitFailedError:
-            raise
-        except (DeltaError, OSError) as error:
-            raise store_error(self.location, error) from error
 
     def adopt(self, owner: str, batch_id: int, files: Callable[[], list[DataFile]]) -> list[DataFile] | None:
         """Make a table of files that lie in its directory already: the table's first commit has them all.
@@ -367,7 +358,6 @@ class Table:
             sum(files.column("num_records").to_pylist()),
             files.num_rows,
             sum(files.column("size_bytes").to_pylist()),
-            delta.version(),
             _time(batch),
             _time(kept),
             sum(filter(None, entered)) if any(number is not None for number in entered) else None,
@@ -407,21 +397,18 @@ class Table:
             )
 
     def _create(self, owner: str) -> None:
-        partition = self.partition
-        schema, columns = self.schema, []
-        if partition is not None:
-            columns = [partition.column]
-            if not partition.is_field:
-                schema = schema.append(pa.field(partition.column, partition.type(schema)))
+        schema, partition = self.schema, self.partition
+        if partition is not None and not partition.is_field:
+            schema = schema.append(pa.field(partition.column, partition.type(schema)))
         with _errors(self.location):
             self._delta = DeltaTable.create(
                 self._uri,
                 schema,
-                partition_by=columns,
+                partition_by=self._columns,
                 configuration={
                     _OWNER: owner,
                     f"{_EPOCH}{owner}": "1",
-                    _STATS: ",".join(name for name in stats_columns(self.schema) if name not in columns),
+                    _STATS: ",".join(name for name in stats_columns(self.schema) if name not in self._columns),
                 },
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
@@ -444,12 +431,11 @@ class Table:
         )
 
     def _check_partition(self, delta: DeltaTable) -> None:
-        wanted = [self.partition.column] if self.partition is not None else []
         found = delta.metadata().partition_columns
-        if found != wanted:
+        if found != self._columns:
             raise JobFailed(
                 f"table {self._shown} is partitioned by {', '.join(found) or 'none'}, and the setting partition_by is "
-                f"{', '.join(wanted) or 'none'} now: leave it as it was, or give another output"
+                f"{', '.join(self._columns) or 'none'} now: leave it as it was, or give another output"
             )
 
     def _missing_fields(self, delta: DeltaTable) -> list[Field]:

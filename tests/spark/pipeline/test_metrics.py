@@ -139,14 +139,14 @@ def test_batch_that_runs_again_changes_no_row_and_is_published_again(query, fake
     query.put(event(START), event(START, "/cart"))
     query.put(event(START), event(START), event(START + MINUTE))
     query.run(config)
-    before, version = changes(config), metrics_table(config).status().version
+    before, version = changes(config), delta_table(metrics_table(config).location).version()
 
     query.forget_commit(1)
     query.run(config)
 
     assert changes(config) == before
     assert (entered(config), counted(config)) == (5, 5)
-    assert metrics_table(config).status().version == version
+    assert delta_table(metrics_table(config).location).version() == version
     bodies = sorted(json.dumps(body) for body in published(fakensqd, "clicks-metrics", tmp_path))
     assert len(bodies) == 6
     assert len(set(bodies)) == 4
