@@ -2,9 +2,13 @@
 
 import contextlib
 import gc
+import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,33 +16,66 @@ import pytest
 from pyarrow import fs
 
 from gnsq.concurrency.hub_thread import HubThread
+from gnsq.spark.java import find_java
+from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.spool import Spool
 from tests.spark.s3server import s3_server
 
+ROOT = Path(__file__).parent.parent.parent
 # Without the second compiler Java starts a fifth faster, without verification of classes another fifth.
 JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def short_lived_java(tmp_path_factory):
+def short_lived_java(request, tmp_path_factory):
     """Let Java, its launcher and Python start fast: the Spark of a test ends after seconds."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
             patch.setenv(variable, JAVA_FLAGS)
         if "SPARK_HOME" not in os.environ:
-            patch.setenv("SPARK_HOME", str(home_without_python(tmp_path_factory.mktemp("spark-home"))))
+            cache = getattr(request.config, "cache", None)
+            home = home_without_python(cache.mkdir("spark") if cache is not None else tmp_path_factory.mktemp("spark"))
+            patch.setenv("SPARK_HOME", str(home))
+            archive = home / "classes.jsa"
+            if any(item.get_closest_marker("spark") for item in request.session.items):
+                stack.enter_context(class_archive(archive))
+            # Java starts also without the file. It must not print that: the launcher's output is read by a script.
+            patch.setenv("SPARK_SUBMIT_OPTS", f"{JAVA_FLAGS} -XX:SharedArchiveFile={archive} {SILENT}")
         yield
 
 
-def home_without_python(home):
+def home_without_python(folder):
     """The installed Spark without the zip of pyspark, so that Spark's Python processes use the installed pyspark.
 
-    From the zip each would compile it, for 0.6 s, and one query starts eight.
+    From the zip each would compile it, for 0.6 s, and one query starts eight. The path is the same in each run with the
+    same Spark and Java, since an archive of classes is good for one path.
     """
     package = Path(importlib.util.find_spec("pyspark").origin).parent
+    key = f"{package} {importlib.metadata.version('pyspark')} {find_java()}"
+    home = folder / hashlib.sha256(key.encode()).hexdigest()[:12]
+    home.mkdir(exist_ok=True)
     for name in ("bin", "jars"):
-        (home / name).symlink_to(package / name)
+        with contextlib.suppress(FileExistsError):  # of another worker or an earlier run
+            (home / name).symlink_to(package / name)
     return home
+
+
+@contextlib.contextmanager
+def class_archive(file):
+    """Write an archive of Spark's classes beside the first tests, unless it is there or another worker writes it."""
+    with open(file.with_suffix(".lock"), "w") as lock:
+        if file.exists() or not try_lock(lock):
+            yield
+            return
+        command = [sys.executable, "-m", "tests.spark.class_archive", str(file)]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, cwd=ROOT, **quiet) as process:
+            try:
+                yield
+                process.wait(60)
+            finally:
+                process.kill()
 
 
 @pytest.fixture(autouse=True)
