@@ -6,7 +6,7 @@ Checks, and reads fields_file: connects to nothing, writes nothing. loading.py r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from urllib.parse import urlsplit
@@ -428,8 +428,7 @@ def option_names(kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]
     return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
 
 
-def _checked(name: str, check: object, value: str) -> None:
-    assert callable(check)  # one of the two name rules
+def _checked(name: str, check: Callable[[str], object], value: str) -> None:
     try:
         check(value)
     except ValueError as error:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,7 +30,7 @@ from gnsq.texts import counted
 if TYPE_CHECKING:
     from gnsq.spark.pipeline.session import OpenSession
 
-__all__ = ["Account", "generate", "main", "read_lines"]
+__all__ = ["account", "generate", "main", "read_lines"]
 
 TOPIC = "clicks"
 # Limits of one MPUB: nsqd refuses an MPUB of more than 5 MiB.
@@ -46,27 +46,11 @@ MALFORMED = 0.004
 OFFLINE, OFFLINE_DELAY = 0.01, dt.timedelta(minutes=45)
 
 
-class Account(NamedTuple):
-    """Numbers of events: of those in a table, in the topic of dead letters, and in the aggregates."""
-
-    published: int
-    archived: int
-    dead_lettered: int
-    entered: int
-    counted: int
-
-    def checks(self) -> list[tuple[str, bool]]:
-        """List (description, True if it holds) of each condition that the numbers must fulfil."""
-        return [
-            (
-                f"published {self.published:,} = archived {self.archived:,} + dead-lettered {self.dead_lettered:,}",
-                self.published == self.archived + self.dead_lettered,
-            ),
-            (
-                f"archived {self.archived:,} = entered the aggregation {self.entered:,} = counted {self.counted:,}",
-                self.archived == self.entered == self.counted,
-            ),
-        ]
+def account(published: int, archived: int, letters: int, entered: int, in_counts: int) -> dict[str, bool]:
+    """Describe each condition that the numbers of events must fulfil, and tell whether they do."""
+    first = f"published {published:,} = archived {archived:,} + dead-lettered {letters:,}"
+    second = f"archived {archived:,} = entered the aggregation {entered:,} = counted {in_counts:,}"
+    return {first: published == archived + letters, second: archived == entered == in_counts}
 
 
 @click.command()
@@ -132,16 +116,16 @@ def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, se
         run_job(config, session, once=True)
         letters, changes = cluster.depth(config.dead_letters_to), cluster.depth(config.metrics_to)
     archived, entered, in_counts, windows = _results(config)
-    account = Account(published, archived, letters, entered, in_counts)
     changed = counted(changes, "change", spec=",")
     click.echo(f"{published:12,} published, confirmed by nsqd")
     click.echo(f"{archived:12,} archived in a table, by day")
     click.echo(f"{letters:12,} dead-lettered, with the reason")
     click.echo(f"{in_counts:12,} counted in {windows:,} windows and pages ({changed} published)")
-    for text, agrees in account.checks():
+    checks = account(published, archived, letters, entered, in_counts)
+    for text, agrees in checks.items():
         click.echo(f"{'agrees' if agrees else 'DOES NOT AGREE'}: {text}")
     click.echo(f"took {time.monotonic() - started:.0f} s")
-    return all(agrees for _, agrees in account.checks())
+    return all(checks.values())
 
 
 def _results(config: PipelineConfig) -> tuple[int, int, int, int]:

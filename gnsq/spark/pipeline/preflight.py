@@ -199,11 +199,6 @@ class Survey:
     failures: list[str] = field(default_factory=list)
     topics: set[str] = field(default_factory=set)
 
-    @property
-    def answered(self) -> int:
-        """Number of nsqds and nsqlookupds that have answered."""
-        return self.asked - len(self.failures)
-
 
 def survey(config: PipelineConfig) -> Survey:
     """Ask all nsqds and nsqlookupds of the configuration for their topics."""
@@ -240,7 +235,7 @@ def check_nsq(config: PipelineConfig, found: Survey, *, once: bool, new_topic: b
         JobFailed: If no server has the topic, unless new_topic is True or the job has read the topic before; with once,
             also if no server answers.
     """
-    if found.asked and not found.answered:
+    if found.failures and len(found.failures) == found.asked:
         reason = f"neither nsqd nor nsqlookupd answers: {'; '.join(found.failures)}"
         if once:
             raise JobFailed(reason)

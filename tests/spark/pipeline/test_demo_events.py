@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from gnsq.spark.pipeline.demo import SPAN, START, Account, generate, read_lines
+from gnsq.spark.pipeline.demo import SPAN, START, account, generate, read_lines
 
 
 def events(bodies):
@@ -51,9 +51,9 @@ def test_pages_are_not_equally_popular():
 
 
 def test_lost_and_duplicated_events_show():
-    assert [agrees for _, agrees in Account(10, 9, 1, 9, 9).checks()] == [True, True]
-    assert [agrees for _, agrees in Account(10, 9, 0, 9, 8).checks()] == [False, False]
-    assert [agrees for _, agrees in Account(10, 9, 1, 10, 9).checks()] == [True, False]
+    assert list(account(10, 9, 1, 9, 9).values()) == [True, True]
+    assert list(account(10, 9, 0, 9, 8).values()) == [False, False]
+    assert list(account(10, 9, 1, 10, 9).values()) == [True, False]
 
 
 def test_no_events():
