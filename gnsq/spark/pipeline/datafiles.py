@@ -44,7 +44,9 @@ __all__ = [
     "TableTarget",
     "check_field_values",
     "collect_files",
+    "conformed",
     "file_stats",
+    "partition_text",
     "publish_files",
     "read_bodies",
     "stats_columns",
@@ -115,13 +117,18 @@ class Partition:
         return pc.divide(values.cast(pa.int64()), _PERIODS[self.column][0])
 
     def text(self, key: Any) -> str | None:
-        """Write a key as the table's log has it. Delta has one partition for "" and null."""
-        if key is None or key == "":
-            return None
-        if not self.is_field:
-            length, _, form = _PERIODS[self.column]
-            return (_EPOCH + dt.timedelta(microseconds=key * length)).strftime(form)
-        return str(key).lower() if isinstance(key, bool) else str(key)
+        """Write a key as the table's log has it."""
+        if self.is_field or key is None:
+            return partition_text(key)
+        length, _, form = _PERIODS[self.column]
+        return (_EPOCH + dt.timedelta(microseconds=key * length)).strftime(form)
+
+
+def partition_text(value: Any) -> str | None:  # Any: as the partition column's type is
+    """Write a value of a partition column as the table's log has it. Delta has one partition for "" and null."""
+    if value is None or value == "":
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
@@ -192,7 +199,7 @@ def write(batches: Iterable[Any], route: Route) -> Iterator[DataFile]:
     for batch in batches:
         for target, rows in route(batch):
             if rows.num_rows:
-                table = _conformed(rows, target)
+                table = conformed(rows, target.schema)
                 held.setdefault(target.name, (target, []))[1].append(table)
                 size += table.nbytes
         if size >= HELD_BYTES:
@@ -201,9 +208,15 @@ def write(batches: Iterable[Any], route: Route) -> Iterator[DataFile]:
     yield from _write_held(held)
 
 
-def _conformed(rows: Any, target: TableTarget) -> Any:  # Any: pyarrow has no types
-    columns = [rows.column(field.name).cast(field.type) for field in target.schema]
-    return pa.Table.from_arrays(columns, schema=target.schema)
+def conformed(rows: Any, schema: Any) -> Any:  # Any: pyarrow has no types
+    """Give rows the columns of a schema, in its order. A column that they lack is null."""
+    columns = [
+        rows.column(field.name).cast(field.type)
+        if field.name in rows.schema.names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _write_held(held: dict[str, tuple[TableTarget, list[Any]]]) -> Iterator[DataFile]:

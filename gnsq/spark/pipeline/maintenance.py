@@ -41,17 +41,17 @@ from deltalake.transaction import AddAction, RemoveAction
 from gnsq.localfiles import open_or_create, sync_directory
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, store_error, write_file
+from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, conformed, partition_text, store_error, write_file
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location, sync_log
 from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
+from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 __all__ = [
     "Maintenance",
-    "MergedElsewhere",
     "TableFile",
     "groups",
     "lock_tables",
@@ -76,10 +76,6 @@ BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
 _READ_BYTES = 16 * 2**20
 _TRIES = 20
 _LOCK, _VACUUMED = "maintenance.lock", "vacuumed"
-
-
-class MergedElsewhere(Exception):
-    """Another process has merged or deleted the same files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +121,7 @@ def maintain_table(location: str, *, retention: float | None, quiet: float = QUI
         retention: Seconds; None: leave out the vacuum, which lists all files.
 
     Raises:
-        JobFailed: If the store fails.
-        MergedElsewhere: If another process has merged or deleted the same files.
+        JobFailed: If the store fails, or as merge_files().
     """
     uri, options = delta_location(location)
     try:
@@ -151,8 +146,8 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
     """Merge small files with bounded memory; return how many files were merged.
 
     Raises:
-        MergedElsewhere: If another process has merged or deleted the same files; what this one has written is left to
-            the vacuum.
+        JobFailed: If another process has merged or deleted the same files; what this one has written is left to the
+            vacuum.
     """
     store = open_store(location, "output")
     partitioned = delta.metadata().partition_columns
@@ -172,13 +167,7 @@ def _files(delta: DeltaTable, partitioned: Sequence[str]) -> Iterator[TableFile]
     found = pa.table(delta.get_add_actions(flatten=True))
     names = ["path", "size_bytes", "modification_time", *(f"partition.{name}" for name in partitioned)]
     for path, size, at, *values in zip(*(found.column(name).to_pylist() for name in names), strict=True):
-        yield TableFile(path, size, _text(values[0]) if values else None, at / 1000)
-
-
-def _text(value: Any) -> str | None:  # Any: as the partition column's type is
-    if value is None or value == "":
-        return None
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        yield TableFile(path, size, partition_text(values[0]) if values else None, at / 1000)
 
 
 def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
@@ -190,22 +179,12 @@ def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterat
             size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
             rows = max(_READ_BYTES * metadata.num_rows // max(size, 1), 1)
             for batch in parquet.iter_batches(rows, use_threads=False):
-                held.append(_conformed(batch, schema))
+                held.append(conformed(batch, schema))
                 if sum(table.nbytes for table in held) >= _READ_BYTES:
                     yield pa.concat_tables(held).combine_chunks()
                     held = []
     if held:
         yield pa.concat_tables(held).combine_chunks()
-
-
-def _conformed(batch: Any, schema: Any) -> Any:  # Any: as above
-    columns = [
-        batch.column(field.name).cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(len(batch), field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _replace(
@@ -241,7 +220,10 @@ def _replace(
         # A batch may have been committed meanwhile, so the merge is not always the newest entry.
         sync_log(location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
         return
-    raise MergedElsewhere(f"{counted(len(old), 'file')} of {new.partition or 'the table'}")
+    raise JobFailed(
+        f"table {redact_uri(location)}: another process has merged {counted(len(old), 'file')} of "
+        f"{new.partition or 'the table'}: they are merged the next time"
+    )
 
 
 def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
@@ -277,8 +259,6 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
         for table in itertools.chain.from_iterable(query_tables(config).values()):
             try:
                 merged += maintain_table(table.location, retention=retention)
-            except MergedElsewhere as error:
-                troubles.append(f"table {table.name}: another process has merged {error}: next time again")
             except JobFailed as error:
                 troubles.append(str(error))
         if retention is not None and not troubles:

@@ -23,7 +23,6 @@ from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
     TARGET,
     Maintenance,
-    MergedElsewhere,
     TableFile,
     groups,
     maintain_table,
@@ -168,7 +167,7 @@ def test_merge_that_loses_is_told_and_harms_nothing(archive, tmp_path):
     stale = archive.delta()
     maintain_table(archive.location, retention=None, quiet=0)
 
-    with pytest.raises(MergedElsewhere):
+    with pytest.raises(JobFailed, match=r"another process has merged 3 files of 2026-01-0\d: .* the next time"):
         merge_files(stale, archive.location, quiet=0)
 
     assert archive.ids() == list(range(30))
