@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# Two workers, and a line of progress in place of a dot for each test; see tests/suite.py.
-PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 2
+# Three workers, since tests wait; and a line of progress in place of a dot for each test; see tests/suite.py.
+PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 3
 
 .PHONY: help demo test quick integration lint composefile bench clean
 .DEFAULT_GOAL := help
@@ -27,7 +27,7 @@ test: $(VENV)/.dev
 	$(PYTEST) tests
 
 quick: $(VENV)/.dev
-	$(PYTEST) -n 3 -m "not (spark or slow or subprocess)" --no-processes tests
+	$(PYTEST) -m "not (spark or slow or subprocess)" --no-processes tests
 
 integration: $(VENV)/.dev
 	@$(BIN)/python -m integration.run

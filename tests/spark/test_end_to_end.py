@@ -57,19 +57,9 @@ def archive(tmp_path):
     """Run a query to its end whose batches write files of their own, once more if they run again."""
 
     def write(rows, batch):
-        with ThreadPoolExecutor(4) as pool:
-            count, first, empty, _ = [
-                task.result()
-                for task in (
-                    pool.submit(rows.count),
-                    pool.submit(rows.take, 1),
-                    pool.submit(rows.isEmpty),
-                    pool.submit(rows.write.mode("overwrite").parquet, str(tmp_path / "batches" / str(batch))),
-                )
-            ]
-        assert (count > 0, len(first), empty) == (True, 1, False)
+        rows.write.mode("overwrite").parquet(str(tmp_path / "batches" / str(batch)))
 
-    def start(messages, **trigger):
+    def start(messages, write=write, **trigger):
         writer = messages.select("body").writeStream.foreachBatch(write)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger).start()
         assert query.awaitTermination(60)
@@ -127,11 +117,19 @@ def test_batches_that_were_not_committed_run_again_as_they_were(fakensqd, source
     assert sum(segment.rows for segment in spool.listing().segments) == len(archived(newest))
 
 
-def test_once_is_one_batch(fakensqd, source, archive, tmp_path):
+def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archive, tmp_path):
     publish(fakensqd, "clicks", numbered(3000))
+    found = []
 
-    archive(source(segmentRows=500), once=True)
+    def write(rows, batch):
+        path = str(tmp_path / "batches" / str(batch))
+        calls = [rows.count, lambda: len(rows.take(1)), rows.isEmpty, lambda: rows.write.parquet(path)]
+        with ThreadPoolExecutor(4) as pool:
+            found.extend(pool.map(lambda call: call(), calls))
 
+    archive(source(segmentRows=500), write, once=True)
+
+    assert found == [3000, 1, False, None]
     assert archived(tmp_path / "batches") == numbered(3000)
     assert [path.name for path in (tmp_path / "batches").iterdir()] == ["0"]
 

@@ -2,12 +2,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from click.testing import CliRunner
 
 from gnsq.spark.pipeline.demo import main
-from tests.spark.helpers import members_of, running, wait_for
+from tests.spark.helpers import wait_for
 
 pytestmark = pytest.mark.subprocess
 
@@ -40,15 +41,18 @@ def test_lines_of_a_file_are_accounted_for(shared_session, tmp_path, monkeypatch
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(120)
-def test_interrupt_stops_it_cleanly(tmp_path):
-    with running([*DEMO, "--messages", "10000"], TMPDIR=str(tmp_path)) as process:
-        wait_for(lambda: list(tmp_path.glob("gnsq-demo-*/*/archive/spool/*")), limit=60)
-        os.killpg(process.pid, signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
+def test_signal_stops_it_cleanly(shared_session, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-        assert process.returncode == 130
-        assert "stopped" in output
-        assert "Traceback" not in output
-        assert list(tmp_path.glob("gnsq-demo-*")) == []
-        wait_for(lambda: members_of(process.pid) == [])
+    def stop():
+        wait_for(lambda: list(tmp_path.glob("gnsq-demo-*/*/archive/spool/*")), limit=60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    done = CliRunner().invoke(main, ["--messages", "10000"], obj=shared_session)
+    stopper.join()
+
+    assert done.exit_code == 130, done.output
+    assert "stopped" in done.output
+    assert list(tmp_path.glob("gnsq-demo-*")) == []
