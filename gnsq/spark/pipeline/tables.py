@@ -270,23 +270,23 @@ class Table:
         transactions = [Transaction(*each) for each in zip(_applications(batch.owner), values, strict=True)]
         if entered is not None:
             transactions.append(Transaction(_entered(batch.owner), entered))
-        for attempt in range(_TRIES):
-            if self.has(batch):
-                return False
+        tries = 0
+        while not self.has(batch):
             delta = self._delta
             assert delta is not None  # has() has opened it
             self._check_values(delta, own)
             try:
                 self._write_entry(delta, batch.number, own, transactions)
             except JobFailed as error:
-                if attempt + 1 == _TRIES or not isinstance(error.__cause__, CommitFailedError):
+                tries += 1
+                if tries == _TRIES or not isinstance(error.__cause__, CommitFailedError):
                     raise
                 # The properties have changed since, or the store has answered an earlier try too late.
                 logger.debug("%s", error)
-                continue
-            self._synced(delta, delta.version())
-            self._values.update(file.partition for file in own)
-            return True
+            else:
+                self._synced(delta, delta.version())
+                self._values.update(file.partition for file in own)
+                return True
         return False
 
     def _write_entry(
