@@ -249,9 +249,9 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
         if isinstance(filesystem, fs.LocalFileSystem):
             # Spark syncs nothing. If a power failure took the file in commits, Spark would run the batch before again,
             # whose messages the source deletes after this one. Without the file in offsets Spark would give this number
-            # to another batch.
-            for log, number in (("commits", batch_id - 1), ("offsets", batch_id)):
-                sync_files(Path(root, log), f"{number}", f".{number}.crc")
+            # to another batch. In metadata is the owner.
+            for directory, name in (("", "metadata"), ("commits", batch_id - 1), ("offsets", batch_id)):
+                sync_files(Path(root, directory), f"{name}", f".{name}.crc")
     return BatchIdentity(owner, batch_id, offsets, _hash(json.dumps(settings).encode()))
 
 

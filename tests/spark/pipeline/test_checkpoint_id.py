@@ -88,11 +88,12 @@ def test_settings_that_divide_events_from_others_are_part_of_a_batch(config, tmp
 
 def test_batch_is_on_the_disk_with_the_end_of_the_one_before(config, tmp_path, monkeypatch):
     checkpoint = tmp_path / "work/archive/checkpoint"
+    put_checkpoint(checkpoint)
     put_batch(checkpoint, 7, "offsets")
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
 
     identify(config, "archive", "a", 7)
 
-    names = ["commits/6", "commits/.6.crc", "commits", "offsets/7", "offsets/.7.crc", "offsets"]
+    names = ["metadata", "", "commits/6", "commits/.6.crc", "commits", "offsets/7", "offsets/.7.crc", "offsets"]
     assert synced == [str(checkpoint / name) for name in names]
