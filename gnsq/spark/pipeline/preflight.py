@@ -19,7 +19,7 @@ from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import query_tables
-from gnsq.spark.pipeline.progress import checkpoint_id, last_batch, read_note
+from gnsq.spark.pipeline.progress import checkpoint_id, last_batch, read_note, set_torn_aside
 from gnsq.spark.pipeline.tables import check_store
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
@@ -84,6 +84,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
         _check_spool(config, query)
         try:
             location = config.checkpoint_of(query)
+            set_torn_aside(location)
             identity, committed = checkpoint_id(location), last_batch(location)
         except ValueError as error:
             # pyarrow can't open this location, only Spark can. So the checkpoint is not checked.

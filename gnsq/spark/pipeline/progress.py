@@ -11,6 +11,7 @@ import datetime as dt
 import functools
 import hashlib
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from gnsq.localfiles import sync_files
+from gnsq.localfiles import sync_directory, sync_files
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.report import Batch
@@ -39,9 +40,12 @@ __all__ = [
     "last_batch",
     "open_location",
     "read_note",
+    "set_torn_aside",
     "source_of",
     "start_of",
 ]
+
+logger = logging.getLogger(__name__)
 
 # Of events.parse(), by DataFrame.observe().
 OBSERVED = "gnsq"
@@ -270,6 +274,56 @@ def last_batch(location: str) -> int:
     filesystem, root = open_location(location)
     found = filesystem.get_file_info(fs.FileSelector(f"{root}/commits", allow_not_found=True))
     return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
+
+
+def set_torn_aside(location: str) -> None:
+    """Rename the newest files of a checkpoint's logs that a power failure has torn, since Spark would refuse to start.
+
+    Spark syncs nothing, and identify() syncs both logs before a batch writes anything. So a torn file in offsets is of
+    a batch that has written nothing. A torn file in commits is of a batch that runs again, and finds itself in the
+    tables.
+
+    Raises:
+        ValueError: As open_location().
+        OSError: If the file system fails.
+    """
+    filesystem, root = open_location(location)
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        return
+    # First commits: a batch with a file there has written something, so its file in offsets stays.
+    for log, lines in (("commits", 2), ("offsets", 3)):
+        directory = Path(root, log)
+        newest = max((path for path in directory.glob("*") if path.name.isdecimal()), key=_number, default=None)
+        if newest is None or _is_whole(newest, lines) or (log == "offsets" and _number(newest) <= last_batch(location)):
+            continue
+        logger.warning("checkpoint %s: %s/%s is torn; set aside", redact_uri(location), log, newest.name)
+        for path in (newest, _checksums(newest)):
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(path.with_name(f"{path.name}.torn"))
+        sync_directory(directory)
+
+
+def _number(path: Path) -> int:
+    return int(path.name)
+
+
+def _checksums(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def _is_whole(path: Path, least: int) -> bool:
+    """Return True if a file of a log has a version, then lines of JSON or "-", and all its checksums.
+
+    Source: Spark, OffsetSeqLog and CommitLog; Hadoop, ChecksumFileSystem: 8 bytes, and 4 for each 512 of the file.
+    """
+    content, checksums = path.read_bytes(), _checksums(path)
+    if checksums.exists() and checksums.stat().st_size != 8 + 4 * -(-len(content) // 512):
+        return False
+    version, *lines = content.splitlines() or [b""]
+    try:
+        return version[:1] == b"v" and len(lines) + 1 >= least and (lines[-1] == b"-" or bool(json.loads(lines[-1])))
+    except ValueError:
+        return False
 
 
 def _corrupt(checkpoint: str, reason: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.progress import checkpoint_id, identify
+from gnsq.spark.pipeline.progress import checkpoint_id, identify, last_batch, set_torn_aside
 from gnsq.spark.pipeline.windows import Metric
 from tests.spark.pipeline.helpers import put_batch, put_checkpoint
 
@@ -97,3 +97,69 @@ def test_batch_is_on_the_disk_with_the_end_of_the_one_before(config, tmp_path, m
 
     names = ["metadata", "", "commits/6", "commits/.6.crc", "commits", "offsets/7", "offsets/.7.crc", "offsets"]
     assert synced == [str(checkpoint / name) for name in names]
+
+
+# --- after a power failure
+
+
+WHOLE = {"offsets": b'v1\n{"batchWatermarkMs":0}\n{"n":1}', "commits": b'v1\n{"nextBatchWatermarkMs":0}'}
+
+
+def put_logs(checkpoint, **last):
+    """Write the logs of batches 0 to 9, and of batch 10 what is given."""
+    for log, text in WHOLE.items():
+        (checkpoint / log).mkdir(parents=True)
+        for number in range(10):
+            (checkpoint / log / str(number)).write_bytes(text)
+            (checkpoint / log / f".{number}.crc").write_bytes(bytes(12))
+        if last.get(log) is not None:
+            (checkpoint / log / "10").write_bytes(last[log])
+            (checkpoint / log / ".10.crc").write_bytes(bytes(12))
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"\0" * 40, b"v1\n", b'v1\n{"batchWatermarkMs":0}', b'v1\n{"batchWatermarkMs":0}\n{"n":']
+)
+def test_torn_offsets_of_a_batch_that_has_not_begun_are_set_aside(tmp_path, caplog, torn):
+    put_logs(tmp_path, offsets=torn)
+
+    set_torn_aside(str(tmp_path))
+
+    names = {path.name for path in (tmp_path / "offsets").iterdir()}
+    assert {"9", "10.torn", ".10.crc.torn"} <= names
+    assert not {"10", ".10.crc"} & names
+    assert "offsets/10 is torn; set aside" in caplog.text
+
+
+@pytest.mark.parametrize("torn", [b"", b"v1", b'v1\n{"next'])
+def test_torn_end_of_a_batch_is_set_aside_and_the_batch_runs_again(tmp_path, torn):
+    put_logs(tmp_path, offsets=WHOLE["offsets"], commits=torn)
+
+    set_torn_aside(str(tmp_path))
+
+    assert last_batch(str(tmp_path)) == 9
+    assert (tmp_path / "offsets" / "10").exists()
+
+
+def test_log_with_a_torn_checksum_is_set_aside(tmp_path):
+    put_logs(tmp_path, offsets=WHOLE["offsets"])
+    (tmp_path / "offsets" / ".10.crc").write_bytes(b"")
+
+    set_torn_aside(str(tmp_path))
+
+    assert not (tmp_path / "offsets" / "10").exists()
+
+
+@pytest.mark.parametrize(
+    "last", [{}, {"offsets": b"v1\n{}\n-"}, {**WHOLE}, {"offsets": b"", "commits": WHOLE["commits"]}]
+)
+def test_other_logs_stay(tmp_path, last, caplog):
+    put_logs(tmp_path, **last)
+    before = sorted(tmp_path.rglob("*"))
+
+    set_torn_aside(str(tmp_path))
+    set_torn_aside(f"file://{tmp_path}")
+    set_torn_aside(str(tmp_path / "new"))
+
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not caplog.text
