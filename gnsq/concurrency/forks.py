@@ -1,7 +1,7 @@
 """Closes inherited sockets in a forked child.
 
-A child has copies of its parent's sockets. If the child read from a copy, the parent would not receive those bytes. So
-the child closes its copies and sends nothing to nsqd.
+A child has copies of its parent's sockets. If the child read bytes from a copy, the parent would not receive these
+bytes. So the child closes its copies and sends nothing to nsqd.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _run_after_fork() -> None:
     inherited = list(_registered)
     _registered.clear()
     if inherited and get_hub_if_exists() is not None:
-        # After a plain os.fork() both processes share one epoll, and the child's resolver has no threads: renew both.
+        # After a plain os.fork() the child shares the parent's epoll, and its resolver has no threads: renew both.
         gevent.reinit()
     for obj in inherited:
         obj.after_fork_in_child(os.getppid())

@@ -16,7 +16,7 @@ __all__ = ["CooperativeYield", "run_forever"]
 RESTART_DELAY = 1.0
 # Seconds. A loop that never waits must let the event loop run at this interval.
 MAX_RUN_SECONDS = 0.01
-# Seconds. A sleep above 0 suffices for the event loop to run; this is the shortest one.
+# Seconds. The event loop runs during any sleep above 0, so this sleep is very short.
 _EVENT_LOOP_SLEEP = 1e-6
 
 
@@ -38,7 +38,7 @@ class CooperativeYield:
     """Lets other greenlets run. A loop that may run without ever waiting calls this object between two steps.
 
     gevent's recv() and sendall() do not yield while the socket is ready. sleep(0) lets other greenlets run, but the
-    event loop checks timers and sockets only after up to 50 such sleeps. So one call in each MAX_RUN_SECONDS sleeps
+    event loop may check timers and sockets only after 50 such sleeps. So one call in each MAX_RUN_SECONDS sleeps
     until the event loop has run.
     """
 

@@ -1,6 +1,6 @@
 """Logs a warning if code blocks a hub, with the stack of the blocking code.
 
-An OS thread checks each hub that has connections. The OS thread only logs: it can't interrupt the blocking code.
+Each hub with connections gets an OS thread that checks the hub. This thread can't interrupt the blocking code.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class HubMonitor:
     """Monitors the calling thread's hub, from the first acquire() to the last release().
 
     A timer of the hub stores the time, and a daemon thread checks the stored time. Neither the timer nor the daemon
-    thread keeps the hub or the process running. Two warnings are logged for each time that the hub is blocked: one with
-    the stack, and one when the hub runs again. The constructor makes its object the monitor of the calling thread.
+    thread keeps the hub or the process running. If the hub is blocked, two warnings are logged: one with the stack, and
+    one when the hub runs again. The constructor makes its object the monitor of the calling thread.
 
     Args:
         blocked_after: Seconds; a hub that has not run for longer is considered blocked.
@@ -52,7 +52,7 @@ class HubMonitor:
         self._thread = get_ident()
         self._native_id = _get_native_id()
         self._last_heartbeat = 0.0
-        # A weak reference: a call returns None when the monitored thread has ended.
+        # A weak reference: self._token() returns None after the monitored thread has ended.
         self._token = weakref.ref(current_thread.token)
         _local.monitor = self
 
@@ -69,7 +69,7 @@ class HubMonitor:
         return monitor
 
     def release(self) -> None:
-        """Undo one acquire(). The last release() stops the timer and the thread, without waiting for them."""
+        """Undo one acquire(). The last release() stops the timer and the daemon thread, without waiting for them."""
         self._users -= 1
         if self._users == 0:
             if getattr(_local, "monitor", None) is self:
@@ -126,8 +126,8 @@ class HubMonitor:
             return  # the thread has just ended
         hint = ""
         if seconds > 1.5 * self._blocked_after:
-            # No code of the hub is the cause, since the monitor's thread did not run either: the process was stopped,
-            # or an extension kept the GIL.
+            # The monitor's thread did not run in time either: the process was stopped, or an extension kept the GIL.
+            # The stack may show code that ran only afterwards and is not the cause.
             late = seconds - self._blocked_after
             hint = f" (no thread of this process ran for {late:.1f} s of it, so the stack may be a later one)"
         logger.warning(

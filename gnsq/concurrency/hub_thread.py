@@ -44,7 +44,7 @@ _JOIN_TIMEOUT = 0.5
 class HubThread:
     """Daemon thread that runs greenlets. The constructor starts it, and stop() ends it.
 
-    After a fork, the child does not have the thread: make it in the process that uses it. If a greenlet of another hub
+    After a fork, the child does not have the thread: make a new HubThread in the child. If a greenlet of another hub
     waits for this thread, the other greenlets of that hub continue to run.
 
     Args:
@@ -127,7 +127,7 @@ class HubThread:
         """
         if self._process != os.getpid():
             raise RuntimeError(f"thread {self.name} was started before the fork; make a new one in this process")
-        # After stop(), only greenlets of this thread that are being killed may still call.
+        # After stop(), only this thread's greenlets, which are being killed, may still call this method.
         if self._stopped and not self.is_current:
             raise self._ended()
         try:
@@ -138,7 +138,7 @@ class HubThread:
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """End the thread: kill its greenlets, and raise RuntimeError in calls that still wait.
 
-        May be called twice. Does nothing in a forked child process. A call in the thread itself returns at once.
+        May be called twice. Does nothing in a forked child process. If called in the thread itself, it does not wait.
 
         Args:
             timeout: Seconds to wait at most.
@@ -187,7 +187,7 @@ class HubThread:
         try:
             self._serve(started)
         except BaseException:
-            # One of the greenlets has raised SystemExit or KeyboardInterrupt.
+            # For example, one of the greenlets has raised SystemExit or KeyboardInterrupt.
             logger.exception("thread %s has failed", self.name)
         finally:
             self._stopped, self._ident = True, None
@@ -225,7 +225,7 @@ class HubThread:
 
 def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: gevent has no types
     """Search all objects for a hub's greenlets that have not ended: gevent keeps no list of greenlets."""
-    # Do not use isinstance(): it reads the __class__ of an object, and some objects raise then.
+    # Do not use isinstance(): it reads the __class__ of an object, and for some objects this raises an error.
     found = [obj for obj in gc.get_objects() if issubclass(type(obj), gevent.Greenlet)]
     return [greenlet for greenlet in found if greenlet.parent is hub and not greenlet.dead]
 

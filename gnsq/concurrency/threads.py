@@ -76,8 +76,8 @@ def start_thread(
 
     Args:
         name: Registers the thread with the threading module, so that log records have its name. A thread without a
-            name, or of a monkey-patched process, is not registered. A reason for no name: gevent can monkey-patch
-            locked locks, such as the import lock, only while the main thread is the only registered one.
+            name, or of a monkey-patched process, is not registered. A reason to give no name: gevent can monkey-patch
+            locked locks, such as the import lock, only while no thread but the main thread is registered.
 
     Returns:
         The threading module's thread; None if it is not registered.
@@ -100,7 +100,7 @@ def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> N
 
 
 def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: arguments of any function
-    # Set the trace function, as the threading module does for its threads. Debuggers and coverage need it.
+    # Set the trace and profile functions, as the threading module does: debuggers and coverage need these functions.
     sys.settrace(threading.gettrace())
     sys.setprofile(threading.getprofile())
     try:
@@ -132,7 +132,7 @@ class HubCallQueue:
         self._watcher.start(self._drain)
 
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: any arguments
-        """Call a function in the hub itself, soon and in the order of these calls. The function must not wait.
+        """Let the hub itself call a function soon. The hub keeps the order of the calls. The function must not wait.
 
         Raises:
             ValueError: If the hub's loop was destroyed.
@@ -204,7 +204,7 @@ class CrossThreadFuture(Generic[T]):
         # Locked until the future is done: a thread without a hub waits for this lock.
         self._done = allocate_lock()
         self._done.acquire()
-        # A thread with a hub waits for this event.
+        # If a thread with a hub waits: the queue of this hub, and the event that the thread waits for.
         self._waiter: tuple[HubCallQueue, Event] | None = None
 
     def set_result(self, value: T) -> None:
@@ -298,14 +298,14 @@ class ThreadEvent:
         self._waiting: dict[CrossThreadFuture[None], None] = {}
 
     def set(self) -> None:
-        """Wake all waiting threads and greenlets. Does not wait."""
+        """Set the event, and wake all waiting threads and greenlets. Does not wait."""
         # Set is_set before reading _waiting. wait() adds to _waiting before reading is_set. So no waiter is missed.
         self.is_set = True
         for future in list(self._waiting):
             future.set_result(None)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the event as CrossThreadFuture.wait() does, up to seconds. Return True if the event is set."""
+        """Wait for the event as CrossThreadFuture.wait() does. Return True if the event is set."""
         future: CrossThreadFuture[None] = CrossThreadFuture()
         self._waiting[future] = None
         try:
@@ -342,10 +342,10 @@ current_thread = _CurrentThread()
 
 
 class OwnerThread:
-    """The thread that made this object; other threads call into its hub.
+    """The thread that made this object. Other threads can call functions in the hub of the owner thread.
 
     Attributes:
-        ident: What get_ident() returns in that thread.
+        ident: What get_ident() returns in the owner thread.
         token: Weak reference to the thread's token; returns None when the thread has ended.
     """
 
@@ -358,11 +358,11 @@ class OwnerThread:
 
     @property
     def is_current(self) -> bool:
-        """True if the caller runs in this thread."""
+        """True if the caller runs in the owner thread."""
         return current_thread.token is self.token()
 
     def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: arguments of any function
-        """Call a function in a new greenlet of this thread's hub. Calls begin in their order.
+        """Call a function in a new greenlet of the owner thread's hub. The calls begin in the order of spawn().
 
         An NSQException that the function raises is logged, since no caller waits for the function.
 
@@ -372,7 +372,7 @@ class OwnerThread:
         self.call_soon(gevent.spawn, _log_exceptions, function, arguments)
 
     def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: arguments of any function
-        """Call a function in the thread's hub itself, soon. The function must neither wait nor raise.
+        """Let the owner thread's hub itself call a function soon. The function must neither wait nor raise.
 
         Raises:
             NSQConnectionClosed: If the thread has ended, or its hub is gone.
@@ -384,7 +384,7 @@ class OwnerThread:
             raise NSQConnectionClosed("the thread that this belongs to has ended") from error
 
     def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: any arguments
-        """Call a function in a greenlet of the thread's hub, and wait for its result. In this thread, call it directly.
+        """Call a function in a greenlet of the owner thread's hub, or directly in the owner thread. Return its result.
 
         Args:
             limit: Seconds to wait.
@@ -413,5 +413,5 @@ def _log_exceptions(function: Callable[..., object], arguments: tuple[Any, ...])
     try:
         function(*arguments)
     except NSQException as error:
-        # No warning is needed: nsqd delivers the message again after its msg_timeout.
+        # No warning is needed: if no answer of a message is sent, nsqd delivers this message again.
         logger.info("an answer from another thread was not sent: %s", error)
