@@ -1,4 +1,4 @@
-"""The V2 protocol as pure code, shared by client and emulator. This module itself only has the names of gnsq 1.0."""
+"""The V2 protocol as pure code, for the client and fakensqd. This module itself only has the names of gnsq 1.0."""
 
 from gnsq.protocol.commands import MAGIC_V2 as MAGIC_V2
 from gnsq.protocol.commands import auth as auth

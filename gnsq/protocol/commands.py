@@ -94,7 +94,7 @@ def _pub_line(topic_name: str) -> bytes:
 
 
 def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
-    """Build MPUB, of at least one message. nsqd stores all messages or none."""
+    """Build MPUB, of at least one message. nsqd stores no message if one of them is not valid."""
     assert_valid_topic_name(topic_name)
     return b"MPUB %s\n" % topic_name.encode() + _sized(multipublish_body(messages), "MPUB body")
 
@@ -117,7 +117,7 @@ def multipublish_body(messages: Iterable[bytes]) -> bytes:
 
 
 def deferpublish(topic_name: str, data: bytes, delay_ms: int) -> bytes:
-    """Build DPUB: nsqd delivers the message after delay_ms milliseconds. The limit is nsqd's max-req-timeout."""
+    """Build DPUB: nsqd delivers the message after delay_ms milliseconds. nsqd refuses more than its max-req-timeout."""
     assert_valid_topic_name(topic_name)
     _check_count("delay_ms", delay_ms)
     return b"DPUB %s %d\n" % (topic_name.encode(), delay_ms) + _sized(_checked_body(data), "message body")
@@ -141,7 +141,7 @@ def finish(message_id: bytes | str) -> bytes:
     """Build FIN.
 
     Raises:
-        ValueError: If the id does not have 16 bytes, or contains a space or a newline.
+        ValueError: If the id does not have 16 bytes, or contains a space, CR or newline.
     """
     return finish_all([_checked_id(message_id)], check=False)
 
@@ -212,7 +212,7 @@ def _checked_id(message_id: bytes | str) -> bytes:
 
 
 def _check_count(subject: str, value: int) -> None:
-    # Refuse a bool, which is an int in Python: it would be sent as "RDY True".
+    # Refuse a bool, which is an int in Python: in place of a number, it is probably a mistake.
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{subject} must be an int, not {type(value).__name__}")
     if value < 0:
@@ -267,7 +267,7 @@ class CommandDecoder:
         return None if data is None else int(_SIZE.unpack(data)[0])
 
     def take_line(self) -> bytes | None:
-        """Remove and return a line, without its newline and one carriage return; None if there is no newline.
+        """Remove and return a line, without the newline and a carriage return before it; None if there is no newline.
 
         Raises:
             ValueError: If a line with its newline is longer than MAX_LINE_SIZE. nsqd closes the connection for such a

@@ -19,7 +19,7 @@ __all__ = ["Codec", "DEFAULT_DEFLATE_LEVEL", "Deflate", "Snappy", "require_snapp
 
 DEFAULT_DEFLATE_LEVEL: Final = 6
 
-# zlib's sign for a stream without zlib's header and checksum. nsqd's stream is one. Source: Go's compress/flate.
+# zlib's wbits for a stream without header and checksum, such as nsqd's stream. Source: Go's compress/flate.
 _RAW: Final = -zlib.MAX_WBITS
 
 _STREAM_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -27,7 +27,7 @@ _CHUNK_HEADER: Final = 4
 _CHECKSUM: Final = 4
 # Limit of a chunk's decompressed content in bytes.
 _MAX_CONTENT: Final = 65536
-# Limit of a chunk's body in bytes: checksum and compressed content, which may be longer than the decompressed one.
+# Limit of a chunk's body in bytes: checksum and compressed content. Compression may make the content longer.
 _MAX_CHUNK: Final = _CHECKSUM + 32 + _MAX_CONTENT + _MAX_CONTENT // 6
 _COMPRESSED, _UNCOMPRESSED = 0x00, 0x01
 _FIRST_SKIPPABLE, _LAST_SKIPPABLE = 0x80, 0xFE
@@ -112,14 +112,15 @@ class Snappy:
             return b""
         try:
             result: bytes = self._decompressor.decompress(chunks)
-        except Exception as error:  # versions of the library raise different errors, even OSError
+        except Exception as error:  # versions of python-snappy raise different errors, even OSError
             raise NSQProtocolError(f"the received bytes are no snappy stream: {error}") from error
         return result
 
     def _whole_chunks(self, limit: int) -> bytes:
         """Remove and return complete chunks, with up to limit bytes of content together, or one chunk with more.
 
-        The library would wait for up to 16 MiB of an invalid or skippable chunk, and decompress all chunks at once.
+        python-snappy gets no other bytes: it waits for all of an invalid or skippable chunk, which may have 16 MiB,
+        and decompresses all chunks at once.
         """
         buffer = self._buffer
         taken = bytearray()
@@ -152,7 +153,7 @@ class Snappy:
                 if size >= 0x80:
                     size = size - 0x80 + (more << 7) if more < 0x80 else _announced_size(buffer[content : content + 5])
                 if size > _MAX_CONTENT:
-                    # Refuse the chunk now: the library may allocate this size before the bytes arrive.
+                    # Refuse the chunk now: python-snappy may allocate this size before the bytes arrive.
                     raise NSQProtocolError(
                         "the received bytes are no snappy stream: "
                         f"a chunk announces {size} bytes, the most is {_MAX_CONTENT}"
@@ -178,7 +179,7 @@ def _announced_size(head: bytearray) -> int:
 
 
 def require_snappy() -> snappy:
-    """Import python-snappy. The import is slow, so this is called only for connections that use snappy.
+    """Import python-snappy. The import is slow, so only connections that use snappy call this function.
 
     Raises:
         ImportError: If the import fails; the text says what to do.

@@ -97,7 +97,7 @@ class FrameDecoder:
         large_frame_size: Bytes; a larger frame that arrives in several reads is collected in its own buffer.
 
     Attributes:
-        failure: The error of a malformed frame that followed frames which feed() has returned; None: no error.
+        failure: The error of a malformed frame, if feed() has stored it and not raised it; None: no error.
     """
 
     __slots__ = ("_large", "_large_size", "_max_size", "_tail", "_wanted", "failure")
@@ -107,7 +107,7 @@ class FrameDecoder:
         # At least the size of the headers: _begin_large() expects that a large frame is longer than its headers.
         self._large_size = max(large_frame_size, MESSAGE_FRAME.size)
         self._tail = bytearray()
-        # The bytes of a large frame after its headers; the headers are in _tail. To get the bytes needs no copy.
+        # The bytes of a large frame after its headers; the headers are in _tail. getvalue() makes no copy.
         self._large: io.BytesIO | None = None
         self._wanted = 0
         self.failure: NSQFrameError | None = None
@@ -115,14 +115,14 @@ class FrameDecoder:
     def feed(self, data: bytes, read_messages: ReadMessages | None = None) -> list[Frame]:
         """Add received bytes, and return all frames that are complete now, in order.
 
-        The error of a malformed frame is stored in ``failure`` if there are frames before it, and is raised otherwise.
+        An error of a frame's size is stored in ``failure`` if there are frames before the frame, otherwise raised.
 
         Args:
-            read_messages: Function that reads message frames; then they are not returned. If a complete message frame
-                begins at start, read_messages(data, start, max_size, None) is called. It reads this frame and the valid
-                message frames after it, and returns the index at which the last one ends. If it raises an NSQFrameError
-                for the first frame, or a frame has an unknown type, the error is stored in ``failure``. For a large
-                message that arrived in several reads, read_messages(headers, 0, max_size, body) is called.
+            read_messages: Function that reads message frames, so that they are not returned. If a complete message
+                frame begins at an index start, read_messages(data, start, max_size, None) is called. It reads this and
+                the next valid message frames, and returns the index at which the last of them ends. If it raises an
+                NSQFrameError, or a frame has an unknown type, the error is stored in ``failure``. For a large message
+                that arrived in several reads, read_messages(headers, 0, max_size, body) is called.
 
         Raises:
             NSQFrameError: If a size is below 4 or above max_frame_size.
@@ -213,7 +213,7 @@ class FrameDecoder:
             return None
         frame = (frame_type, bytes(self._tail[8 : 4 + size]))
         del self._tail[: 4 + size]
-        # feed() may have set the size of this frame, for which it waited.
+        # An earlier feed() may have set _wanted to the size of this frame.
         self._wanted = 0
         return frame
 
@@ -242,7 +242,7 @@ class FrameDecoder:
         return headers, large.getvalue(), data[missing:]
 
     def take_remaining(self) -> bytes:
-        """Return and remove the bytes of an incomplete frame."""
+        """Return and remove all bytes that were not returned in a frame."""
         rest = bytes(self._tail)
         if self._large is not None:
             rest += self._large.getvalue()
@@ -257,7 +257,7 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Number of bytes of an incomplete frame."""
+        """Number of received bytes that were not returned in a frame."""
         return len(self._tail) + (0 if self._large is None else self._large.tell())
 
     def _check_partial(self) -> None:

@@ -43,7 +43,7 @@ DEFAULT_MAX_RDY_COUNT = 2500
 # nsqd's defaults in seconds. A server that does not negotiate may use these defaults and not the client's values.
 DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
-# Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a lower value nsqd flushes for each message.
+# Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a shorter timeout nsqd flushes more often.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
 _REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
 
@@ -80,10 +80,10 @@ class StartCompression:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The result of IDENTIFY. Durations are in seconds. A value that the server did not send is None.
+    """The result of IDENTIFY. Durations are in seconds. A value that the server did not send is None or a default.
 
     A server that responds with a plain OK may use the client's values or its own defaults. In this case msg_timeout is
-    the shorter one of these two, and heartbeat_interval the longer one.
+    the shorter of these two (None if the client asked for no value), and heartbeat_interval the longer.
 
     Attributes:
         heartbeat_interval: 0 if heartbeats are switched off.
@@ -163,7 +163,7 @@ def identify_steps(options: ConnectionOptions) -> Handshake:
 
 
 def identify_body(options: ConnectionOptions) -> dict[str, object]:
-    """Build the JSON object of IDENTIFY. Durations are in milliseconds. Options that are not set have no field."""
+    """Build the JSON object of IDENTIFY. Durations are in milliseconds."""
     hostname = options.hostname if options.hostname is not None else socket.gethostname()
     client_id = options.client_id if options.client_id is not None else hostname.split(".")[0]
     body: dict[str, object] = {
@@ -210,7 +210,7 @@ def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, obje
 
 
 def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
-    """Yield the steps that read the next response. Heartbeats, which nsqd may send before it, are answered."""
+    """Yield the steps that read the next response. Heartbeats that nsqd sends before the response are answered."""
     while True:
         frame = yield ReadFrame(f"response to {command}")
         assert frame is not None  # the caller sends a frame after ReadFrame
@@ -282,7 +282,7 @@ def _compression(response: Mapping[str, object], options: ConnectionOptions) -> 
     if options.snappy:
         return Snappy()
     level = response.get("deflate_level")
-    # A server may respond with level 0, which is not valid: the example in the specification has it.
+    # A server may respond with level 0, which is not valid: the example in the specification has level 0.
     return Deflate(level if isinstance(level, int) and 1 <= level <= 9 else DEFAULT_DEFLATE_LEVEL)
 
 
@@ -303,7 +303,7 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
 
 
 def with_hint(error: NSQErrorCode) -> NSQErrorCode:
-    """Add advice for the user to an error of nsqd, if the error is known. Compares with the texts of nsqd 1.3.0."""
+    """Add advice for the user to an error of nsqd, and return the error. Errors without a known text stay unchanged."""
     if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
         error.advice = (
             "nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
