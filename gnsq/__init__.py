@@ -1,6 +1,6 @@
 """gnsq: a gevent client for NSQ, the realtime message queue.
 
-A public name is imported only when it is used. So the emulator, which needs only the protocol, starts 70 ms faster.
+A public name is imported only when it is used. So fakensqd, which does not use the clients, starts 70 ms faster.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
 
     Raises:
         TypeError: If the address is not a str.
-        ValueError: If the host is empty or the port is not 1 to 65535.
+        ValueError: If the format is wrong, the host is empty, or the port is not 1 to 65535.
     """
     if not isinstance(address, str):
         raise TypeError(f"address must be a str such as 'host:4150', not {address!r}")
@@ -61,7 +61,7 @@ def parse_addresses(addresses: Addresses) -> list[str]:
 
 
 def format_address(host: str, port: int) -> str:
-    """Write ``host:port``, with an IPv6 host in brackets, or the path of a unix socket."""
+    """Return ``host:port``, with an IPv6 host in brackets, or the path of a unix socket."""
     if is_unix(host):
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -37,7 +37,7 @@ class BackoffTimer:
         return self
 
     def success(self) -> BackoffTimer:
-        """Reduce the number of failures by one."""
+        """Reduce the number of failures by one, unless it is 0."""
         self.c = max(self.c - 1, 0)
         return self
 
@@ -59,7 +59,7 @@ class BackoffTimer:
 def exponential_delay(
     failures: int, initial: float, maximum: float, *, growth: float = 2.0, jitter: float = 0.0, spread: float = 0.0
 ) -> float:
-    """Compute the delay before the next try: initial, multiplied by growth with each failure, up to maximum.
+    """Compute the delay before the next try: initial, times growth for each failure after the first, up to maximum.
 
     Args:
         failures: Failures in a row, 1 or more.
@@ -106,7 +106,7 @@ class ConsumerBackoff:
         jitter: Largest share of a delay, 0 to 1, that is subtracted from the delay.
 
     Attributes:
-        failures: Failures in a row; each success subtracts one.
+        failures: Number of failures counted; record_failure() may add one, a success while PROBING subtracts one.
         duration: Length of the last pause, seconds.
         until: Time at which the last pause ends or has ended, monotonic seconds.
         maximum: Longest delay, seconds; may be changed at any time.

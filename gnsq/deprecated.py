@@ -48,7 +48,7 @@ class Reader(Consumer):
     def start(self, *args: Any, **options: Any) -> None:  # Any: arguments of Consumer
         """Start as Consumer does."""
         if self._is_async and self.on_message.receivers:
-            # This receiver may be called last: a message is finished after the last receiver has returned.
+            # The order of the receivers does not matter: a message is finished only after all receivers have returned.
             self.on_message.connect(self._make_async, weak=False)
         super().start(*args, **options)
 
@@ -105,7 +105,7 @@ class Nsqd:
         self._http = NsqdHTTPClient(address, http_port)
 
     def __getattr__(self, name: str) -> Any:  # Any: type of the client's attribute
-        # copy and pickle read attributes before __init__ is called. Without this check, that would recurse for ever.
+        # copy and pickle read attributes before __init__ has set _tcp. Without this check, self._tcp would recurse.
         if name in ("_tcp", "_http"):
             raise AttributeError(name)
         return getattr(self._tcp if hasattr(self._tcp, name) else self._http, name)

@@ -1,7 +1,7 @@
 """Finds nsqds: queries all nsqlookupds, combines their answers, and remembers the answers from query to query.
 
-An address may lead to another server than nsqlookupd. So an answer is not trusted: the number of nsqds is limited, and
-each must have a host and a port. Only Consumer and Producer connect to the nsqds.
+The address of an nsqlookupd may lead to another server. So an answer is not trusted: the number of nsqds is limited,
+and each nsqd must have a host and a port. Only Consumer and Producer connect to the nsqds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NSQDS_PER_TURN = 500
 # Limit of the characters of a host name, by RFC 1035. An IP address has fewer.
 _MAX_HOST_LENGTH = 255
 _NOT_IN_HOSTS = frozenset(" /?#@[]\\")
-# A round is one query of all nsqlookupds. After so many rounds in a row without an nsqd, the log line is a warning.
+# A round is one query of all nsqlookupds. From this number of empty_rounds on, log_empty_round() logs a WARNING.
 _WARN_AFTER_EMPTY_ROUNDS = 3
 
 
@@ -82,7 +82,7 @@ class LookupReport:
         self._confirmed: set[str] = set()
 
     def warn(self, address: str, text: str, *arguments: object) -> None:
-        """Log a WARNING that begins with the address of an nsqlookupd. Each text is logged once a minute per owner."""
+        """Log a WARNING that begins with an nsqlookupd's address; at most one a minute for each address and text."""
         limited = self._owner.rate_limited(logger)
         limited.log(logging.WARNING, f"{address} {text}", f"%s: {text}", self._owner.at(address), *arguments)
 
@@ -98,7 +98,7 @@ class LookupReport:
             self.failures.pop(address, None)
         else:
             self.failures[address] = failure
-        # An address at which an nsqlookupd has answered before is not wrong: its proxy may be restarting, for example.
+        # An address at which an nsqlookupd has answered before is not wrong: a proxy there may be restarting now.
         if is_other_server and address not in self._confirmed:
             self.wrong.add(address)
         elif failure is None:
@@ -176,7 +176,7 @@ class _Lookup:
         self._max_nsqds = max_nsqds
 
     def _query_all(self, query: Callable[[int], bool]) -> list[bool]:
-        """Call a function with the index of each nsqlookupd, all at the same time, and wait for all results."""
+        """Call a function with the index of each nsqlookupd, in one greenlet per call, and wait for all results."""
         group = Group()
         try:
             queries = [group.spawn(query, number) for number in range(len(self._lookupds))]
@@ -253,7 +253,7 @@ class TopicNodes(_Lookup):
         self, lookupds: Sequence[LookupdClient], topic: str, max_nsqds: int = MAX_NSQDS, owner: LogOwner | None = None
     ) -> None:
         super().__init__(lookupds, topic, max_nsqds=max_nsqds, owner=owner)
-        # The last answer of each nsqlookupd. A common set of all answers would keep nsqds that were replaced long ago.
+        # The nsqds in the last answer of each nsqlookupd. A single set of all answers would keep nsqds that are gone.
         self._answers: list[set[str]] = [set() for _ in lookupds]
 
     @property
@@ -265,8 +265,8 @@ class TopicNodes(_Lookup):
         """Query all nsqlookupds at the same time, and wait for all of them. Return True if any of them answered.
 
         Args:
-            found: Called with the ``host:port`` of each known nsqd, as soon as one nsqlookupd that has named it has
-                answered or failed: an nsqlookupd that is down must not delay it. May be called twice for an nsqd.
+            found: Called with the ``host:port`` of each nsqd in an nsqlookupd's answer (in the last answer, if the
+                query fails), without waiting for the other nsqlookupds. May be called twice for an nsqd.
             connected: Further nsqds that count for the limit max_nsqds.
         """
         admitted = self.addresses.union(connected)
@@ -294,7 +294,7 @@ class AllNodes(_Lookup):
     """All nsqds that nsqlookupds know.
 
     A round of queries is complete if all nsqlookupds answered. An nsqd is forgotten when no nsqlookupd names it in two
-    complete rounds in a row. One is not enough: an nsqlookupd that has just started knows no nsqd for some seconds.
+    complete rounds in a row. One round does not suffice: a just started nsqlookupd knows no nsqd for some seconds.
     """
 
     def __init__(

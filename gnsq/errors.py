@@ -25,17 +25,17 @@ class NSQRequeueMessage(NSQException):
 
 
 class NSQTimeout(NSQException):
-    """A response or a connection did not come before its deadline."""
+    """An operation, such as a connect or a wait for a response, did not end before its deadline."""
 
 
 class NSQNotSent(NSQException):
-    """nsqd has not executed the publish, and will not execute it. So another publish of it creates no duplicate."""
+    """nsqd has not executed the publish, and will not execute it. Publishing the message again makes no duplicate."""
 
 
 class NSQUnknown(NSQException):
-    """The publish was sent and got no response, so nsqd may have executed it.
+    """The publish got no response, and nsqd may have executed it.
 
-    Another publish of the message may duplicate it. Without another publish, the message may be lost.
+    If the message is published again, it may be duplicated; otherwise it may be lost.
     """
 
 
@@ -44,7 +44,7 @@ class NSQNoConnections(NSQNotSent):
 
 
 class NSQNotSentTimeout(NSQNotSent, NSQTimeout):
-    """The deadline of the publish passed before it was sent."""
+    """The publish was not sent before its deadline."""
 
 
 class NSQUnknownTimeout(NSQUnknown, NSQTimeout):
@@ -52,7 +52,7 @@ class NSQUnknownTimeout(NSQUnknown, NSQTimeout):
 
 
 class NSQHttpError(NSQException):
-    """An HTTP server responded with a status other than 200, or gave no response.
+    """An HTTP server responded with a status other than 200 or an unusable body, or did not respond.
 
     Attributes:
         status: The HTTP status, or the status in the body of an old server's response. None if there was no response.
@@ -74,7 +74,7 @@ class NSQHttpTimeout(NSQHttpError, NSQTimeout):
 
 
 class NSQSocketError(NSQException, OSError):
-    """The operating system refused or broke a connection; ``errno`` is set if the system gave one."""
+    """A connection failed or was lost. ``errno`` is the error number of the operating system, if there is one."""
 
 
 class NSQConnectionClosed(NSQSocketError):
@@ -94,10 +94,10 @@ class NSQProtocolError(NSQException):
 
 
 class NSQFrameError(NSQProtocolError):
-    """Received bytes are not a frame: the size is out of bounds or the type is unknown."""
+    """Received bytes are not a valid frame: its size is out of bounds, or its type is unknown, for example."""
 
 
-# The class of each error frame, by the code of the frame. Source: nsqd protocol_v2.go.
+# The exception class for each code of an error frame. Source: nsqd protocol_v2.go.
 ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {}
 
 
@@ -193,7 +193,7 @@ class NSQIdentifyFailed(NSQErrorCode, code="E_IDENTIFY_FAILED"):
 
 
 class NSQSubFailed(NSQErrorCode, code="E_SUB_FAILED"):
-    """The channel has too many subscribers, or is being deleted."""
+    """The channel has too many subscribers, or the channel or its topic is being deleted."""
 
 
 class NSQAuthDisabled(NSQErrorCode, code="E_AUTH_DISABLED"):
@@ -205,7 +205,7 @@ class NSQAuthFailed(NSQErrorCode, code="E_AUTH_FAILED"):
 
 
 class NSQAuthError(NSQErrorCode, code="E_AUTH_ERROR"):
-    """nsqd could not check the authorization."""
+    """nsqd could not build or send its response to AUTH."""
 
 
 class NSQAuthFirst(NSQErrorCode, code="E_AUTH_FIRST"):
@@ -238,7 +238,7 @@ class NSQTouchFailed(NSQErrorCode, code="E_TOUCH_FAILED"):
 ERROR_CODES |= {b"E_FINISH_FAILED": NSQFinishFailed, b"E_REQUEUE_FAILED": NSQRequeueFailed}
 
 MESSAGE_ID_SIZE = 16  # bytes
-# Bytes of an error frame that are used; the rest is cut off. nsqd's longest text quotes a name of 16 KiB.
+# Limit of the bytes of an error frame that are kept; the rest is cut off. nsqd's longest text quotes a name of 16 KiB.
 MAX_ERROR_SIZE = 17 * 1024
 
 
@@ -249,7 +249,7 @@ def make_error(data: bytes) -> NSQErrorCode:
     """
     code, _, text = data[:MAX_ERROR_SIZE].partition(b" ")
     error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
-    # In gnsq 1.0, too, args has the code if there is no text.
+    # If there is no text, args has the code, as in gnsq 1.0.
     error.args = (text or code,)
     return error
 

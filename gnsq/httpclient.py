@@ -48,12 +48,12 @@ class HTTPClient:
     """A client of one HTTP address, for all greenlets of all threads.
 
     The timeout of a call covers the whole call, even if the server sends slowly. Each thread has its own connections,
-    which stay open between calls. A connection that the server has closed is replaced. If the client notices that only
-    after sending, it retries a GET; other methods raise an error, since the server may have executed the request.
+    which stay open between calls. A connection that the server has closed is replaced. If the client notices the close
+    only after sending, it retries a GET. A request with another method fails: the server may have executed it.
 
     A POST is retried only if no connection could be made, or if the server does not know the path. So the client
-    duplicates nothing. If the caller sends a POST again after an NSQHttpTimeout, or after an NSQHttpError whose status
-    is None, the server may execute the POST twice, but not after an NSQHttpUnreachable.
+    duplicates nothing. After an NSQHttpUnreachable, the caller can safely send the POST again. After another
+    NSQHttpError whose status is None, such as NSQHttpTimeout, the server may have executed the POST already.
 
     After a fork the child makes new connections. Calls that were waiting during the fork fail in the child.
 
@@ -184,7 +184,7 @@ class HTTPClient:
 
         Args:
             params: Parameters of the query; a parameter whose value is None is left out.
-            old_path: The endpoint's path in servers before 1.0; used if the server does not know the other path.
+            old_path: The endpoint's path in servers before 1.0; used if the server does not know ``path``.
             timeout: Seconds for this call, in place of the client's option timeout.
 
         Returns:
@@ -272,7 +272,7 @@ class HTTPClient:
 
 @functools.cache
 def _connections_class() -> type[Connections]:
-    """Import the class in another thread: it imports the library requests, which would block the hub for 0.1 s."""
+    """Import the class in another thread: in this one, the import of the package requests blocks the hub for 0.1 s."""
 
     def load() -> type[Connections]:
         from gnsq.http.connections import Connections
@@ -287,11 +287,11 @@ def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:
     if not isinstance(useragent, str):
         raise TypeError(f"useragent must be a str, not {useragent!r}")
     check_header("User-Agent", useragent)
-    # "identity" refuses compressed bodies: a short one could be huge after decompression. nsqd does not compress.
+    # "identity" refuses compressed bodies: a short body could be huge after decompression. nsqd does not compress.
     headers = {"User-Agent": useragent, "Accept": _ACCEPT, "Accept-Encoding": "identity"}
     if options.auth is not None:
         headers["Authorization"] = options.authorization
-    # Upper and lower case do not differ in names of headers.
+    # Names of headers are case-insensitive.
     given = {name.title(): value for name, value in (options.headers or {}).items()}
     return headers | given
 

@@ -116,7 +116,7 @@ def _create(path: Path, access: int, mode: int | None) -> int:
 
 
 def _set_mode(descriptor: int, mode: int) -> None:
-    """Add the permissions that the umask has removed."""
+    """Set the mode again, as the umask may have removed bits. Ignore the error of a file system without permissions."""
     found = stat.S_IMODE(os.fstat(descriptor).st_mode)
     # A directory keeps the setgid bit that it has from its parent.
     wanted = mode | found & stat.S_ISGID

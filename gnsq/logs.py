@@ -64,7 +64,7 @@ class RateLimitedLogger:
         self._logger.log(level, text, *arguments, exc_info=exc_info)
 
     def is_due(self, kind: str, *, burst: int = 1) -> bool:
-        """Return True if log() would log a line of some kind at its level now. To ask saves making a long text."""
+        """Return True if log() logs a line of this kind at its level now. If not, a long text need not be built."""
         due, said, _ = self._kinds.get(kind, (0.0, 0, 0))
         return said < burst or self._now() >= due
 
@@ -83,7 +83,7 @@ class RateLimitedLogger:
 
 
 class LogOwner:
-    """Stands for the Consumer or Producer that log lines name. All its parts log by the same LogOwner.
+    """Stands for the Consumer or Producer that log lines name. All parts of a client share one LogOwner.
 
     Args:
         label: Name of the Consumer or Producer in log lines; empty: the lines name none.

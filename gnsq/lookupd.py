@@ -24,7 +24,7 @@ class LookupdClient(HTTPClient):
     """Client of nsqlookupd over HTTP.
 
     All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If a server does not
-    know an endpoint, the request is sent again with the endpoint's name before 1.0. The envelope of an old server's
+    know the path of a POST, the POST is sent to the path that servers before 1.0 have. The envelope of an old server's
     answer is removed.
 
     Args:
@@ -60,7 +60,7 @@ class LookupdClient(HTTPClient):
         return self._get("topics")
 
     def channels(self, topic: str) -> Answer:
-        """List a topic's channels: ``{"channels": [...]}``, empty for an unknown topic."""
+        """List a topic's channels: ``{"channels": [...]}``; the list is empty for an unknown topic."""
         return self._get("channels", topic=topic)
 
     def nodes(self) -> Answer:
@@ -72,7 +72,7 @@ class LookupdClient(HTTPClient):
         return self._post("topic/create", "create_topic", topic=topic)
 
     def delete_topic(self, topic: str) -> bytes:
-        """Remove a topic from the registry. nsqds keep the topic, and add it again when they connect again."""
+        """Remove a topic from the registry. nsqds keep the topic, and register it when they connect again."""
         return self._post("topic/delete", "delete_topic", topic=topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
@@ -141,7 +141,7 @@ def _check_names(params: dict[str, str]) -> None:
 def is_unknown_topic(error: NSQHttpError) -> bool:
     """Return True if lookup() failed because nsqlookupd does not know the topic.
 
-    A 404 of another server, which does not know the path, has another text."""
+    Another server, which does not know the path, also responds with 404, but with another text."""
     return error.status is not None and error_text(error.body) in _UNKNOWN_TOPIC
 
 

@@ -40,9 +40,9 @@ _responder_of = operator.attrgetter("_responder")
 
 
 class Responder(Protocol):
-    """Sends the answers of messages to nsqd. InFlightMessages is one. All methods may be called from any OS thread. A
-    responder may also have a method ``requeue_after(attempts)``. It returns the delay, in milliseconds, of a requeue()
-    that is called without time_ms.
+    """Sends the answers of messages to nsqd. InFlightMessages is a Responder. All methods may be called from any OS
+    thread. A responder may also have a method ``requeue_after(attempts)``, which returns the delay, in milliseconds, of
+    a requeue() that is called without time_ms.
     """
 
     @property
@@ -132,9 +132,9 @@ class Message:
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until nsqd delivers the message again, never below 0; None if nsqd's msg_timeout is unknown. This
-        client counts from the arrival or the last touch(), up to max_msg_timeout. nsqd counts from the moment at which
-        it sent the message, so nsqd's timeout ends a little earlier.
+        """Seconds until nsqd requeues the unanswered message, never below 0; None if nsqd's msg_timeout is unknown.
+        This client counts from the arrival or the last touch(), up to max_msg_timeout. nsqd counts from the moment at
+        which it sent the message, so nsqd's timeout ends a little earlier.
 
         Source: nsqd channel.go TouchMessage.
         """
@@ -307,7 +307,7 @@ class Message:
         return self._async
 
     def has_responded(self) -> bool:
-        """Return True if the message was finished or requeued."""
+        """Return True if the message was finished, requeued or dropped."""
         return not hasattr(self, "_open")
 
     # --- signals
@@ -356,7 +356,7 @@ def read_messages(
         received: The responder's now() when the data arrived.
         start: Index at which the first frame begins. The first frame must be complete.
         max_size: Limit of the size in the header of a frame.
-        large: None, or the body of a large message. Then the data has only the headers of this message.
+        large: None, or the body of a large message. With a body, the data has only the headers of this message.
 
     Raises:
         NSQFrameError: If the first frame is too short for a message.
@@ -426,8 +426,8 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
 
 
 def enable_async_all(messages: Iterable[Message]) -> list[Message]:
-    """Make all messages async that one call of a handler got. Return the messages that were answered before: they can't
-    become async."""
+    """Make several messages async, such as all messages that one call of a handler got. Return the messages that were
+    answered before: they can't become async."""
     answered: list[Message] = []
     made_async: list[Message] = []
     for message in messages:

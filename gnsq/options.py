@@ -47,8 +47,8 @@ def option(
     special: tuple[float, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """Declare an option. The values in special are valid although they are not between minimum and maximum. No text
-    shows the value of a secret option."""
+    """Declare an option. The values in special are valid although they are not between minimum and maximum. No error
+    text shows the value of a secret option."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 

@@ -41,7 +41,7 @@ class TypedSignal(Signal, Generic[ReceiverT]):
 
     if TYPE_CHECKING:
 
-        def connect(  # type: ignore[override]  # blinker's takes every function
+        def connect(  # type: ignore[override]  # blinker's connect() takes every function
             self,
             receiver: ReceiverT,
             sender: Any = ANY,  # Any: as in blinker's signature
@@ -49,7 +49,7 @@ class TypedSignal(Signal, Generic[ReceiverT]):
         ) -> ReceiverT: ...
 
 
-# The sender is Any in these types: a receiver may expect a subclass.
+# The sender is Any in these types, so that a receiver may declare a subclass of Consumer, for example, as its sender.
 
 
 class MessageReceiver(Protocol):

@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Numbers of durations, counted in buckets. A bucket is a range of lengths.
+    """Numbers of durations, counted in buckets. A bucket is a range of durations.
 
     Attributes:
         bounds: Upper bounds of the buckets in seconds, rising. The last bucket has no upper bound.
@@ -51,7 +51,7 @@ class Histogram:
             share: Part of all durations, from 0 to 1.
 
         Returns:
-            The upper bound of a bucket, at most twice the exact number; inf for the last bucket. None: no durations.
+            Upper bound of the bucket of the exact quantile; inf for the last bucket. None if there are no durations.
         """
         left = share * self.count
         if not self.count:
@@ -65,13 +65,12 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class MessageCounts:
-    """Numbers of messages since the start.
+    """Numbers of messages since a connection was opened, or since a Consumer was started.
 
     Attributes:
         received: Number of deliveries.
         finished, requeued, touched: Number of FIN, REQ and TOUCH that were sent.
-        timed_out: Messages whose msg_timeout was over when they were answered (nsqd refused the answer), or before a
-            handler got them (they were dropped).
+        timed_out: Number of messages that timed out before they were answered. nsqd requeues these messages.
     """
 
     received: int = 0
@@ -125,11 +124,11 @@ class ConsumerStats:
         given_up: Number of messages that were delivered more often than max_tries.
         failed: Number of calls of handlers that raised an exception other than NSQRequeueMessage.
         waiting: Number of messages that wait for a handler.
-        handling: Number of handlers that are running.
+        handling: Number of messages whose handlers are running.
         backoff: off, waiting (RDY 0 until the delay is over) or probing (RDY 1 on one connection).
-        backoff_failures: Failures in a row; each success subtracts one.
+        backoff_failures: Number of failures counted; the success of a probe subtracts one.
         backoff_remaining: Seconds until the next probe; 0 if backoff is not waiting.
-        latency: Times from the delivery of each message to its answer.
+        latency: Times from the arrival of each message to the return of its handler; if async, to its answer.
         failures: Last error of each nsqd without a connection, by address.
         handlers_overdue: Number of handlers that run now and whose message has timed out.
         handlers_timed_out: Number of messages that timed out while their handler ran, since the start.
@@ -178,7 +177,7 @@ class ProducerConnectionStats:
         address: ``host:port`` of the nsqd, or a URL.
         pending: Number of publishes that wait for their response.
         confirmed: Number of messages that nsqd has confirmed since the connection was opened.
-        stalled: True if a response is late. While it is late, publishes use other connections.
+        stalled: True if a response is late. While it is late, publishes use other connections, if there are any.
     """
 
     address: str
@@ -189,16 +188,16 @@ class ProducerConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """State of a Producer. All numbers from confirmed to repeated are numbers of messages, since the start.
+    """State of a Producer. All numbers from confirmed to repeated count messages since the start of the Producer.
 
     Attributes:
         state: init, running, closing or closed.
         confirmed: Messages to which nsqd responded with OK.
         refused: Messages to which nsqd responded with an error.
         not_sent: Messages whose publish ended with NSQNotSent: nsqd has not executed it.
-        unknown: Messages whose publish ended with NSQUnknown: it was sent and got no response.
+        unknown: Messages whose publish ended with NSQUnknown: nsqd may have executed it.
         sent_again: Messages whose publish was retried, once or more often.
-        repeated: Messages that may be duplicated: with allow_duplicates, retried although nsqd may have executed a try.
+        repeated: Messages whose publish was retried although nsqd may have executed it (option allow_duplicates).
         pending, pending_bytes: Publishes that have not ended: their number, and the bytes of their messages.
         latency: Times from publish() to nsqd's OK.
         connections: The open connections.
@@ -312,7 +311,7 @@ class NsqdTopicStats(TypedDict):
 
 
 class NsqdMemoryStats(TypedDict):
-    """Memory of nsqd's process, in bytes; pauses of its garbage collector, in microseconds."""
+    """Memory of nsqd's process in bytes; GC pauses in microseconds. heap_objects and gc_total_runs are counts."""
 
     heap_objects: int
     heap_idle_bytes: int

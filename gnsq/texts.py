@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 __all__ = ["MAX_SHOWN", "counted", "nearest", "printable", "without_address"]
 
-# Characters of a server's text that a log line or an error shows.
+# Limit of the characters of a server's text that a log line or an error shows.
 MAX_SHOWN = 200
 
 
@@ -38,7 +38,7 @@ def printable(text: str | bytes) -> str:
     UTF-8, and cuts the text after MAX_SHOWN characters.
     """
     if isinstance(text, bytes):
-        # A character has at most 4 bytes. Keep one character more than is shown: it shows that the text must be cut.
+        # A character has at most 4 bytes. Decode one more than is shown, to detect a text that is too long.
         text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
     shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
     return shown if len(text) <= MAX_SHOWN else f"{shown}..."

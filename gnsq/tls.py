@@ -26,7 +26,7 @@ MAX_FIRST_SIZE = 4096
 
 
 class TlsTransport:
-    """A TLS stream over another transport. ssl works on bytes in memory: only the other transport lets a greenlet wait.
+    """A TLS stream over another transport. ssl works in memory: only the other transport waits for the network.
 
     Args:
         inner: The transport of the encrypted bytes.
@@ -64,7 +64,7 @@ class TlsTransport:
 
         Raises:
             NSQSocketError: If the peer does not speak TLS, or one side refuses. The exception's cause is the error
-                of ssl. The peer has been sent TLS's alert.
+                of ssl. The TLS alert was sent to the peer.
         """
         while True:
             try:
@@ -89,7 +89,7 @@ class TlsTransport:
             except ssl.SSLWantReadError:
                 if pieces:
                     break
-                # ssl may have made a response to a change of keys. A sendall() that is running sends this response.
+                # ssl may have made a response to a change of keys. If a sendall() is running, it sends the response.
                 if self._outgoing.pending and not self._sending.locked():
                     self._flush()
                 self._feed()
@@ -115,7 +115,7 @@ class TlsTransport:
         self._flush()
 
     def shutdown_write(self) -> None:
-        # unwrap() raises until the peer has shut down its side, too. For that, recv() returns b"".
+        # unwrap() raises until the peer has shut down its side, too. When the peer does so, recv() returns b"".
         with contextlib.suppress(ssl.SSLError):
             self.object.unwrap()
         self._flush()
@@ -208,8 +208,8 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     """Return the TLS context of a connection: the option tls_context, or a new context from tls_options.
 
     Raises:
-        TypeError: If tls_options has an unknown key.
-        ValueError: If a file of tls_options can't be used.
+        TypeError: If tls_options has an unknown key, or check_hostname is not a bool.
+        ValueError: If a file or another value of tls_options can't be used.
     """
     if options.tls_context is not None:
         return options.tls_context

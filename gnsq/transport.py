@@ -35,7 +35,7 @@ _poll: Any = monkey.get_original("select", "poll")  # Any: gevent has no type hi
 
 
 class Transport(Protocol):
-    """A reliable stream of bytes. recv() and sendall() may be used by one greenlet each at a time."""
+    """A reliable stream of bytes. At most one greenlet at a time may call recv(), and at most one sendall()."""
 
     def recv(self, size: int) -> bytes:
         """Wait for bytes, and return up to size bytes; b"" if the peer has closed its sending side.
@@ -75,13 +75,13 @@ class TcpTransport:
         return data
 
     def recv_unless_handled(self, size: int, handle: Callable[[bytes], bool]) -> bytes:
-        """Pass received bytes to handle() until it does not handle them, and return those. Always yields to the hub.
+        """Pass received bytes to handle(); return the first bytes that it does not handle. Always yields to the hub.
 
-        Only one greenlet may wait. handle() is called in the hub itself, so it must not wait. Bytes that it handles
-        need no switch of greenlets and no new watcher. That saves a quarter of the time of a single publish.
+        Only one greenlet at a time may call this method. handle() is called in the hub itself, so it must not wait.
+        Bytes that it handles need no switch of greenlets and no new watcher: a publish takes a quarter less time.
 
         Args:
-            handle: Called with received bytes. Returns True if it has handled them.
+            handle: Called with received bytes, never with b"". Returns True if it has handled them, else False.
 
         Raises:
             NSQSocketError: In the cases of recv().
@@ -127,7 +127,7 @@ class TcpTransport:
         """Send as much as possible without waiting. Return the number of sent bytes; 0 after an error: a later
         sendall() raises that error."""
         try:
-            # os.write() does not wait. The socket's send() would wait.
+            # If the send buffer is full, os.write() fails at once, but the socket's send() would wait.
             return os.write(self._socket.fileno(), data)
         except OSError:
             return 0
@@ -153,7 +153,7 @@ class TcpTransport:
             watcher, self._readable = self._readable, None
             watcher.stop()
             watcher.close()
-            # Wake the reader only if this is its thread: in a forked child, the reader's thread may not exist.
+            # Wake the reader only from its own thread: in a forked child, the reader's thread may not exist.
             if self._reader is not None and self._reader.parent is get_hub_if_exists():
                 self._reader.parent.loop.run_callback(self._wake_reader, self._reader)
         self._socket.close()
@@ -168,7 +168,7 @@ class CompressedTransport:
 
     Args:
         inner: The transport of the compressed bytes.
-        first: Compressed bytes that were received before.
+        first: Compressed bytes that the caller has already received from inner.
     """
 
     def __init__(self, inner: Transport, codec: Codec, first: bytes = b"") -> None:
@@ -229,7 +229,7 @@ def time_limit(seconds: float, text: str) -> Iterator[None]:
     """Limit the time of a block.
 
     Raises:
-        NSQTimeout: If the block takes longer; it has the text. A gevent.Timeout of the caller is not caught.
+        NSQTimeout: If the block takes longer; the exception has the text. A gevent.Timeout of the caller is not caught.
     """
     deadline = gevent.Timeout(seconds)
     try:
@@ -242,7 +242,7 @@ def time_limit(seconds: float, text: str) -> Iterator[None]:
 
 
 def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
-    """Connect to the first address that accepts. Each gets a share of the time: the first may not respond at all."""
+    """Connect to the first address that accepts. Each address gets a share of the time: some may not respond."""
     found = socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
     end = time.monotonic() + timeout
     for index, (family, kind, protocol, _, address) in enumerate(found, 1):
