@@ -63,8 +63,8 @@ def exponential_delay(
 
     Args:
         failures: Failures in a row, 1 or more.
-        jitter: Largest share of the delay, 0 to 1, that is subtracted. The subtraction prevents that clients that
-            failed at the same time all try again at the same time.
+        jitter: Largest share of the delay, 0 to 1, that is subtracted, so that clients that failed together do not
+            all retry together.
         spread: A random number in [0, 1): how much of the largest share is subtracted.
     """
     delay = initial * growth ** min(failures - 1, _MAX_EXPONENT)
@@ -101,7 +101,7 @@ class ConsumerBackoff:
     Source: the client guide, "Backoff".
 
     Args:
-        delay: Function that is called with the number of failures in a row (1 or more), and returns seconds.
+        delay: Function that is called with the number of counted failures (1 or more), and returns seconds.
         maximum: Longest delay, seconds; 0: never pause.
         jitter: Largest share of a delay, 0 to 1, that is subtracted from the delay.
 

@@ -63,7 +63,7 @@ class Reader(Consumer):
 
         Raises:
             NSQNoConnections: If there is no connection.
-            NSQException: In the cases of Producer.publish().
+            NSQException: If nsqd refuses the message or does not respond, or the connection is closed.
         """
         _warn("Reader.publish", "gnsq.Producer")
         for connection in list(self._pool.connections.values()):

@@ -24,7 +24,7 @@ __all__ = ["MAX_NSQDS", "AllNodes", "LookupReport", "TopicNodes", "parse_lookupd
 
 logger = logging.getLogger(__name__)
 
-# Seconds for the answer of one nsqlookupd, so that an nsqlookupd without an answer does not delay the others for long.
+# Seconds for the answer of one nsqlookupd. An nsqlookupd that does not answer delays the end of a round by this time.
 LOOKUP_TIMEOUT = 5.0
 # Limit of an answer in bytes. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB of memory, 64 MB
 # take 8.8 s and 1.5 GB.
@@ -44,7 +44,7 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
     """Make clients from a constructor's argument lookupd_http_addresses.
 
     Args:
-        http: Options of HttpOptions. Their defaults apply, except for ``timeout`` (LOOKUP_TIMEOUT) and
+        http: Options of HttpOptions. Two have other defaults here: ``timeout`` (LOOKUP_TIMEOUT) and
             ``max_response_size`` (MAX_ANSWER_SIZE).
 
     Raises:
@@ -68,7 +68,7 @@ class LookupReport:
     """Result of the last query of each nsqlookupd.
 
     Attributes:
-        failures: By address of an nsqlookupd: why its last answer can't be used. An answer that is used has no entry.
+        failures: By address of an nsqlookupd: why its last answer can't be used. No entry if the answer was used.
         wrong: Addresses at which another server than nsqlookupd answers, and no nsqlookupd has ever answered.
         empty_rounds: Number of the last rounds in a row in which an nsqlookupd answered, but no nsqd was known.
     """
@@ -155,7 +155,7 @@ class _Lookup:
     Args:
         topic: Topic of the nsqds; empty for all nsqds.
         port: Which port of an nsqd to use: ``tcp_port`` or ``http_port``.
-        max_nsqds: Limit of the known nsqds.
+        max_nsqds: Limit of the number of known nsqds.
 
     Attributes:
         report: Result of the last query of each nsqlookupd.

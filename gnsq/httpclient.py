@@ -272,7 +272,7 @@ class HTTPClient:
 
 @functools.cache
 def _connections_class() -> type[Connections]:
-    """Import the class in another thread: in this one, the import of the package requests blocks the hub for 0.1 s."""
+    """Import the class in another thread: in the caller's thread, to import ``requests`` blocks the hub for 0.1 s."""
 
     def load() -> type[Connections]:
         from gnsq.http.connections import Connections

@@ -19,7 +19,7 @@ MAX_KINDS = 1000
 class RateLimitedLogger:
     """Logs only the first line of each kind at its level. The others are logged at DEBUG, until INTERVAL is over.
 
-    The first line after that tells the number of the lines that were logged at DEBUG.
+    The first line of a kind after its INTERVAL tells how many lines of this kind were logged at DEBUG.
 
     Args:
         logger: Logs the lines.

@@ -3,7 +3,7 @@
 Methods of a message may be called from any OS thread.
 """
 
-# The states of a message. The user answers an async message; other messages are answered when their handler returns.
+# The states of a message. The user answers an async message; other messages are answered when their handler ends.
 #
 #     open ---finish(), finish_if_unanswered(), requeue(), drop()---> answered
 #       |                                                               ^
@@ -157,7 +157,7 @@ class Message:
         """Finish the message (FIN).
 
         Raises:
-            NSQException: If the message was finished or requeued before.
+            NSQException: If the message was finished, requeued or dropped before.
             NSQConnectionClosed: If the message's connection is closed; nsqd will deliver the message again.
         """
         try:

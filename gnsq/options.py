@@ -68,7 +68,7 @@ class Options:
         Args:
             owner: For error texts: the class of the constructor, or the name of a parameter that takes options.
             values: Values by the names of options. Any: each option has its own type.
-            beside: Classes of further options of the owner. The error text lists these options, too.
+            beside: Further classes of options that the owner takes. The error text lists these options, too.
 
         Raises:
             TypeError: If a name is not an option (the text has similar options, then all options), or a value has the

@@ -129,11 +129,11 @@ class ConsumerStats:
         backoff_failures: Number of failures counted; the success of a probe subtracts one.
         backoff_remaining: Seconds until the next probe; 0 if backoff is not waiting.
         latency: Times from the arrival of each message to the return of its handler; if async, to its answer.
-        failures: Last error of each nsqd without a connection, by address.
+        failures: By address of an nsqd without a connection: its last error.
         handlers_overdue: Number of handlers that run now and whose message has timed out.
         handlers_timed_out: Number of messages that timed out while their handler ran, since the start.
         async_timed_out: Number of async messages that timed out before they were answered, since the start.
-        lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
+        lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
         not_ready: Why no connection is subscribed; empty if at least one is subscribed.
     """
 
@@ -201,8 +201,8 @@ class ProducerStats:
         pending, pending_bytes: Publishes that have not ended: their number, and the bytes of their messages.
         latency: Times from publish() to nsqd's OK.
         connections: The open connections.
-        failures: Last error of each nsqd without a connection, by address.
-        lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
+        failures: By address of an nsqd without a connection: its last error.
+        lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
         not_ready: Why nothing can be published now; empty if a publish is possible.
     """
 

@@ -36,8 +36,8 @@ class TlsTransport:
         peer: Address for error texts.
 
     Attributes:
-        first: The first bytes received, up to MAX_FIRST_SIZE. If the peer does not start TLS, they may be an error in
-            clear text.
+        first: The first bytes received, up to MAX_FIRST_SIZE. If the peer does not start TLS, these bytes may be an
+            error in clear text.
     """
 
     def __init__(

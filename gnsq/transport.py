@@ -149,7 +149,7 @@ class TcpTransport:
 
     def close(self) -> None:
         if self._readable is not None:
-            # Stop the watcher before the socket is closed: after the close, another socket may get its descriptor.
+            # Stop the watcher before the socket is closed: after the close, a new socket may get the same descriptor.
             watcher, self._readable = self._readable, None
             watcher.stop()
             watcher.close()
@@ -205,7 +205,7 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
     """Connect over TCP, without Nagle's delay and with keepalive, or to a unix socket.
 
     Args:
-        host: Name, address, or the path of a unix socket. A path begins with a slash; then the port is ignored.
+        host: Name, address, or the path of a unix socket. For a path, which begins with a slash, port is ignored.
         timeout: Seconds for all addresses of the name together.
 
     Raises:

@@ -45,7 +45,7 @@ def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> N
 
 
 def is_ephemeral(name: str) -> bool:
-    """Return True if the name lets nsqd delete a topic after its last channel, or a channel after its last consumer."""
+    """Return True if nsqd deletes a topic or channel of this name when its last channel or consumer is gone."""
     return name.endswith("#ephemeral")
 
 
