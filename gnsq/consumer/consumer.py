@@ -1,4 +1,4 @@
-"""The Consumer: its public methods, start and close, discovery of nsqds, and their connections.
+"""The Consumer: its public methods, start and close, discovery of nsqds, and the connections to them.
 
 Other classes do the work: connections read and write; MessageDispatcher passes messages to handlers and sets RDY. The
 comment at the top of nsqd/connection.py lists the steps of a message.
@@ -61,10 +61,10 @@ __all__ = ["Consumer"]
 #     | init | --------> | running | --------> | closing | ----------------------------------> | closed |
 #     +------+           +---------+           +---------+                                     +--------+
 #         |                   |                                                                    ^
-#         |                   +--- its thread ends (threaded), or a fork makes this a child -------+
+#         |                   +--- its thread ends (threaded), or this is a forked child process --+
 #         +------------------------------ close(), or start() failed ------------------------------+
 
-# Seconds that a close(timeout) of another thread waits for the end of the consumer after its timeout is over.
+# Seconds by which close(timeout) of a threaded consumer may wait longer than this timeout.
 JOIN_GRACE = 5.0
 
 
@@ -80,17 +80,17 @@ class Consumer:
         name: Name of the logger (default ``gnsq.consumer.TOPIC.CHANNEL``) and of the consumer in log lines (default
             ``TOPIC/CHANNEL``).
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. If it returns, the message
-            is finished. If it raises, the message is requeued.
-        threaded: Run on a thread with a hub of its own, for the Python prompt and for programs that block natively.
-            Handlers run there, too: one that blocks natively delays the other handlers and the answers to heartbeats.
+            is finished, unless it is answered or async. If the handler raises an exception, the message is requeued.
+        threaded: True: run on a thread with its own gevent hub, for the Python prompt or programs that block their hub.
+            Handlers run on that thread: a handler that blocks its hub delays other handlers and answers to heartbeats.
         keywords: Options of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
     NSQ may deliver messages more than once, and in any order. Receivers of on_message and on_giving_up may wait. If one
     of them raises an exception, the message is requeued. Receivers of all other signals must not wait, since some of
     them run in the greenlet that reads a connection. If one of them raises an exception, the exception is logged.
 
-    One signal is not in gnsq 1.0: on_backoff, with ``phase`` ("start", "continue", "end"), ``failures`` in a row and
-    ``duration`` of the pause in seconds.
+    The signal on_backoff is new since gnsq 1.0. Its keywords are ``phase`` ("start", "continue", "end"), ``failures``
+    (number of failures in a row) and ``duration`` (of the pause, in seconds).
 
     Raises:
         ValueError: If no address is given, or a name, address or option is not valid.
@@ -137,7 +137,7 @@ class Consumer:
         if not self.nsqd_tcp_addresses and not self.lookupds:
             raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         random.shuffle(self.lookupds)
-        options: dict[str, Any] = dict(  # Any: each option has its own type, which its class checks
+        options: dict[str, Any] = dict(  # Any: each option has its own type
             keywords,
             max_tries=max_tries,
             max_in_flight=max_in_flight,
@@ -227,7 +227,7 @@ class Consumer:
         the program ends, the consumer is closed. The program waits for that, up to close_timeout.
 
         Raises:
-            RuntimeError: If no handler is connected to on_message, or if the hub itself starts a threaded consumer.
+            RuntimeError: If there is no handler, or if a callback that the hub itself runs starts a threaded consumer.
         """
         if self._overrides <= {"handle_finish"} and not list(self.on_message.receivers_for(self)):
             raise RuntimeError(
@@ -256,7 +256,7 @@ class Consumer:
         self._owner_thread = OwnerThread()
         self._state = State.RUNNING
         register_after_fork(self)
-        # Set _state, then read _close_requested. close() does the opposite. So no close() of another thread is missed.
+        # Set _state, then read _close_requested. close() sets _close_requested, then reads _state. No close() is lost.
         if self._close_requested:
             self.close()
         else:
@@ -295,13 +295,13 @@ class Consumer:
         handler or another thread, while the consumer connects, and more than once.
 
         Args:
-            timeout: Seconds, instead of close_timeout. If given, the call waits as join() does.
+            timeout: Seconds, instead of close_timeout. If given, wait as join() does, but do not wait if join() raises.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
         if self._starting.acquire():
             self._close_unstarted()
-        # Tells a start() that runs in another thread at the same time.
+        # If start() runs in another thread at the same time, it reads this flag after it has set _state.
         self._close_requested = True
         if self._state is State.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
             self._owner_thread.spawn(self.close, timeout)
@@ -367,7 +367,7 @@ class Consumer:
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: any arguments
         """Call a function in the consumer's thread: soon if the caller is another thread, otherwise now.
 
-        After the consumer was closed, call the function now in any thread: the consumer's thread may have ended.
+        After the consumer was closed, call the function now, in the caller's thread: the consumer's may have ended.
         """
         if self._owner_thread is not None and self._is_other_thread and self._state is not State.CLOSED:
             self._owner_thread.spawn(function, *arguments)
@@ -385,7 +385,7 @@ class Consumer:
         for task in self._tasks:
             task.kill(block=False)
         self._workers.abort()
-        # Only forget the connections: their own after_fork_in_child() closes this process's copies.
+        # Only forget the connections: Connection.after_fork_in_child() closes this process's copies of their sockets.
         self._pool.connections.clear()
         self._end()
 
@@ -407,8 +407,8 @@ class Consumer:
     def is_healthy(self) -> bool:
         """For a liveness probe: True if the consumer runs and can receive, even while no nsqd has the topic.
 
-        It can receive if an nsqd is connected, or if an nsqlookupd responds and names no nsqd. False if another server
-        than nsqlookupd responds at one of lookupd_http_addresses. stats() has the reasons: failures, lookupd_failures.
+        The consumer can receive if an nsqd is connected, or if an nsqlookupd responds and no nsqd has failed. False if
+        a server at one of lookupd_http_addresses is not nsqlookupd. Reasons are in stats(): failures, lookupd_failures.
         """
         if not self.is_running or self._nodes.report.wrong:
             return False
@@ -437,7 +437,7 @@ class Consumer:
     @property
     def is_starved(self) -> bool:
         """True if a connection has nearly as many messages in flight as its RDY count allows. Then a handler that
-        collects a batch must handle this batch, since nsqd sends no more messages.
+        collects a batch must handle this batch, since nsqd may send no more messages before it gets answers.
 
         Source: the client guide, "Message Flow Starvation".
         """
@@ -490,9 +490,9 @@ class Consumer:
         return "; ".join(reasons)
 
     def note_failure(self, message: Message, error: BaseException) -> None:
-        """Remember why a message failed, for the log line when it is given up.
+        """Remember why a message failed, for the log line that is written when the message is given up.
 
-        For code that requeues messages itself, as BatchHandler does. The Consumer remembers exceptions of handlers.
+        Code that requeues messages itself, such as BatchHandler, calls this. Exceptions of handlers need no call.
         """
         self._runner.note_failure(message, error)
 
@@ -505,8 +505,8 @@ class Consumer:
         self._runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
-        """Handle all waiting messages with one call, in a worker greenlet. If a subclass overrides this method, it is
-        called instead of handle_message(). Handlers of on_message are called only if the override calls super().
+        """Handle all waiting messages with one call, in a worker greenlet. If a subclass overrides this method, the
+        override is called instead of handle_message(), and calls handlers of on_message only through super().
 
         Messages that the override leaves unanswered become async. If the override raises, they are requeued, which
         counts as one failure, and on_exception is sent with the first of them. Messages with more attempts than
@@ -554,7 +554,7 @@ class Consumer:
         def add(address: str) -> None:
             self._pool.add(address, permanent=False)
             if address not in before:
-                # The nsqd has registered again: retry immediately, even if it has failed many times.
+                # The nsqd has registered since the last query: connect now, even after many failed attempts.
                 self._pool.retry(address)
 
         self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
@@ -580,7 +580,7 @@ class Consumer:
         self._spawn("rdy", self._rdy.run)
         self._spawn("overdue", self._runner.log_regularly)
         if self.lookupds:
-            # Query in another greenlet, so that close() can kill it.
+            # Query in a greenlet of its own, which close() can kill.
             first = gevent.spawn(self.query_lookupd)
             self._tasks.append(first)
             first.get()
@@ -650,7 +650,7 @@ class Consumer:
         """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
             self._state = State.CLOSED
-            # Abort, do not drain: during a drain nsqd could deliver the message again. It would end the thread again.
+            # Abort, do not drain: during a drain, nsqd could redeliver the message whose handler ended the thread.
             for connection in list(self._pool.connections.values()):
                 connection.abort()
             try:

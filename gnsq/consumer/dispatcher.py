@@ -1,7 +1,7 @@
-"""Passes messages from connections to handlers, and the results of handlers to RDY.
+"""Passes messages from connections to handlers, and the results of handlers to RdyController.
 
-Connects WorkerPool, HandlerRunner and RdyController with the connections. Does not know nsqlookupd, threads, and the
-start and close of the consumer.
+Connects WorkerPool, HandlerRunner and RdyController with the connections. Knows nothing of nsqlookupd, of threads, or
+of the start and close of the consumer.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class DispatcherOwner(HandlerOwner, Protocol):
 
 
 class MessageDispatcher:
-    """Passes the messages of one consumer to handlers, and their results to RDY.
+    """Passes the messages of one consumer to handlers, and the results of the handlers to RdyController.
 
     Args:
-        overrides: Names of the handle_ methods that a subclass has overridden.
+        overrides: Those of handle_message, handle_messages and handle_finish that a subclass has overridden.
 
     Attributes:
         closed_counts: Sum of the message counts of closed connections.
@@ -61,7 +61,7 @@ class MessageDispatcher:
         self._consumer = consumer
         self._pool = pool
         self._overrides = overrides
-        # By address of an nsqd: highest delay of a REQ in ms. Only nsqds before 1.1.0 that refused a REQ have told it.
+        # Longest delay of a REQ in ms, by address of the nsqd. Known only after nsqd before 1.1.0 has refused a REQ.
         self._max_req_timeouts: dict[str, int] = {}
         self.runner = HandlerRunner(
             consumer, clock, running=lambda: self.workers.running, unanswered=self._unanswered_messages
@@ -128,7 +128,7 @@ class MessageDispatcher:
     # --- messages
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
-        """Receive the messages of one read. Receivers of signals are determined here, once for all these messages."""
+        """Receive the messages of one read. Look up the receivers of on_message once for all these messages."""
         self.runner.receivers = tuple(self._consumer.on_message.receivers_for(self._consumer))
         self._set_finish_listener([connection])
         self.rdy.on_messages(connection, len(messages))
@@ -138,7 +138,7 @@ class MessageDispatcher:
 
     def _unanswered_messages(self) -> list[Message]:
         """Return the messages whose handlers still run, and the async messages."""
-        # Other threads may add to these sets. So copy each set by list(), which is one step of the interpreter.
+        # Other threads may change the sets of async messages. So copy each by list(), one step of the interpreter.
         connections = self._pool.connections.values()
         async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
         return list(itertools.chain(self.workers.handling, *async_messages))

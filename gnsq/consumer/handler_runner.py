@@ -29,11 +29,11 @@ from gnsq.texts import counted
 
 __all__ = ["HandlerRunner"]
 
-# Log lines for given up messages in one INTERVAL. Further given up messages are only counted.
+# Limit of the log lines for given up messages in one INTERVAL. Further given up messages are only counted.
 GIVEN_UP_LINES = 10
 # Limit of the given up messages whose ids are remembered. The ids take 2 MB of memory.
 MAX_GIVEN_UP = 10_000
-# Limit of the messages whose last failure is remembered, and limit of the characters of such a failure.
+# Limit of the messages whose last failure is remembered, and limit of the characters of the error's text in it.
 MAX_FAILURES = 1000
 MAX_ERROR_CHARACTERS = 200
 
@@ -80,7 +80,7 @@ class HandlerRunner:
     Attributes:
         receivers: The handlers to call. Set by the dispatcher before each read's messages are handled.
         failed: Number of calls of handlers that raised an exception other than NSQRequeueMessage.
-        given_up: Number of messages that were delivered more often than max_tries.
+        given_up: Number of messages that were given up after they had been delivered more often than max_tries.
         handlers_timed_out: Number of messages that timed out while their handler ran.
         async_timed_out: Number of async messages that timed out.
     """
@@ -160,8 +160,8 @@ class HandlerRunner:
     def handle_batch_with_override(
         self, function: Callable[[list[Message]], object], messages: list[Message]
     ) -> list[Message]:
-        """Call an overridden handle_messages(). Messages that it leaves unanswered become async. If it raises, they are
-        requeued. Return the messages that are answered and not async."""
+        """Call an overridden handle_messages(). Messages that it leaves unanswered become async. If it raises, these
+        messages are requeued. Return the messages that are answered and not async."""
         options = self._consumer.options
         limit = options.max_tries or math.inf
         due = [message for message in messages if message.attempts <= limit]
@@ -184,7 +184,7 @@ class HandlerRunner:
     def _on_handler_exception(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler has raised an exception."""
         if isinstance(error, gevent.Timeout) and error in self._batch_timeouts:
-            # This is the timeout of an overridden handle_messages() that has called a handler. Raise it there.
+            # The timeout is that of an overridden handle_messages() that has called this handler. Let it end that call.
             raise error
         if isinstance(error, NSQRequeueMessage):
             self.note_failure(message, error)
@@ -200,7 +200,7 @@ class HandlerRunner:
             raise error
 
     def _on_override_exception(self, messages: list[Message], error: BaseException) -> None:
-        """Answer messages after an override has raised. Together they count as one failure, that of the first one."""
+        """Answer the messages of an override that has raised. Only the first unanswered one counts as a failure."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
         is_killed = not isinstance(error, (Exception, gevent.Timeout))
         for message in others:
@@ -213,7 +213,7 @@ class HandlerRunner:
 
     @contextlib.contextmanager
     def _log_answer_errors(self, message: Message) -> Iterator[None]:
-        """Log an exception of the block, which prevents an answer: nsqd delivers the message again later."""
+        """Log an exception of the block. If the exception has prevented the answer, nsqd delivers the message again."""
         try:
             yield
         except NSQConnectionClosed as error:
@@ -279,12 +279,12 @@ class HandlerRunner:
         """Log that a message timed out in the inbox."""
         self._note(message, "timed out while it waited for a handler")
         text = "not handled, it waited for a handler until its timeout was over and nsqd delivers it again: %s"
-        # Make the hint only if the line will be logged: it needs a search of all handlers for each dropped message.
+        # Make the hint only if the line will be logged: making the hint takes a search of all running handlers.
         hint = self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT
         self._log(logging.WARNING, "dropped", message, text, hint)
 
     def _wait_hint(self) -> str:
-        """Explain why no handler was free, and what to do."""
+        """Explain why no worker was free for a message, and what to do."""
         now = self._clock.monotonic()
         slow = [run for run in self.overdue() if _is_slow(run, now)]
         if not slow:
@@ -308,8 +308,8 @@ class HandlerRunner:
     # --- calls of handlers
 
     def _check_result(self, handler: object, result: object, message: Message) -> None:
-        """Raise TypeError if the result of a handler is a coroutine or a generator: then its code has not run. All
-        other results are accepted; False is logged."""
+        """Raise TypeError if the result of a handler is a coroutine or a generator: then the code of the handler has
+        not run. All other results are accepted. The first False is logged."""
         if result is not False:
             check_ran(handler, result)
         elif not self._warned_of_false:
@@ -366,7 +366,7 @@ class HandlerRunner:
         message.finish_if_unanswered()
 
     def _unseen_failure(self, message: Message) -> str:
-        """Return a text for an unknown failure: it says if an earlier delivery is still unanswered in this process."""
+        """Return a text for an unknown failure. It says if this process still has an earlier, unanswered delivery."""
         is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
@@ -374,11 +374,11 @@ class HandlerRunner:
         return "timed out, and is still unanswered here" if is_here else "not seen here"
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
-        """Return True if a message was given up. The answer to such a message is neither a success nor a failure."""
+        """Return True if a message was given up. FIN of such a message counts neither as a success nor as a failure."""
         return (nsqd, message_id) in self._given_up
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
-        """Log how many messages were given up without a log line of their own. Once in each INTERVAL, or at_once."""
+        """Log how many messages were given up without a line of their own, if INTERVAL is over or at_once is True."""
         text = "%s: %s given up"
         self._rate_limited.log_rest(logging.WARNING, "given up", "more message", text, self._label, at_once=at_once)
 
@@ -393,7 +393,7 @@ class HandlerRunner:
         """Log an exception of a handler, send on_exception, and requeue the message.
 
         Args:
-            what: The handler in the log line.
+            what: Name of the handler in the log line.
         """
         self.failed += 1
         kind, text = f"{what} {type(error).__qualname__}", "%s raised on attempt %d, message is %s"
@@ -402,8 +402,8 @@ class HandlerRunner:
         try:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
         finally:
-            # Requeue even if a receiver is killed. Otherwise the WorkerPool would put the message into the inbox again,
-            # and the message would fail again immediately.
+            # Requeue even if the greenlet is killed in a receiver. Otherwise the WorkerPool would put the message into
+            # the inbox again, and the message would fail again immediately.
             self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:
@@ -432,7 +432,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _is_slow(run: RunningHandler, now: float) -> bool:
-    """Return True if a message has been with its handler for longer than it waited for a handler before."""
+    """Return True if a handler has run for at least as long as its message had waited for a handler."""
     return now - run.began >= run.began - run.message.received
 
 

@@ -1,6 +1,6 @@
 """Handlers: their type, the checks that a function can be a handler, and the signal that performs these checks.
 
-gnsq.contrib uses this module, too. It calls no handler: handler_runner.py does that.
+gnsq.contrib uses this module, too. This module calls no handler: handler_runner.py does that.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Handler", "HandlerSignal", "check_handler", "check_ran", "check_runs
 class Handler(Protocol):
     """Signature of message_handler, and of the receivers of a Consumer's on_message and on_giving_up.
 
-    If the handler returns, the message is finished; the returned value is ignored. If the handler raises an exception,
-    the message is requeued.
+    If the handler returns, the message is finished, unless it is answered or async; the returned value is not used. If
+    the handler raises an exception, the message is requeued.
     """
 
-    def __call__(self, consumer: Any, /, *, message: Message) -> None:  # Any: or a subclass of Consumer
+    def __call__(self, consumer: Any, /, *, message: Message) -> None:  # Any: a handler may want a subclass of Consumer
         """Handle a message."""
 
 
@@ -57,14 +57,14 @@ def check_ran(function: object, result: object) -> None:
     returned: Any = type(result)  # Any: for mypy, a type has the __hash__ of its instances, which may be None
     kind = _not_run_kind(returned)
     if kind is not None:
-        close = getattr(result, "close", None)  # an async generator has none
+        close = getattr(result, "close", None)  # an async generator has no close()
         if close is not None:
             close()
         raise TypeError(f"{handler_name(function)} returned {kind}, of which nothing is run; {_ADVICE}")
 
 
 def check_runs(function: Callable[..., object], what: str) -> None:
-    """Check that a call of a function would run its code. A coroutine function, for example, is refused.
+    """Check that a call of a function runs the code of the function. A coroutine function, for example, is refused.
 
     Args:
         what: Name of the argument, for the error text.
@@ -91,7 +91,7 @@ def check_handler(handler: object, what: str) -> None:
         what: Name of the argument, for the error text.
 
     Raises:
-        TypeError: If it can't be called as handler(consumer, message=message), or a call would not run its code.
+        TypeError: If the function can't be called as handler(consumer, message=message), or check_runs() refuses it.
     """
     if not callable(handler):
         raise TypeError(f"{what} must be callable, not {handler!r}")
@@ -123,7 +123,7 @@ class HandlerSignal(Signal):
     """Signal whose receivers are handlers. connect() raises TypeError for functions that check_handler() refuses.
 
     Attributes:
-        collected: Name of the weakly connected receiver that was garbage collected last; None: no receiver was.
+        collected: Name of the weakly connected receiver that was garbage collected last; None if none was.
     """
 
     def __init__(self, name: str) -> None:
@@ -161,7 +161,7 @@ class HandlerSignal(Signal):
         self.collected = name
 
     def collected_hint(self) -> str:
-        """Return the end of a log line if a receiver was garbage collected; otherwise an empty text."""
+        """Return a text for the end of a log line if a receiver was garbage collected; otherwise an empty text."""
         if self.collected is None:
             return ""
         return (

@@ -131,7 +131,7 @@ class ConsumerOptions(Options):
         return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_recent else self.lookupd_poll_interval
 
     def requeue_after(self, attempts: int) -> int:
-        """Return the delay of a REQ in milliseconds, for a message that has failed on this attempt."""
+        """Return the delay of a REQ in milliseconds, for a message that was delivered this number of times."""
         if self.requeue_delay is not None:
             return round(self.requeue_delay)
         delay = exponential_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)

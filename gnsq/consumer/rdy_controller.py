@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 # Seconds between two searches for timed out messages; a tenth of the msg_timeout if that is longer.
 TIMEOUT_CHECK_INTERVAL = 1.0
 CHECKS_PER_TIMEOUT = 10
-# Seconds. A time that is less than this in the future counts as reached: the difference may be a rounding error.
+# Seconds. A time that is in the future by less than this counts as reached: the difference may be a rounding error.
 CLOCK_ROUNDING = 1e-6
 
 _BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
 
 
 class RdyController:
-    """RDY counts of a consumer's connections.
+    """Sends RDY on a consumer's connections.
 
     Args:
-        options: The timeouts, and max_in_flight at the start.
+        options: The initial options. configure() changes them, but set_max_in_flight() changes max_in_flight.
         connections: Open connections by address. The ConnectionPool changes this mapping.
         unanswered: Returns the messages whose handlers run, and the async messages.
         on_timed_out: Called with messages whose msg_timeout is over.
@@ -78,7 +78,7 @@ class RdyController:
         self._not_attempted = not_attempted
         self._on_phase = on_phase
         self._label = owner.label
-        # Seconds in which a message must come after RDY 1 was sent as a probe.
+        # Seconds after which another connection is probed if the probed connection has delivered no message.
         self._idle_timeout = options.low_ready_idle_timeout
         # Connection that has delivered the message of a probe. The message is not answered yet.
         self._probed: Connection | None = None
@@ -88,7 +88,7 @@ class RdyController:
         self._timeout_check_due: float | None = None
         # Until this time, RDY is reserved for each address to which a connection is being made.
         self._expected_until: float | None = None
-        # Time of the next update of RDY if no event comes before; time until which run() sleeps.
+        # _due: time of the next update of RDY if no event comes before. _sleeping_until: time until which run() sleeps.
         self._due: float | None = None
         self._sleeping_until: float | None = None
         self._update_scheduled = False
@@ -148,7 +148,7 @@ class RdyController:
         """Record that a connection has delivered some messages."""
         is_due = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
-            # The message of the probe has come. Send RDY 0 before it is answered; otherwise nsqd would send another.
+            # The message of the probe has come. Send RDY 0 before its answer, so that nsqd does not send another one.
             self._probed, self._policy.probe = connection, None
             self._probe_due = connection.last_message + max(
                 self._idle_timeout, connection.in_flight_messages.msg_timeout or 0.0
@@ -184,7 +184,7 @@ class RdyController:
             self._end_probe()
 
     def record_success(self) -> None:
-        """Count a success. Not needed while backoff.phase is OFF."""
+        """Count a success. While backoff.phase is OFF, a call has no effect."""
         try:
             changed = not self._stopped and self.backoff.record_success(self._clock.monotonic())
         except Exception:  # a user's backoff_strategy may raise any exception
@@ -230,8 +230,8 @@ class RdyController:
         self._stopped = True
 
     def schedule_update(self) -> None:
-        """Let the event loop update RDY soon. Several calls before that cause only one update."""
-        # Without a connection there is nothing to update, and the caller may run in another thread.
+        """Let the event loop update RDY soon. Several calls before the update cause only one update."""
+        # Any thread may call this before start() and after close(). Then there is no connection, and nothing to update.
         if not self._update_scheduled and self._connections:
             self._update_scheduled = True
             gevent.get_hub().loop.run_callback(self._update_rdy)
@@ -255,7 +255,7 @@ class RdyController:
         for connection, count in self._policy.decide(in_flight, now).items():
             if connection.is_open:
                 connection.ready(count)
-        # Answers free RDY for connections that wait for it. Listen only while there are any: it costs a call each time.
+        # An answer frees RDY for waiting connections. Listen only while a connection waits: each answer costs a call.
         listener = self.schedule_update if self._policy.has_unassigned else None
         for connection in connections:
             connection.in_flight_messages.before_answer = listener
@@ -265,20 +265,20 @@ class RdyController:
         self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
-        """After a pause, choose a connection to probe; choose another if no message comes, or it is not answered."""
+        """Choose a connection to probe after a pause, and another one if no message comes, or is answered, in time."""
         self.backoff.update(now)
         if self.backoff.phase is not BackoffPhase.PROBING:
             return
         probe = self._policy.probe
         if probe is not None and not probe.ready_count:
-            # The probed connection waits for RDY that other connections must free. Its time begins when it gets RDY 1.
+            # The probed connection waits for RDY that other connections must free. Its time limit begins after that.
             self._probe_due = now + self._idle_timeout
         elif (probe is None and self._probed is None) or now >= self._probe_due:
-            # Do not count timed out messages as in flight: RDY would be too high, and nsqd would send a second message.
+            # The probe gets RDY in_flight + 1: if timed out messages counted, nsqd would send more than one message.
             self._drop_timed_out()
             in_flight = {connection: connection.in_flight for connection in self._connections.values()}
             if self._probed is not None:
-                # The message of the probe is not answered: let pick_probe() choose another connection.
+                # The message of the probe was not answered in time: let pick_probe() choose another connection.
                 self._policy.probe = self._probed
             self._policy.probe = self._policy.pick_probe(in_flight)
             self._probed = None

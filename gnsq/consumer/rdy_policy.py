@@ -20,8 +20,8 @@ __all__ = ["RdyPolicy"]
 
 # If nsqd counts RDY down, RDY is sent again when less than this part is left. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
-# The delay between a RDY and its first message is measured. A message that a silent nsqd sent before it read a lower
-# RDY arrives within this number of delays.
+# The delay from sending RDY to the first message is measured. After a lower RDY is sent because no messages come, a
+# message that was on its way arrives within this number of measured delays.
 SILENT_GRACE_FACTOR = 4
 
 Key = TypeVar("Key", bound=Hashable)
@@ -35,9 +35,9 @@ class _ConnectionRdy:
         limit: max_rdy_count of its nsqd.
         counts_down: True if its nsqd subtracts 1 from RDY for each message.
         last: When the last message came; before the first message: when the connection was added.
-        idle_since: Time since which no message is in flight; None if a message is, or was at the last decide().
+        idle_since: Time since which no message is in flight; None if one is, or was in flight at the last decide().
         rdy: RDY that was sent last.
-        remaining: If its nsqd counts down: a lower bound of the rest of rdy at nsqd.
+        remaining: If its nsqd counts RDY down: the RDY that was sent last, minus the messages that came since then.
         is_new: True until the first message.
         starved_at: When the connection was starved last.
         arriving: Number of messages that may still arrive because nsqd sent them before it read a lower RDY.
@@ -45,7 +45,7 @@ class _ConnectionRdy:
         raised_at: When RDY was raised from 0; None after the next message.
         turn: When the connection's turn began; None while it waits for a turn, or if there are no turns.
         turn_renewed: When the turn began or was last extended.
-        has_backlog: True if the last turn brought messages and did not end because messages stopped coming.
+        has_backlog: True if messages came in the last turn, and were still coming when the turn ended.
         had_turn: True if the connection had a turn in this rotation. In a rotation each connection gets one turn.
     """
 
@@ -84,7 +84,8 @@ class _ConnectionRdy:
 
 
 class RdyPolicy(Generic[Key]):
-    """Distributes max_in_flight to connections. The sum of max(RDY, in flight) never exceeds max_in_flight.
+    """Distributes max_in_flight to connections. RDY is raised only while the sum of max(RDY, messages in flight) over
+    all connections stays within max_in_flight.
 
     A connection begins with RDY 1. After its first message, its RDY is raised: all connections with messages get equal
     RDY counts. A connection that had no message for idle_timeout is reduced to RDY 1 while others are starved.
@@ -92,25 +93,25 @@ class RdyPolicy(Generic[Key]):
     If max_in_flight is lower than the number of connections, some have RDY 1 (a turn) and the others wait with RDY 0.
     Turns come in random order. A connection without messages loses its turn after idle_timeout, or after grace if a
     waiting one is known to have messages. A connection with messages loses its turn after turn_timeout, or earlier if
-    many wait; it gets the next turn if its successor has no messages.
+    many wait. After a turn without messages, connections that are known to have messages come first.
 
-    RDY that was taken from a connection is given to another one when messages are answered, or after grace, since nsqd
-    does not acknowledge RDY. If a connection loses its turn because no messages came, probably none is on its way: its
-    RDY is given away after a few times the measured delay, or immediately if no delay was measured.
+    nsqd does not acknowledge RDY. So RDY that was taken from a connection is given to another one when messages are
+    answered, or after grace. If a connection loses its turn because no messages came, its RDY is given away earlier
+    (see SILENT_GRACE_FACTOR), or immediately if no delay was measured: probably no message is on its way.
 
     Args:
-        max_in_flight: Messages, 1 or more. This argument and the timeouts are attributes that may be changed.
-        idle_timeout: Seconds without a message.
-        turn_timeout: Seconds of a turn.
-        grace: Seconds until nsqd has read a lower RDY and the messages that it sent before have arrived. nsqd flushes
-            its output buffer when RDY allows no more messages.
-        rng: Randomness for the remainder of the division and for the order of turns.
+        max_in_flight: Messages, 1 or more. This and the next three arguments are attributes that may be changed.
+        idle_timeout: Seconds after which a connection without a message counts as idle.
+        turn_timeout: Seconds after which a connection with messages loses its turn; less if many connections wait.
+        grace: Seconds until nsqd has read a lower RDY and the messages that it sent before have arrived. The output
+            buffer delays no message longer: nsqd flushes it when RDY allows no more messages.
+        rng: Randomness for the order of connections, for turns and for probes.
 
     Attributes:
         paused: True: all RDY counts are 0.
         backing_off: True: all RDY counts are 0, except that of the probe.
         expected: Number of connections that may be added soon; their RDY counts are reserved.
-        probe: Connection that has RDY 1 during backoff while the others have RDY 0; None: no connection.
+        probe: Connection from which one more message is requested during backoff; None: no connection.
         has_unassigned: True if a connection waits for RDY that others must free: then call decide() after each answer.
     """
 
@@ -133,7 +134,7 @@ class RdyPolicy(Generic[Key]):
         self.grace = grace
         self._rng = rng if rng is not None else random.Random()
         self._states: dict[Key, _ConnectionRdy] = {}
-        # All connections. The first ones have the turns, and get the remainder of the division.
+        # All connections. The first ones have the turns; without turns they get the remainder of max_in_flight.
         self._order: list[Key] = []
         # Connections whose turn ends in this decide(). True: the turn ends because no messages came.
         self._ended: dict[Key, bool] = {}
@@ -141,7 +142,7 @@ class RdyPolicy(Generic[Key]):
         self._waiting_with_backlog = 0
         self._turn_seconds = turn_timeout
         self.has_unassigned = False
-        # Average seconds from sending RDY to the first message after it. Messages that came after grace are left out.
+        # Seconds between raising RDY above 0 and the next message: last value, or a moving average if that is longer.
         self._delay = 0.0
 
     def add(self, key: Key, max_rdy_count: int, now: float, *, counts_down: bool = False) -> None:
@@ -152,7 +153,7 @@ class RdyPolicy(Generic[Key]):
             counts_down: True if its nsqd subtracts 1 from RDY with each message.
         """
         self._states[key] = _ConnectionRdy(max_rdy_count, counts_down, now, now)
-        # Insert it after the connections that have a turn: otherwise one of them would lose its turn.
+        # Insert the connection after those that have a turn: otherwise one of them would lose its turn.
         first = min(len(self._order), self.max_in_flight) if len(self._order) >= self.max_in_flight else 0
         self._order.insert(self._rng.randint(first, len(self._order)), key)
 
@@ -191,10 +192,10 @@ class RdyPolicy(Generic[Key]):
         return changed or (state.turn is not None and now >= state.turn_renewed + self._turn_seconds)
 
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
-        """Choose the connection to probe with RDY 1; None if there is no connection.
+        """Choose the connection to probe; None if there is no connection.
 
-        Choose the connection that had the last message, since it probably has more. If there is a probe already, choose
-        another one at random. Connections with messages in flight come last: they send none until these are answered.
+        Choose the connection on which the last message came: its nsqd probably has more. If there is a probe already,
+        choose another one at random. Connections with messages in flight come last: these need lower_probe().
         """
         others = [key for key in self._order if key != self.probe] or self._order
         best = [key for key in others if not in_flight.get(key)] or others
@@ -272,7 +273,7 @@ class RdyPolicy(Generic[Key]):
         return lowered
 
     def _free(self, in_flight: Mapping[Key, int], now: float) -> int:
-        """Return the unused part of max_in_flight. It is negative after max_in_flight was lowered."""
+        """Return the unused part of max_in_flight. It may be negative after max_in_flight was lowered."""
         return self.max_in_flight - sum(
             state.max_in_flight(in_flight.get(key, 0), now) for key, state in self._states.items()
         )
@@ -288,7 +289,7 @@ class RdyPolicy(Generic[Key]):
             if free < 0:
                 self.has_unassigned = True
                 continue
-            # Free does not include the messages that this connection may have in flight now, even above its RDY.
+            # The messages that this connection may have in flight now, even above its RDY, are not part of ``free``.
             reserved = state.max_in_flight(in_flight.get(key, 0), now)
             granted = min(target, reserved + free)
             free -= max(granted - reserved, 0)
@@ -308,7 +309,7 @@ class RdyPolicy(Generic[Key]):
     def _must_renew(self, state: _ConnectionRdy) -> bool:
         """Return True if the same RDY must be sent again, to an nsqd that counts RDY down.
 
-        To send RDY again never allows too many messages: nsqd also respects RDY as the limit of messages in flight.
+        Sending RDY again never allows too many messages: nsqd also limits the messages in flight by RDY.
         """
         return state.counts_down and state.remaining < state.rdy * RENEW_BELOW
 
@@ -322,7 +323,7 @@ class RdyPolicy(Generic[Key]):
         if self.paused or self.backing_off:
             targets = dict.fromkeys(self._order, 0)
             if self.probe is not None and not self.paused:
-                # One more than the probe has in flight, since the answers to these may take long. See lower_probe().
+                # One more than its messages in flight: nsqd sends one now, before they are answered. See lower_probe().
                 targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._states[self.probe].limit)
             return targets
         if self._is_oversubscribed:
@@ -341,17 +342,17 @@ class RdyPolicy(Generic[Key]):
             if not state.is_new and not (starved and self._is_idle(state, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._states[key].limit) for key in self._order}
-        # Reserve RDY for new connections, so that the first one with a message does not get all of it.
+        # Reserve RDY for new connections, so that the first connection with a message does not get all RDY.
         recently_added = sum(state.is_new and now < state.last + self.grace for state in self._states.values())
         count = self.max_in_flight - len(self._order) + len(eligible) + recently_added
         targets.update(self._distribute(count, set(eligible), recently_added + self.expected))
         return targets
 
     def _distribute(self, count: int, eligible: set[Key], reserved: int) -> dict[Key, int]:
-        """Divide count into equal RDY counts for the eligible connections and the reserved ones. The first connections
-        get the remainder. If a count exceeds the limit of an nsqd, the rest goes to the others."""
+        """Divide count equally among the eligible connections and a reserved number of others. If none is reserved, the
+        first connections get the remainder. The part above the limit of an nsqd goes to the other connections."""
         targets = {}
-        # Start with the lowest limits, so that the other connections divide what remains.
+        # Start with the lowest limits, so that connections with higher limits divide the rest.
         waiting = sorted((key for key in self._order if key in eligible), key=lambda key: self._states[key].limit)
         while waiting:
             each, remainder = divmod(count, len(waiting) + reserved)
@@ -381,7 +382,7 @@ class RdyPolicy(Generic[Key]):
         return self.grace if self._waiting_with_backlog else self.idle_timeout
 
     def _silent_at(self, state: _ConnectionRdy, now: float) -> float:
-        """Return the time at which a turn ends if no message comes, or the time to check that again."""
+        """Return when a turn ends if no message comes; while messages are in flight, return when to check again."""
         silent = max(state.last, state.turn or 0.0) + self._silence_timeout
         if state.idle_since is not None:
             return max(silent, state.idle_since + self.grace)
@@ -412,21 +413,21 @@ class RdyPolicy(Generic[Key]):
                 if not self._is_wanted():
                     state.turn_renewed = now
                 elif in_flight.get(key, 0) >= state.rdy:
-                    # All its RDY is in flight, so no message is on its way: the next turn can begin with the answer.
+                    # As many messages are in flight as RDY allows: no other is on its way, so an answer frees the RDY.
                     self._end_turn(key, now, is_silent=False)
         waiting = self._order[self.max_in_flight :]
-        # Choose the length of a turn such that all waiting connections without messages get one within turn_timeout.
+        # Choose the length of a turn so that each waiting connection without messages gets a turn within turn_timeout.
         self._turn_seconds = max(self.turn_timeout / max(len(waiting) - self._waiting_with_backlog, 1), self.grace)
 
     def _is_wanted(self) -> bool:
-        """Return True if a connection with messages must end its turn: not while one without messages ends its own."""
+        """Return True if a turn with messages must end; False if enough turns without messages will end instead."""
         active = [self._states[key] for key in self._order[: self.max_in_flight]]
         searching = sum(not state.has_backlog for state in active)
         return not searching or self._waiting_with_backlog > searching
 
     def _end_turn(self, key: Key, now: float, *, is_silent: bool) -> None:
-        """Give the turn of a connection to a waiting one, at random among those without a turn in this rotation. After
-        a connection without messages, one that is known to have messages is preferred."""
+        """Give the turn of a connection to a random waiting one that had no turn in this rotation. If the connection
+        is not known to have messages, waiting ones that are known to have messages are preferred."""
         state = self._states[key]
         waiting = [other for other in self._order[self.max_in_flight :] if other not in self._ended]
         if not waiting:

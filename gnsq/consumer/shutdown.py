@@ -1,4 +1,4 @@
-"""Shutdown of a consumer: waits a limited time until delivered messages are answered, then requeues the others."""
+"""Shutdown of a consumer: waits a limited time until delivered messages are answered, then requeues the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds after the end of the timeout, in which the REQs are sent and nsqd closes the connections.
 REQUEUE_GRACE = 2.0
-# Seconds between two checks if other handlers have ended, or if further messages have arrived.
+# Seconds between two checks whether other handlers have ended, or whether further messages have arrived.
 POLL_INTERVAL = 0.05
 
 
@@ -56,7 +56,7 @@ class Shutdown:
         self._waiting_handlers = 0
 
     def run(self) -> None:
-        """Close the connections when no message is in flight. After the timeout, requeue messages to reach that."""
+        """Close each connection when it has no message in flight. After the timeout, requeue the messages in flight."""
         connections = list(self._pool.connections.values())
         in_flight = sum(connection.in_flight for connection in connections)
         text = "%s: closing, with up to %g s for %s in flight on %s"
@@ -86,7 +86,7 @@ class Shutdown:
         self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float | None) -> None:
-        """Wait, in a handler, up to timeout seconds, until only handlers that wait here have unanswered messages."""
+        """For a handler: wait up to timeout seconds until only handlers in this method have unanswered messages."""
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._waiting_handlers += 1
         try:

@@ -22,7 +22,7 @@ __all__ = ["RunningHandler", "WorkerPool"]
 
 # Seconds. A worker that has run for this time takes no further message, and another worker continues.
 MAX_RUN_SECONDS = 0.002
-# Seconds. Consecutive handlers that take less are not measured one by one: messages of one read get the same latency.
+# Seconds. Consecutive messages of one read whose handlers take less than this are recorded with the same latency.
 FAST_HANDLER = 0.0005
 
 
@@ -30,7 +30,7 @@ class RunningHandler(NamedTuple):
     """A message whose handler runs.
 
     Attributes:
-        began: Time at which the handler was called, monotonic seconds. May be too early by MAX_RUN_SECONDS.
+        began: Time at which the handler was called, monotonic seconds. May be too early, by up to MAX_RUN_SECONDS.
         worker: Greenlet of the handler.
     """
 
@@ -74,7 +74,7 @@ class WorkerPool:
         self._clock = clock
         # The messages that each worker handles now; [None] before its first message.
         self._workers: dict[gevent.Greenlet, list[Message | None]] = {}
-        # Start of each worker. Nearly the time of its last call of a handler: it takes messages for MAX_RUN_SECONDS.
+        # Start of each worker. Its last handler was called at most MAX_RUN_SECONDS later: then it takes no messages.
         self._began: dict[gevent.Greenlet, float] = {}
         # The worker that was spawned and has not begun to run.
         self._starting: gevent.Greenlet | None = None
@@ -123,7 +123,7 @@ class WorkerPool:
         self.inbox.extend(kept)
 
     def abort(self) -> None:
-        """Clear the inbox and kill all workers except the caller. For a forked child."""
+        """Clear the inbox and kill all workers except the caller. Called in a forked child."""
         self.inbox.clear()
         for worker, current in list(self._workers.items()):
             if worker is not gevent.getcurrent():
@@ -150,7 +150,7 @@ class WorkerPool:
         Before each message another worker is spawned, so that a handler that waits does not delay the other messages.
         This worker, and the one that continues after MAX_RUN_SECONDS, start in the next round of the event loop.
         Between two rounds the loop reads its sockets; between two callbacks (such as those of sleep(0)) it does not.
-        So handlers that only compute, even many of them, delay heartbeats by no more than the time of one handler.
+        So even many handlers that only compute delay heartbeats by at most MAX_RUN_SECONDS and the time of one handler.
         """
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
         current = self._begin_worker()
@@ -181,7 +181,7 @@ class WorkerPool:
 
     def _work_in_batches(self, handle_batch: Callable[[list[Message]], Sequence[Message]]) -> None:
         """Handle messages as _work() does, but the whole inbox with one call. No other worker is spawned before the
-        call, since the inbox is empty then: put() starts one for further messages."""
+        call, since the inbox is empty then: put() starts a worker for further messages."""
         inbox, now = self.inbox, self._clock.monotonic
         current = self._begin_worker()
         time = now()
@@ -219,7 +219,7 @@ class WorkerPool:
         if current is None:
             return
         if isinstance(worker.exception, Exception):
-            # A bug has ended the worker. Do not put the message back: it would cause the same exception again.
+            # A bug has ended the worker. Do not put its messages back: they would cause the same exception again.
             current.clear()
         unanswered = [
             message for message in current if not (message is None or message.has_responded() or message.is_async())
@@ -230,7 +230,7 @@ class WorkerPool:
     def _drop_timed_out(self) -> None:
         """Drop messages in the inbox that have timed out: nsqd delivers them again, and would refuse their FIN.
 
-        Stops at the first message that has not timed out: if connections differ in msg_timeout, some are dropped later.
+        Stop at the first message that has not timed out: if connections differ in msg_timeout, some are dropped later.
         """
         inbox = self.inbox
         while inbox and inbox[0].time_left == 0:
