@@ -1,1 +1,1 @@
-"""Handlers for a Consumer's signals, and integrations for monitoring. Each module is imported by name."""
+"""Handlers for a Consumer's signals, and integrations for monitoring. This package imports none of its modules."""

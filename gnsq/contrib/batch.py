@@ -26,7 +26,7 @@ __all__ = ["BatchHandler"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two checks if an incomplete batch must run.
+# Seconds between two checks whether an incomplete batch must run.
 CHECK_INTERVAL = 0.1
 
 Spawn = Callable[..., object]
@@ -41,10 +41,10 @@ class BatchHandler:
     A batch runs when one of these is true:
 
     - The batch is full.
-    - Its first message has waited ``timeout`` seconds. A RuntimeWarning says that batch_size does not fit.
-    - Half of the msg_timeout of one of its messages is over.
-    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. A RuntimeWarning says that
-      batch_size is too large: it should be below ``max_in_flight``, which is divided among the consumer's nsqds.
+    - Its first message has waited ``timeout`` seconds, or half of the msg_timeout of one of its messages is over. A
+      RuntimeWarning says that batch_size is too large, or timeout too short.
+    - The consumer is starved: all its messages in flight wait in this batch, and nsqd sends no more. A RuntimeWarning
+      says that batch_size is too large: it should be below ``max_in_flight``, which is divided among the nsqds.
     - The consumer closes.
 
     A message that times out before its batch runs is left out, since nsqd delivers it again. A batch that runs longer
@@ -55,7 +55,7 @@ class BatchHandler:
     the consumer computes from their attempts. Exceptions are logged.
 
     Args:
-        batch_size: Messages of a full batch.
+        batch_size: Number of messages of a full batch.
         handle_batch: Called with the list of the results of handle_message. If it returns, all messages are finished.
             If it raises, all are requeued. Backoff counts that as a failure, unless the exception is an
             NSQRequeueMessage with backoff=False.
@@ -63,7 +63,7 @@ class BatchHandler:
             message. If handle_message raises, this message is requeued, and the others stay in the batch.
         handle_batch_error: Called with (error, messages, batch) before the messages are requeued.
         handle_message_error: Called with (error, message) before the message is requeued.
-        timeout: Seconds that a message may wait for its batch; None: no limit except msg_timeout.
+        timeout: Seconds that a message may wait for its batch; None: no limit except half of msg_timeout.
         spawn: Function that runs a batch; default: in a new greenlet. Or the number of batches that may run at the same
             time: further batches, and messages after them, wait.
         clock: The clock of the consumer, if the consumer was given one.
@@ -129,12 +129,11 @@ class BatchHandler:
     # --- start of a batch
 
     def _is_starved(self, consumer: Consumer) -> bool:
-        # Messages in the consumer's inbox are in flight, too, and will be added to this batch. While there are any, the
-        # batch need not run.
+        # While the consumer's inbox has messages, the batch need not run: these messages will be added to the batch.
         return consumer.is_starved and consumer.total_in_flight <= len(self._messages)
 
     def _watch(self) -> None:
-        """Run each incomplete batch in time. A greenlet that polls takes less than a timer for each message."""
+        """Run each incomplete batch in time. A greenlet that polls takes less time than a timer for each message."""
         try:
             while self._messages:
                 if self._is_due():
@@ -232,7 +231,7 @@ class BatchHandler:
     # --- answers
 
     def finish_message(self, message: Message) -> None:
-        """Finish a message if it is not answered. If its connection is lost, only log that: nsqd delivers it again."""
+        """Finish a message if it is not answered. If FIN can't be sent, log that: nsqd delivers the message again."""
         if message.has_responded():
             return
         try:
@@ -246,7 +245,7 @@ class BatchHandler:
             self.finish_message(message)
 
     def requeue_message(self, message: Message) -> None:
-        """Requeue a message if it is not answered, after the consumer's delay. Backoff counts that as a failure."""
+        """If a message is not answered, requeue it with the consumer's delay. Backoff counts that as a failure."""
         self._requeue([message], backoff=True)
 
     def requeue_messages(self, messages: Sequence[Message]) -> None:
@@ -283,7 +282,7 @@ class BatchHandler:
         return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
     def _log(self, error: BaseException, text: str, *arguments: object) -> None:
-        """Log a failure with its traceback, rate-limited by the type of the error."""
+        """Log a failure with its traceback, rate-limited by the type of the error; NSQRequeueMessage only at DEBUG."""
         if isinstance(error, NSQRequeueMessage):
             logger.debug(text, *arguments)
         else:
@@ -294,5 +293,5 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
-        # A filter of the program turns warnings into errors. An error here would lose messages.
+        # The program turns warnings into exceptions. An exception here would prevent the run of the batch.
         logger.warning(text)

@@ -30,7 +30,7 @@ from gnsq.texts import counted
 
 __all__ = ["MAX_HEADERS_SIZE", "unwrap", "wrap"]
 
-# Bytes; the largest number of two bytes. W3C's header baggage may take 8192 bytes, its header tracestate 512.
+# Bytes; the largest number that fits in two bytes. W3C's header baggage may take 8192 bytes, and tracestate 512.
 MAX_HEADERS_SIZE = 65_535
 
 _START = b"\x00NSQENV\x01"
@@ -44,7 +44,7 @@ def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
     ``wrap(b"", headers) + body`` gives the same result. For many bodies with equal headers, one wrap() is enough.
 
     Raises:
-        ValueError: If the headers take more than MAX_HEADERS_SIZE bytes, or one can't be written in UTF-8.
+        ValueError: If the headers take more than MAX_HEADERS_SIZE bytes, or a name or value can't be encoded in UTF-8.
         TypeError: If the body is not bytes, or a name or value is not a str.
     """
     if not isinstance(body, bytes):
@@ -61,8 +61,8 @@ def unwrap(body: bytes) -> tuple[bytes, dict[str, str]]:
     """Take a body out of its envelope. Of two envelopes, only the outer one is removed.
 
     Returns:
-        The body and its headers. Bytes that are not a valid envelope are returned unchanged, without headers. That a
-        body was cut short can't be noticed.
+        The body and its headers. Bytes that are not a valid envelope are returned unchanged, without headers. A body
+        that was cut short is not noticed.
     """
     if not body.startswith(_START):
         return body, {}

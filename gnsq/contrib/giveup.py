@@ -1,7 +1,7 @@
 """Give-up handlers, for ``on_giving_up``: they store messages that were delivered more often than ``max_tries``.
 
 Each handler returns after the message is stored; then the Consumer finishes the message. If a message can't be stored,
-the handler raises an exception, and the Consumer requeues the message. So it may be stored twice, but is not lost.
+the handler raises, and the Consumer requeues the message. So a message may be stored twice, but is not lost.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class DirectoryGiveupHandler:
 
     Args:
         directory: Directory of the files. It is created if it does not exist.
-        mode: Permissions of a directory that is created, and, without x, of the files. The umask has no effect. By
-            default only the owner can read the bodies; with 0o750 the group can read them, too.
+        mode: Permissions of the directory if it is created; the files get them without x. The umask has no effect. By
+            default only the owner can read the files; with 0o750 the group can read them, too.
 
     Raises:
         OSError: If the directory can't be created.
-        ValueError: If the mode does not let the owner read and write.
+        ValueError: If the mode does not let the owner read and write, or has bits other than rwx and setgid.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, mode: int = PRIVATE) -> None:
@@ -134,8 +134,8 @@ class NsqdGiveupHandler:
     Args:
         topic: Topic of given up messages.
         nsqd_hosts: ``host``, ``host:port`` (the HTTP port) or a URL, or a sequence of them.
-        nsqd_class: A class whose objects have ``publish(topic, data)``. Its ``from_url()`` makes them, if it has one;
-            otherwise the class is called with the host and, if given, the port.
+        nsqd_class: A class whose objects have ``publish(topic, data)``. If the class has ``from_url()``, that is called
+            with each host; otherwise the class is called with the host and, if given, the port.
 
     Raises:
         ValueError: If no host is given, or a host is not valid.
@@ -184,7 +184,7 @@ class ProducerGiveupHandler:
 
     Args:
         topic: Topic of given up messages.
-        producer: The program starts the producer, and closes it after the consumer. Its publish_timeout limits a call.
+        producer: The program starts it, and closes it after the consumer. Its option publish_timeout limits each call.
     """
 
     def __init__(self, topic: str, producer: Producer) -> None:
@@ -221,7 +221,7 @@ def _record(message: Message) -> dict[str, object]:
 
 
 def _file_name(message_id: bytes) -> str:
-    # nsqd's ids are hexadecimal digits. An id of another server must not lead out of the directory.
+    # nsqd's ids are hexadecimal digits. Any other id could contain a path that leads out of the directory.
     return message_id.decode() if message_id.isalnum() else message_id.hex()
 
 

@@ -65,7 +65,7 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/1.28.0"
 # Seconds that close() waits for the end of spans.
 SPANS_TIMEOUT = 5.0
 
-# Headers of messages whose envelope was removed. Needed because a message may be handled more than once.
+# Headers of messages whose envelope was removed. Needed because several traced handlers may get the same message.
 _removed_headers: WeakKeyDictionary[Message, dict[str, str]] = WeakKeyDictionary()
 
 
@@ -87,7 +87,7 @@ def traced(
 def traced(
     handler: Callable[..., None], *, envelope: bool = False, tracer_provider: trace.TracerProvider | None = None
 ) -> Callable[..., None]:
-    """Wrap a handler so that each call is a span of kind CONSUMER, ``process TOPIC``.
+    """Wrap a handler so that each call is recorded as a span of kind CONSUMER with the name ``process TOPIC``.
 
         consumer = Consumer("clicks", "archive", address, message_handler=traced(handle))
 
@@ -139,7 +139,7 @@ def traced(
 
 
 class TracedProducer(_Producer):
-    """A Producer whose publishes are spans of kind PRODUCER, ``send TOPIC``.
+    """A Producer whose publishes are recorded as spans of kind PRODUCER with the name ``send TOPIC``.
 
         with TracedProducer(Producer(address)) as producer:
             producer.publish("clicks", b"{}")
@@ -150,7 +150,7 @@ class TracedProducer(_Producer):
     is recorded. If no OpenTelemetry SDK is set up, there are no spans.
 
     Args:
-        producer: The Producer that publishes. This object or the program may start and close it.
+        producer: The Producer that publishes. The TracedProducer or the program may start and close it.
         envelope: Publish bodies in envelopes with the trace context; the module's docstring says which handlers must
             remove them. An envelope with only a traceparent adds 80 bytes, which count for max_msg_size. A body that is
             in an envelope already (it is forwarded, or close() returned it) is published unchanged. There are no
@@ -238,7 +238,7 @@ class TracedProducer(_Producer):
                 if not is_many:
                     result = call(topic, _enveloped(prefix, payload), *arguments, **options)
                 elif isinstance(payload, (bytes, bytearray, str)):
-                    result = call(topic, payload, *arguments, **options)  # the producer raises the error
+                    result = call(topic, payload, *arguments, **options)  # raises: the producer refuses it
                 else:
                     taken = 0
 
@@ -262,7 +262,7 @@ class TracedProducer(_Producer):
         return result
 
     def _prefix(self) -> bytes:
-        """Encode the start of an envelope, with the current context: all except the body. Empty without a context."""
+        """Return the bytes of an envelope before its body, with the current trace context; empty without headers."""
         headers: dict[str, str] = {}
         propagate.inject(headers)
         try:
@@ -286,7 +286,7 @@ class _SpanFinisher:
     def _reset(self) -> None:
         self._process = os.getpid()
         self._open: set[trace.Span] = set()
-        # Spans to end, each with the error of the publish, and its end in nanoseconds of Unix time.
+        # Spans to end, each with the error of its publish, and the end of the publish in nanoseconds of Unix time.
         self._due: deque[tuple[trace.Span, BaseException | None, int]] = deque()
         self._ender: gevent.Greenlet | None = None
         self._none_open: CrossThreadFuture[None] | None = None
@@ -304,7 +304,7 @@ class _SpanFinisher:
         if self._process == os.getpid():
             # Set _none_open, then read _open. _end() changes _open, then reads _none_open. So no end is missed.
             none_open = self._none_open = CrossThreadFuture()
-            # End the spans that can end in this thread, since the producer's own thread may have ended.
+            # End the spans in _due in this thread, since the producer's thread may have ended without doing that.
             self._end_due()
             if self._open:
                 none_open.wait(timeout)
@@ -346,7 +346,7 @@ def _enveloped(prefix: bytes, body: bytes) -> bytes:
 
 
 def _remove_envelope(message: Message) -> dict[str, str]:
-    """Remove the envelope of a message, if it has one, and return the headers. May be called again."""
+    """Remove the envelope of a message, if it has one, and return the headers. A second call returns the same."""
     headers = _removed_headers.get(message)
     if headers is None:
         body, headers = unwrap(message.body)
@@ -383,7 +383,7 @@ def _first_error(result: object) -> BaseException | None:
 
 
 def _end(span: trace.Span, error: BaseException | None, end_time: int | None = None) -> None:
-    # Only these are failures. A killed greenlet raises GreenletExit, for example.
+    # Only Exception and Timeout are failures. GreenletExit, which a killed greenlet raises, for example, is none.
     if isinstance(error, (Exception, gevent.Timeout)):
         _record(span, error)
     span.end(end_time)

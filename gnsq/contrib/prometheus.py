@@ -46,7 +46,7 @@ class _Family:
 
     Attributes:
         name: Name after ``gnsq_``.
-        attribute: Attribute of the statistics with the value, or with a collection whose length is the value; or None.
+        attribute: Attribute of stats() that is the value, or whose length is the value. None: computed by other code.
     """
 
     kind: str
@@ -68,7 +68,7 @@ _MAXIMA = ("consumer_backoff_failures", "consumer_backoff_remaining_seconds")
 
 
 class _Key(NamedTuple):
-    """Identifies a value. In a histogram, ``bucket`` is the upper bound of a bucket; None identifies the sum."""
+    """Identifies a value. In a histogram, ``bucket`` is the upper bound of a bucket; None: the sum of all durations."""
 
     family: str
     labels: tuple[str, ...]
@@ -202,8 +202,8 @@ class StatsCollector:
     with ``gnsq_producer_`` and have no label except ``nsqd``; all producers are added up.
 
     Counters never fall. The counters of an nsqd stay when its connection is closed, and continue with its next
-    connection. For what a connection counts between its last scrape and its close, the label is ``nsqd="closed"``. So
-    the counters of one nsqd may be a little too low, but the sum of all nsqds is exact.
+    connection. The counts of a connection between its last scrape and its close have the label ``nsqd="closed"``. So
+    the counters of one nsqd may be a little too low, but the sum of all nsqds, "closed" included, is exact.
 
     Args:
         sources: Consumers and producers. add() adds others later.
@@ -252,7 +252,7 @@ class StatsCollector:
         before = self._seen[source]
         now: dict[_Key, float] = {}
         samples = list(_consumer_samples(stats) if isinstance(stats, ConsumerStats) else _producer_samples(stats))
-        # Growth of the total of each family. Single nsqds together can't grow by more.
+        # Growth of the total of each family. The counters of its single nsqds together can't grow by more than that.
         left = {key.family: value - before.get(key, 0) for key, value, is_total in samples if is_total}
         for key, value, is_total in samples:
             family = _FAMILIES[key.family]

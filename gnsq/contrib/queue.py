@@ -52,10 +52,10 @@ class QueueHandler(Queue):  # type: ignore[misc]  # gevent has no types
 
 
 class ChannelHandler(Channel):  # type: ignore[misc]  # gevent has no types
-    """A gevent Channel, for ``on_message``: a queue of size 0. Handlers wait until their message is taken."""
+    """A gevent Channel, for ``on_message``: a queue of size 0. Each call waits until its message is taken."""
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Wait for the next get(), and pass a message to it."""
+        """Wait for the next get(), and pass the message to it."""
         message.enable_async()
         self.put(message)
 
