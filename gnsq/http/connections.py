@@ -1,7 +1,7 @@
-"""Connections of an HTTP client in one hub, and the calls that use them: deadline, retries and close.
+"""The connections of one HTTP client in one hub, and the calls over them, with deadlines and retries.
 
-The package requests sends over gevent's sockets, so a call blocks only its greenlet. Other modules interpret responses.
-An import of this module takes 0.1 s, since it imports requests.
+The library ``requests`` uses gevent's sockets here, so a call blocks only its own greenlet. Other modules interpret the
+responses. Importing this module takes 0.1 s, because that imports the library.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from gnsq.tls import make_context
 
 __all__ = ["Call", "Connections"]
 
-# Seconds before the first retry; the pause is doubled before each further retry.
+# Seconds before the first retry. Each further retry waits twice as long as the one before, up to _MAX_RETRY_DELAY.
 _RETRY_DELAY = 0.1
 _MAX_RETRY_DELAY = 2.0
 _CHUNK = 64 * 1024
 _TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in place of 4161"
-# Exceptions of requests, urllib3 and http.client for a broken connection, a malformed response or a bad proxy.
+# Exceptions that requests, urllib3 and http.client raise for a broken connection, a malformed response or a bad proxy.
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
 class NoResponse(Exception):
-    """A request or its response was not complete.
+    """A request got no complete, valid response.
 
     Attributes:
         sent: True if any byte of the request may have been sent.
@@ -62,7 +62,7 @@ class NoResponse(Exception):
 
 
 class Connections:
-    """The connections of one client in the hub of the calling thread, and the calls that use them.
+    """The connections of one client in one hub, that of the thread that makes this object, and the calls over them.
 
     Only close() may be called from another thread.
 
@@ -90,7 +90,7 @@ class Connections:
         register_after_fork(self)
 
     def close(self, *, in_own_thread: bool) -> None:
-        """Close all connections. Waiting calls fail. If the caller is another thread, the hub closes them later."""
+        """Close all connections, so that waiting calls fail. If in_own_thread is False, their hub does this later."""
         self.closed = "client was closed while it waited for a response"
         if not in_own_thread:
             # If the hub was destroyed, its queue raises ValueError.
@@ -104,7 +104,7 @@ class Connections:
         self.closed = f"connection belongs to process {parent}, and this is its child"
         for call in self._calls:
             if call.socket is not None:
-                # Close it before the call fails. Otherwise the call could read bytes that the parent waits for.
+                # Close the socket before the call fails. Otherwise the call could read bytes that the parent waits for.
                 _close_descriptor(call.socket)
         self._end()
 
@@ -114,7 +114,7 @@ class Connections:
         self._adapter.close()
 
     def _interrupt(self, call: Call) -> None:
-        # The hub runs this callback, so no greenlet runs: the greenlet of an unfinished call waits and can get throw().
+        # The hub runs this callback. So the greenlet of an unfinished call waits now, and throw() raises in it.
         if call in self._calls:
             call.greenlet.throw(call.deadline)
 
@@ -154,14 +154,14 @@ class Connections:
 
         Raises:
             NoResponse: If the connection or the response is broken.
-            NSQHttpError: If the response is too long or encoded.
+            NSQHttpError: If the client is closed, or the response is too long or has a Content-Encoding.
         """
         with self._slots:
             call.connected = call.sent = False
             if self.closed:
                 raise self._closed_error()
             if fresh:
-                # Empty the pool. No greenlet switches before the send, so no other call can fill the pool again.
+                # Empty the pool. Until the send no other greenlet runs, so no other call can put a connection back.
                 self._adapter.close()
             seconds = max(call.ends - time.monotonic(), 0.001)
             timeout = (min(self.options.connect_timeout or seconds, seconds), None)
@@ -171,7 +171,7 @@ class Connections:
                 response = self._adapter.send(
                     request.prepare(), stream=True, timeout=timeout, proxies=self.options.proxies
                 )
-                # closing() closes a broken connection. After a complete response the connection is already in the pool.
+                # closing() closes a broken connection. After a complete response the pool has the connection already.
                 with contextlib.closing(response):
                     return _read(f"{request.method} {request.url}", response, self.options.max_response_size)
             except _FAILURES as error:
@@ -185,7 +185,7 @@ class Call:
 
     Attributes:
         greenlet: The greenlet that waits for the call.
-        deadline: The gevent.Timeout that is raised in the greenlet when the timeout of the call is over.
+        deadline: The gevent.Timeout that is raised in the greenlet when the timeout is over or the client is closed.
         ends: Time at which the timeout is over, as time.monotonic().
         connected: True if the current request has begun to make a connection.
         sent: True if any byte of the current request may have been sent.
@@ -216,7 +216,7 @@ class Call:
                 return self._connections.exchange(self, request, fresh=fresh)
             except NoResponse as failure:
                 if failure.reused and method == "GET" and not fresh:
-                    # The server has closed an idle connection. A try on a new connection does not count as a retry.
+                    # The server has probably closed the idle connection. Trying a new one does not count as a retry.
                     fresh = True
                     continue
                 if retries >= self._connections.options.retries or not _may_be_repeated(method, failure):
@@ -239,13 +239,13 @@ class Call:
 
 
 def _may_be_repeated(method: str, failure: NoResponse) -> bool:
-    """Return True if a retry may succeed and can't make the server execute the request twice."""
+    """Return True if a retry may succeed and is safe: the request was not sent, or is a GET and changes nothing."""
     if failure.final:
         return False
     return not failure.sent or (method == "GET" and not failure.timed_out)
 
 
-# The call of the current greenlet. The connection that the call uses sets attributes of the call.
+# The call of the current greenlet. The connection that the call uses sets connected, sent and socket of the call.
 _current_call: ContextVar[Call] = ContextVar("gnsq.http.call")
 
 
@@ -253,7 +253,7 @@ _current_call: ContextVar[Call] = ContextVar("gnsq.http.call")
 
 
 class _Adapter(HTTPAdapter):
-    """The adapter of requests, with gevent's sockets and the TLS context of the options. It never retries."""
+    """An HTTPAdapter that uses gevent's sockets and the given TLS context, and never retries."""
 
     def __init__(self, context: ssl.SSLContext | None, maxsize: int) -> None:
         self._context = context
@@ -278,7 +278,7 @@ class _Adapter(HTTPAdapter):
         return manager
 
     def cert_verify(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: requests would load its own CAs into the context."""
+        """Do nothing. HTTPAdapter's method makes urllib3 trust the CAs of the library requests."""
 
     def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:
         """Leave out requests' own TLS settings, since the context has the settings to use."""
@@ -336,11 +336,11 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
 
 
 class _BufferedTLS:
-    """An SSLContext whose sockets do TLS in memory, over sockets of any kind.
+    """A wrapper of an SSLContext. Its sockets do TLS in memory, over sockets of any kind.
 
     SSLContext.wrap_socket() of the standard library takes the descriptor of a gevent socket and blocks the hub. urllib3
-    sets attributes to the values that the context already has. This object stores them itself: a context that was made
-    before gevent patched ssl can't be changed.
+    sets attributes of its context to the values that they already have. This object stores these attributes itself,
+    since an SSLContext that was made before gevent patched ssl can't be changed.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -352,7 +352,7 @@ class _BufferedTLS:
     def wrap_socket(self, sock: Any, server_hostname: str | None = None) -> SSLTransport:  # Any: gevent has no types
         try:
             if self._context.check_hostname and not server_hostname:
-                # SSLContext.wrap_socket() checks this, too; wrap_bio() would not check it.
+                # SSLContext.wrap_socket() checks this. SSLTransport calls wrap_bio() instead, which does not check it.
                 raise ValueError("check_hostname requires server_hostname")
             return _TLSSocket(sock, self._context, server_hostname)
         except BaseException:
@@ -365,7 +365,7 @@ class _TLSSocket(SSLTransport):
 
     @property
     def _io_refs(self) -> int:
-        # Number of open files that makefile() has made. The inner socket has this number.
+        # Number of open files that makefile() has made. The inner socket stores this number.
         return self.socket._io_refs  # type: ignore[attr-defined, no-any-return]  # typeshed hides it
 
     @_io_refs.setter
@@ -374,7 +374,7 @@ class _TLSSocket(SSLTransport):
 
 
 def _close_descriptor(sock: Any) -> None:  # Any: gevent has no types
-    """Close a gevent socket without its hub."""
+    """Close a gevent socket without using its hub."""
     sock._sock.close()
 
 
@@ -456,7 +456,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
             return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror, False
-    # Some texts repeat bytes of the server, so show only the first line, without control characters.
+    # Some texts repeat bytes that the server sent, so show only the first line, without control characters.
     return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
 
 

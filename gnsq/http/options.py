@@ -1,6 +1,6 @@
 """Options of HTTP clients: checks, and the conversion of urllib3's objects, which gnsq 1.0 accepted as options.
 
-This module imports neither urllib3 nor ssl. No error text shows a value that may contain a password.
+At run time this module imports neither urllib3 nor ssl. No error text shows a value that may contain a password.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpOptionsDict(TypedDict, total=False):
-    """Typed keywords for the options of HttpOptions. Some have more types than there: gnsq 1.0 accepted them."""
+    """Typed keywords for HttpOptions. Some allow more types than the fields there: the types that gnsq 1.0 accepted."""
 
     timeout: float | tuple[float, float] | urllib3.Timeout | None
     connect_timeout: float | None
@@ -160,7 +160,7 @@ class HttpOptions(Options):
 
 
 def check_host(host: object) -> str:
-    """Return a host name or address, an IPv6 address without brackets."""
+    """Check a host name or IP address, and return it, an IPv6 address without brackets."""
     if not isinstance(host, str):
         raise TypeError(f"host must be a str, not {host!r}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -196,7 +196,7 @@ def check_scheme(scheme: str) -> str:
 
 
 def _check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
-    """Raise TypeError unless this is None or a mapping of str to str."""
+    """Raise TypeError unless the mapping is None or maps str to str."""
     if mapping is None:
         return
     if not isinstance(mapping, Mapping) or not all(isinstance(item, str) for pair in mapping.items() for item in pair):
@@ -204,7 +204,7 @@ def _check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
 
 
 def check_header(name: str, value: str) -> None:
-    """Raise ValueError for a header that is not valid, or whose line end would start another header.
+    """Raise ValueError if a header is not valid. For example, a line end in the value would start another header.
 
     The error does not show the value, which may be a secret.
     """
@@ -226,7 +226,7 @@ def _is_url(text: str) -> bool:
 def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: a timeout of urllib3 or requests, or a number
     """Convert a number, a pair of limits (connect, read), or an object such as urllib3's Timeout to options.
 
-    If no total is given, the sum of connect and read is the limit of a whole call.
+    If connect and read are given, but no total, the sum of connect and read is the limit of a whole call.
     """
     if isinstance(timeout, tuple) and len(timeout) == 2:
         total, (connect, read) = None, timeout
@@ -237,7 +237,7 @@ def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: a timeout of urllib
     elif hasattr(timeout, "connect"):
         total, connect, read = getattr(timeout, "total", None), timeout.connect, getattr(timeout, "read", None)
     elif timeout is None:
-        # In urllib3 this means no limit. Here every call has a limit, so use the default.
+        # In urllib3, None means no limit. Here every call has a limit, so use the default.
         return {}
     else:
         return {"timeout": timeout}
@@ -248,7 +248,7 @@ def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: a timeout of urllib
 
 
 def _number(value: object) -> float | None:
-    # A value that is not a number is urllib3's object for "not given".
+    # If no limit is given, the value is None or an object of urllib3 that means "not given".
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

@@ -18,7 +18,7 @@ from gnsq.texts import MAX_SHOWN, printable
 __all__ = ["Response", "error_text", "is_unknown_path", "parse_result", "shown"]
 
 _REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
-# Redirects that keep the method. With other statuses, clients may send a GET in place of a POST, so those are errors.
+# Methods other than GET follow only these redirects, which keep the method. Other redirects may turn a POST into a GET.
 _REDIRECTS_OF_OTHERS = {307, 308}
 
 
@@ -67,12 +67,12 @@ def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
     if data["status_code"] != 200:
         raise _refusal(call, response, data["status_code"], _text(data.get("status_txt", "")))
     inner = data.get("data")
-    # Return what a new server would send: bytes in place of a str, and b"" in place of null.
+    # Return what a new server sends: bytes in place of a str, and b"" in place of null.
     return inner.encode() if isinstance(inner, str) else b"" if inner is None else inner
 
 
 def error_text(body: bytes) -> str:
-    """Return nsqd's text in the body of an error: ``message``, or an old server's ``status_txt``; "" if it has none."""
+    """Return the text in an error's body: ``message``, or an old server's ``status_txt``; "" if there is neither."""
     data = _error(body)
     return _text(data.get("message") or data.get("status_txt") or "")
 
@@ -89,7 +89,7 @@ def _error(body: bytes) -> dict[str, object]:
 def is_unknown_path(error: NSQHttpError) -> bool:
     """Return True if the server does not know the path, or the method for this path. Then it has executed nothing.
 
-    A missing topic or channel has status 404 as well, but its text ends with _NOT_FOUND.
+    An error for a missing topic or channel has status 404 as well, but its text ends with _NOT_FOUND.
     """
     return error.status == 405 or (error.status == 404 and not error_text(error.body).endswith("_NOT_FOUND"))
 
@@ -110,7 +110,7 @@ def _parsed(body: bytes) -> Any:  # Any: any JSON
         ValueError: If the body is not JSON; if it has half of a surrogate pair, which can't be encoded; or if it has
             more levels, or a number with more digits, than Python accepts.
     """
-    # Decode here: json.loads() would guess the encoding of bytes, and accept surrogates.
+    # Decode here: if json.loads() got the bytes, it would guess their encoding, and accept surrogates.
     text = body.decode()
     try:
         data = json.loads(text)
@@ -163,7 +163,7 @@ def _text(value: object) -> str:
 
 
 def _plain_text(response: Response) -> str:
-    # A body without a content type is used: Go's response to plain HTTP on a TLS port has no type.
+    # A body without a content type counts as text: Go's response to plain HTTP on a TLS port has no type.
     if response.content_type and not response.content_type.lower().startswith("text/plain"):
         return ""
     return printable(response.body)
