@@ -1,6 +1,6 @@
-"""Opens a connection: resolves the address, connects, and performs the steps of a handshake. SUB and PUB come after it.
+"""Opens a connection: resolves the address, connects, and performs the steps of a handshake.
 
-This module owns no greenlet. The caller limits the total time.
+This module sends neither SUB nor PUB, and owns no greenlet. The caller limits the total time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TransportStack:
     """The transport of one connection: TCP, and the TLS or compression that the handshake has started on top of it.
 
     Args:
-        host, port: Address of nsqd. TLS checks this host, even if address_resolver returns another one.
+        host, port: Address of nsqd. TLS checks this host, not that of address_resolver, unless server_hostname is set.
         options: The options that load_certificates() has returned.
         transport: A stream to use instead of a new connection.
 
@@ -84,10 +84,10 @@ class TransportStack:
         self._peer = format_address(host, port)
 
     def connect(self) -> None:
-        """Connect, to the address that address_resolver returns, if it is given. Do nothing if a transport was given.
+        """Connect to the address, or to the one that address_resolver returns. Do nothing if a transport was given.
 
         Raises:
-            NSQSocketError, NSQTimeout: In the cases of transport.connect(), or if address_resolver takes too long.
+            NSQSocketError, NSQTimeout: As gnsq.transport.connect(); NSQTimeout also if address_resolver takes too long.
             NSQException: If address_resolver raises an exception or returns no address.
         """
         if self.transport is None:
@@ -135,7 +135,7 @@ class TransportStack:
                         self.on_frame(*response)
 
     def allow_messages(self) -> None:
-        """Accept frames of up to max_frame_size from now on. Before SUB, frames must not be longer than a response."""
+        """Accept frames of up to max_frame_size from now on. Before this call, the limit of a response applies."""
         self.decoder.set_max_frame_size(self._options.max_frame_size)
 
     def read_frame(self) -> Frame:

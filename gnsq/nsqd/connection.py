@@ -16,9 +16,9 @@ Consumer and Producer decide about messages and RDY; ConnectionPool decides when
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
 #  8. `Message.finish_if_unanswered` in message.py is called after the handler has returned.
 #  9. `InFlightMessages.finish` in nsqd/in_flight.py reduces the number of messages in flight.
-# 10. `Writer.finish` in nsqd/writer.py queues its id, and wakes the greenlet that runs `Writer.run` in nsqd/writer.py.
+# 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` in nsqd/writer.py.
 # 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
-#     sends them at once.
+#     sends the FINs together.
 #
 # The states of a connection:
 #
@@ -65,14 +65,14 @@ logger = logging.getLogger(__name__)
 
 # Seconds; enough for the event loop to look at all sockets once, so that the reader reads the data that has arrived.
 HUB_ROUND = 0.01
-# If the messages in flight exceed the highest RDY count by this number, nsqd ignores RDY. A smaller excess is normal:
+# If more messages than the highest RDY count plus this are in flight, nsqd ignores RDY. A smaller excess is normal:
 # after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.
 IN_FLIGHT_MARGIN = 2500
 # Seconds in which the reader may still receive nsqd's error after a send has failed.
 ERROR_FRAME_GRACE = 1.0
 # Minimum seconds between two checks of liveness.
 MIN_CHECK_INTERVAL = 0.01
-# Seconds. If a check is late by more than this time, the process did not run, and nsqd's silence proves nothing.
+# Seconds. If a check is late by more than this, this process did not run meanwhile, and nsqd's silence proves nothing.
 OWN_DELAY = 1.0
 
 
@@ -93,7 +93,7 @@ class InternalError(NSQException):
 class Connection:
     """A connection. It is opened once and closed once.
 
-    The connection does not log why it was lost. The object that has opened it logs that, together with the next step.
+    A connection logs why it was lost only if that happens in close(). Otherwise the caller of open() logs the reason.
 
     Args:
         host, port: Address of nsqd's TCP port.
@@ -103,7 +103,7 @@ class Connection:
     Attributes:
         on_messages: Called with (connection, messages) after each read that contained messages.
         on_response: Called with (connection, data) for each response, heartbeats included; None: no call.
-        listeners: While this collection is empty, on_response is not called.
+        listeners: While this collection is empty, on_response is called only during the handshake.
         on_error: Called with (connection, NSQErrorCode) for each error frame; None: no call.
         on_closed: Called with (connection) when the connection is closed, before its pending requests fail.
         pending: Requests that have no response yet.
@@ -172,7 +172,7 @@ class Connection:
             NSQSocketError: If nothing listens, or the connection breaks.
             NSQTimeout: If connecting and the handshake together take longer than options.timeout.
             NSQProtocolError: If the peer is not nsqd.
-            NSQErrorCode: If nsqd refuses the handshake. Every error of open() closes the connection.
+            NSQErrorCode: If nsqd refuses the handshake. Each of these errors closes the connection.
         """
         if self._opened or self.state is not ConnectionState.INIT:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")
@@ -225,7 +225,7 @@ class Connection:
         self.call(commands.subscribe(topic, channel), expected=OK)
         if self.state is not ConnectionState.CONNECTED:
             raise connection_lost_error(self.address, self.error)
-        # This must be called before RDY is sent, since nsqd sends messages after RDY.
+        # Messages need a higher limit than responses. Raise it before RDY is sent, since nsqd sends messages after RDY.
         self._stack.allow_messages()
         self.state = ConnectionState.SUBSCRIBED
         logger.info("%s: subscribed to %s/%s", self._subject, topic, channel)
@@ -248,14 +248,14 @@ class Connection:
             with deadline:
                 if subscribed:
                     self.call(commands.close(), expected=CLOSE_WAIT)
-                # Check in a loop: drained may be set too early, since messages arrive until nsqd has read the CLS.
+                # Check in a loop: another message may arrive after drained is set and before wait() returns.
                 while self.in_flight > 0 and self.is_closing:
                     self.in_flight_messages.drained.clear()
                     self.in_flight_messages.drained.wait()
                 self.pending.wait()
                 self._writer.wait_flushed()
                 self._write_shut_down = True
-                # After shutdown_write(), nsqd still reads all that was sent before it closes. So the last FINs arrive.
+                # nsqd reads all that was sent before the shutdown, and closes only then. So the last FINs arrive.
                 self._stack.connected.shutdown_write()
                 self._closed.wait()
         except gevent.Timeout as expired:
@@ -288,7 +288,7 @@ class Connection:
         if self._hub_monitor is not None:
             self._hub_monitor.release()
         for greenlet in self._greenlets:
-            # Kill the greenlet of the liveness check, which may sleep long. The closed socket ends the other greenlets.
+            # Kill the liveness greenlet, which may sleep long. The closed transport and writer end the other greenlets.
             if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-liveness"):
                 greenlet.kill(block=False)
 
@@ -302,12 +302,12 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """True if commands can be sent."""
+        """True after open(), until close() or abort() is called."""
         return self.state in (ConnectionState.CONNECTED, ConnectionState.SUBSCRIBED)
 
     @property
     def is_closing(self) -> bool:
-        """True if close() has begun to drain the connection."""
+        """True while close() drains the connection."""
         return self.state is ConnectionState.CLOSING
 
     @property
@@ -338,7 +338,7 @@ class Connection:
 
     def abort_without_owner(self, error: NSQException) -> None:
         """Abort although the thread that opened the connection may have ended, or is not in this process."""
-        if self.in_flight_messages.is_other_thread:  # abort() would wake greenlets of that thread
+        if self.in_flight_messages.is_other_thread:  # with state CLOSED, abort() wakes no greenlets of that thread
             self.state = ConnectionState.CLOSED
             self._close_transport()
         self.abort(error)
@@ -409,8 +409,8 @@ class Connection:
     # --- loops
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """Run a loop in a greenlet of its own. If the loop raises, close the connection, so that no caller waits for a
-        response for ever."""
+        """Run one of the loops, in a greenlet of its own. If the loop raises, close the connection, so that no caller
+        waits for a response for ever."""
         try:
             loop()
         except NSQException as error:
@@ -469,8 +469,8 @@ class Connection:
             self._last_read = self._clock.monotonic()
 
     def _resolve_oks(self, data: bytes) -> bool:
-        """If the data has only complete OK frames, resolve pending requests, and return True. Return False otherwise,
-        and if a callback must be called for each frame. A connection that only publishes receives mostly OK frames.
+        """If the data has only complete OK frames, and on_response need not be called, resolve pending requests and
+        return True; otherwise return False. A connection that only publishes receives mostly OK frames.
         """
         if self.listeners or self._stack.decoder.pending or not self.pending.resolve_oks(data):
             return False

@@ -30,8 +30,8 @@ class NewlineInMessage(NSQException, ValueError):
 class NsqdHTTPClient(HTTPClient):
     """Client of nsqd's HTTP API.
 
-    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If a server does not
-    know an endpoint, the request is sent again with the endpoint's name before 1.0.
+    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If nsqd does not
+    know an endpoint that had another path before nsqd 1.0, the request is sent again to that path.
 
     Args:
         host, port: Address of nsqd's HTTP port.
@@ -57,7 +57,7 @@ class NsqdHTTPClient(HTTPClient):
         Args:
             data: A str is sent as UTF-8.
             defer: Milliseconds until nsqd delivers the message, at most nsqd's --max-req-timeout. Servers before 0.3.6
-                ignore the delay, but servers so old that they do not know /pub cause an NSQHttpError.
+                ignore the delay. If a server is so old that it does not know /pub, NSQHttpError is raised.
             timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:
@@ -216,7 +216,7 @@ class NsqdHTTPClient(HTTPClient):
         Args:
             topic, channel: Return only this topic or channel. nsqd omits a topic that does not have the channel.
             include_clients: False omits the lists of clients. By default nsqd includes them.
-            include_mem: False omits the statistics of nsqd's memory. By default nsqd includes them, and pauses shortly
+            include_mem: False omits the statistics of nsqd's memory. By default nsqd includes them, and pauses briefly
                 to collect them.
         """
         if topic:
@@ -234,7 +234,7 @@ class NsqdHTTPClient(HTTPClient):
         return response
 
     def config(self, option: str) -> Any:
-        """Return the value of one of nsqd's options. Its name is nsqd's flag with ``_`` in place of ``-``.
+        """Return the value of one of nsqd's options. The option's name is nsqd's flag with ``_`` for ``-``.
 
         Returns:
             A text as bytes; a number or list as a Python object; a duration in nanoseconds.
@@ -286,7 +286,7 @@ def _body(subject: str, data: object) -> bytes:
 
 @contextlib.contextmanager
 def _too_old(what: str) -> Iterator[None]:
-    """Add to an error that the server may be too old. The old path is not tried: there, nsqd ignores the parameter."""
+    """If nsqd does not know the path, say in the error that nsqd may be too old. The older path ignores ``what``."""
     try:
         yield
     except NSQHttpError as error:

@@ -1,7 +1,7 @@
 """Counts the messages in flight on one connection, and sends FIN, REQ and TOUCH.
 
-InFlightMessages is the Responder of the connection's messages, so any OS thread may call it. If a call comes from
-another thread, the hub of the connection's thread executes the call later.
+A Message calls InFlightMessages, its Responder, to send its answer. Any OS thread may make this call. If
+it is not the thread of the connection, the hub of the connection's thread executes the call later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 
-# Minimum seconds between two TOUCHes. Shorter intervals would not help: nsqd checks timeouts only every 0.1 s.
+# Seconds. A short time_left makes TOUCH come earlier, but not below this: nsqd checks timeouts only every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
 
 
@@ -63,16 +63,16 @@ class InFlightMessages:
         msg_timeout: Seconds after which nsqd requeues an unanswered message; None if unknown.
         max_msg_timeout: Seconds from the delivery until TOUCH can no longer keep a message in flight; None if unknown.
         max_req_timeout: nsqd's longest delay of REQ, milliseconds; None if unknown.
-        drained: Event that is set when the last message in flight is answered.
-        requeue_after: Function that is called in any thread if a message is requeued without a delay. Gets the attempts
-            of the message, and returns the delay in milliseconds. If None, the delay is 0.
+        drained: Event that is set when in_flight becomes 0, and when the connection is closed.
+        requeue_after: Function that is called, in any thread, if requeue() of a message gets no delay. Gets the
+            attempts of the message, and returns the delay in milliseconds. If the attribute is None, the delay is 0.
         before_answer: Function that is called after in_flight was reduced and before the FIN or REQ is sent, so that a
             lower RDY can be sent first; None: no call.
         on_finish, on_requeue: Functions that are called with (id) after FIN, and with (id, timeout in ms, backoff)
             after REQ; None: no call.
-        async_messages: Async messages that are not answered.
+        async_messages: Async messages that are neither answered nor timed out.
         latency: Times from the arrival of async messages to their answers.
-        received, timed_out: Number of delivered messages, and number of messages that nsqd requeued by msg_timeout.
+        received, timed_out: Number of delivered messages, and number of messages whose msg_timeout was over.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class InFlightMessages:
         self._remove()
 
     def record_refused_answer(self, error: NSQErrorCode) -> None:
-        """Count and log that nsqd refused a FIN, REQ or TOUCH because the message's timeout was over before."""
+        """Log nsqd's refusal of a FIN, REQ or TOUCH for a timed out message. Count the message, except after TOUCH."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
         self._rate_limited.log(
@@ -248,7 +248,7 @@ class InFlightMessages:
         now, arrived, count = self.now(), messages[0].received, 0
         for message in messages:
             if message.timed_out:
-                # Undo mark_timed_out(): nsqd refuses the answer, and record_refused_answer() counts the message again.
+                # Undo mark_timed_out(): nsqd will refuse the answer, then record_refused_answer() counts the message.
                 self.in_flight += 1
                 self.timed_out -= 1
                 if not message.is_async():
@@ -279,7 +279,7 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
                 return
             message.touch()
     except NSQException as error:
-        # The message was answered since the check, or the connection was closed. Other code logs both cases.
+        # The message was answered after the check, or the connection was closed. Neither is an error here.
         logger.debug("%s: message %s: not touched any more: %s", subject, message.id, error)
     except Exception:  # top of a greenlet: a receiver of on_touch may raise any exception
         logger.exception("%s: message %s: not touched any more", subject, message.id)
@@ -287,8 +287,8 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
 
 def _seconds_to_touch(message: Message, interval: float) -> float:
     left, longest = message.time_left, message.max_time_left
-    # Touch after half of time_left, since touching() may begin long after the message's arrival. But if max_msg_timeout
-    # limits time_left, a touch adds no time, so no earlier touch is needed.
+    # Touch after half of time_left at the latest: touching() may begin long after the message's arrival. But if
+    # max_msg_timeout limits time_left, a touch adds no time, so no touch need come earlier than after the interval.
     if left is not None and (longest is None or left < longest):
         interval = min(interval, max(left / 2, MIN_TOUCH_INTERVAL))
     return interval if longest is None else min(interval, longest)

@@ -2,7 +2,7 @@
 
 nsqd responds in the order of the commands. This module knows which requests were sent: if the connection is lost, the
 unsent requests were certainly not executed. When nsqd refuses a publish, it closes the connection and executes no later
-command. nsqd does not announce its limits. So a publish that exceeds all sizes that nsqd has confirmed is sent alone.
+command. nsqd does not announce its size limits. So a publish larger than all that nsqd has confirmed is sent alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gnsq.texts import without_address
 __all__ = ["ConfirmedLimits", "PendingCall", "PendingRequest", "PendingRequests", "connection_lost_error"]
 
 
-# Bytes. If a connection is reset while a larger request is pending, the reason may be that nsqd refused its body.
+# Bytes. If a connection is reset and a request larger than this has no response, nsqd may have refused its body.
 RISKY_SIZE = 1024
 _OK_FRAME = encode_frame(RESPONSE, OK)
 
@@ -57,7 +57,7 @@ class PendingRequest(Protocol):
         """Handle the loss of the connection after the request was sent and before its response came."""
 
     def on_not_sent(self, error: NSQException) -> None:
-        """Handle that nsqd has not executed the request: it was not sent, or nsqd refused a command before it."""
+        """Handle that nsqd has not executed the request: it was not sent, or nsqd refused an earlier command."""
 
 
 class ConfirmedLimits:
@@ -93,7 +93,7 @@ class ConfirmedLimits:
 
 
 class PendingCall(AsyncResult):  # type: ignore[misc]  # gevent has no types
-    """A request. As an AsyncResult, it gets the response's data or an error."""
+    """A pending request that is an AsyncResult. Its get() returns the response's data or raises the error."""
 
     largest_message = mpub_body_size = defer = 0
     topic = ""
@@ -139,7 +139,7 @@ class PendingRequests:
         self._risky = False
         # True if requests that nsqd may refuse were added after the last _sort().
         self._unsorted = False
-        # True if sending was blocked until all sent requests had responses, so that the first unsent one is next.
+        # True if the first unsent request is next: sending was blocked for it until all sent requests had responses.
         self._drained = False
         # True while a request that was sent alone has no response.
         self._alone = False
@@ -160,7 +160,7 @@ class PendingRequests:
         self.unsent.append(request)
         self.unsent_bytes += request.size
         limits = self._limits
-        # Called for each publish: the code of ConfirmedLimits.may_be_refused() is repeated, since a call takes longer.
+        # Called for each publish. So this is a coarser and faster check than ConfirmedLimits.may_be_refused().
         if (
             request.largest_message > limits.largest_message
             or request.mpub_body_size
@@ -170,8 +170,8 @@ class PendingRequests:
             self._risky = self._unsorted = True
 
     def next_batch(self, limit: int) -> bytes:
-        """Move requests from unsent to sent, and return their bytes: up to limit bytes, or one larger request. Empty if
-        nothing may be sent now."""
+        """Move requests from unsent to sent, and return their bytes: up to limit bytes, or one larger request. Return
+        b"" if nothing may be sent now."""
         if self._risky:
             if self._unsorted and not self.blocked:
                 self._sort()
@@ -196,10 +196,10 @@ class PendingRequests:
         return len(self.unsent)
 
     def _sort(self) -> None:
-        """Move requests that nsqd may refuse to the end, the smallest first.
+        """Put the requests that nsqd may refuse after the others: the smallest first, unless topics are checked.
 
-        So they delay each other request by one response at most, even if they are many. The first request keeps its
-        place if sending was blocked for it before: the other requests have waited for it already.
+        So the others need not wait for the responses to these requests. But if sending was blocked for the first
+        request before, this request keeps its place: otherwise new requests could delay it again and again.
         """
         self._unsorted = False
         first = 1 if self._drained else 0
@@ -306,7 +306,7 @@ def connection_lost_error(address: str, error: NSQException | None, longest: int
 
     Args:
         error: Why the connection ended; None if this side closed it.
-        longest: Size of the largest pending request.
+        longest: Bytes of the largest of these requests; 0 if they were not sent.
     """
     text = f"{address}: {without_address(error or 'connection was closed', address)}"
     if isinstance(error, NSQErrorCode):

@@ -104,8 +104,8 @@ class _Reconnector:
         attempted: Set after the first attempt to connect.
         wake_event: Ends the wait between two attempts.
         failures: Failed attempts in a row.
-        stable: When the last stable connection was opened. A failure after that time is logged even if a similar
-            failure before it was logged less than a minute ago.
+        stable: When the last stable connection was opened. The first failure of a kind after this time is logged,
+            even if one of the same kind was logged less than a minute ago.
         last_no_fault: When a connection was last lost without a fault of the nsqd.
     """
 
@@ -266,7 +266,7 @@ class ConnectionPool(Generic[_Connection]):
                 connection = self._try_open(address, reconnector)
                 reconnector.attempted.set()
                 no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
-                # Clear the event before `released` is read: a release() after the reading then ends the wait.
+                # Clear the event before `released` is read: so a release() after the read sets it, and ends the wait.
                 reconnector.wake_event.clear()
                 if self._is_closed:
                     return
@@ -277,7 +277,7 @@ class ConnectionPool(Generic[_Connection]):
                     else:
                         reconnector.failures += 1
                         wait = self._wait_with_backoff(reconnector.failures, connection)
-                # After a loss without fault, a warning would add nothing: the refused publish has the error already.
+                # A loss without fault means that nsqd refused a publish. The publish raises the error, so do not warn.
                 level = logging.INFO if no_fault or reconnector.released else logging.WARNING
                 self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
                 if wait is None:
@@ -327,18 +327,18 @@ class ConnectionPool(Generic[_Connection]):
         return self._closed_without_fault(connection)
 
     def _wait_without_backoff(self, reconnector: _Reconnector) -> float:
-        """Return the seconds to wait after a loss without fault: 0, but after repeated losses more, since attempts
-        without a wait would make a busy loop."""
+        """Return the seconds to wait after a loss without fault of the nsqd: 0, but reconnect_initial if the last such
+        loss was less than reconnect_initial ago, since attempts without a wait could become a busy loop."""
         before, reconnector.last_no_fault = reconnector.last_no_fault, self._clock.monotonic()
         initial = self._reconnect.reconnect_initial
         return initial if reconnector.last_no_fault - before < initial else 0.0
 
     def _wait_with_backoff(self, failures: int, connection: _Connection | None) -> float:
-        """Return the seconds to wait after failures in a row. connection: the lost one; None after a failed attempt."""
+        """Return the seconds to wait after failures in a row. connection is None if the last attempt failed."""
         return self._reconnect.delay(failures)
 
     def _is_stable(self, connection: _Connection, seconds: float) -> bool:
-        """Return True if a connection that was lost after so many seconds was stable: its loss resets the failures."""
+        """Return True if a connection that was lost after these seconds was stable. Then failures is set to 0."""
         return seconds >= STABLE_AFTER
 
     def _try_open(self, address: str, reconnector: _Reconnector) -> _Connection | None:

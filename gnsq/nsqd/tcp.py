@@ -99,7 +99,7 @@ class NsqdTCPClient:
         self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = handshake.identify_body(self.options)
         for name in given:
-            # An attribute has the value that IDENTIFY sends: names of host and client are set, durations are in ms.
+            # An attribute has the value that IDENTIFY sends: hostname and client_id are not None, durations are in ms.
             setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
         self.state = states.INIT
         self.ready_count = 0
@@ -168,7 +168,7 @@ class NsqdTCPClient:
         """Connect and send the magic ("  V2"). Do nothing if connected.
 
         Raises:
-            NSQException: If the connection was closed before.
+            NSQException: If the connection was closed before, or another greenlet is connecting.
             NSQSocketError, NSQTimeout: If no connection can be made.
         """
         if self.is_connected:
@@ -364,7 +364,7 @@ class NsqdTCPClient:
         elif frame_type == ERROR:
             self.on_error.send(self, error=make_error(data))
 
-    # --- commands. Each method raises ValueError or TypeError before a byte is sent, and the errors of send().
+    # --- commands. Each method raises the errors of send(). It checks arguments first: ValueError, TypeError.
 
     def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB; nsqd responds with OK."""
@@ -392,15 +392,15 @@ class NsqdTCPClient:
         self._in_flight_messages.finish(message_id)
 
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
-        """Send FIN for each message. Any thread may call this method, as finish()."""
+        """Send FIN for each message. Any thread may call this method; see finish()."""
         self._in_flight_messages.finish_all(message_ids)
 
     def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
-        """Send REQ; the timeout is in milliseconds. Any thread may call this method, as finish()."""
+        """Send REQ; the timeout is in milliseconds. Any thread may call this method; see finish()."""
         self._in_flight_messages.requeue(message_id, timeout, backoff)
 
     def touch(self, message_id: bytes) -> None:
-        """Send TOUCH. Any thread may call this method, as finish()."""
+        """Send TOUCH. Any thread may call this method; see finish()."""
         self._in_flight_messages.touch(message_id)
 
     def close(self) -> None:
@@ -420,7 +420,7 @@ class NsqdTCPClient:
         """Send bytes.
 
         Raises:
-            NSQException: If TLS is wanted and has not started. Until then only IDENTIFY may be sent.
+            NSQException: If TLS is wanted and has not started. Before TLS only the magic and IDENTIFY may be sent.
             NSQTimeout: If nsqd does not read the bytes within options.timeout; the connection is closed.
             NSQSocketError: If the connection is closed or breaks.
         """
@@ -461,8 +461,8 @@ class NsqdTCPClient:
 
     @contextlib.contextmanager
     def _close_on_error(self, *, resumable: bool = False) -> Iterator[None]:
-        """Close the connection if the block raises. If resumable, a timeout does not close the connection: the caller
-        may read again."""
+        """Close the connection if the block raises. If resumable, only an NSQException other than NSQTimeout closes it:
+        after all other exceptions, such as NSQTimeout, the caller may read again."""
         try:
             yield
         except BaseException as error:

@@ -1,7 +1,7 @@
 """Sends the commands of one connection. The commands are queued, and one greenlet sends all queued commands together.
 
 Only this module writes to the socket, so no lock is needed. If the greenlet sleeps and no other request is pending,
-submit() sends the request itself, in the greenlet of its caller.
+submit() sends its request itself, in the greenlet of the caller, unless there is TLS or compression.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Writer"]
 
 # Limit of one send in bytes. A send must end within the timeout, even if the network is slow.
 SEND_SIZE = 256 * 1024
-# Seconds. If nothing was sent for so long, the next send first checks that nsqd has not closed the connection.
+# Seconds. If no request was sent for longer, the next request is sent only if nsqd has not closed the connection.
 PEER_CHECK_AFTER = 1.0
 
 
@@ -28,7 +28,7 @@ class Writer:
 
     Args:
         now: Returns monotonic seconds.
-        refuse: Function that put() and submit() call after close(). It must raise an exception.
+        refuse: Function that put(), finish() and submit() call after close(). It must raise an exception.
 
     Attributes:
         pending: Pending requests: commands that have no response yet.
@@ -139,7 +139,7 @@ class Writer:
         self._needs_attention = True
 
     def _send_directly(self, transport: TcpTransport) -> None:
-        """Send the only pending request without waking the writer's greenlet. That saves 15 us of 60 us."""
+        """Send the only pending request without waking the writer's greenlet. That saves 15 us of a publish's 60 us."""
         if self._peer_has_closed():
             return
         data = self.pending.next_batch(SEND_SIZE)
@@ -149,9 +149,9 @@ class Writer:
             self._wake()
 
     def _peer_has_closed(self) -> bool:
-        """Return True if nsqd has closed the connection and the reader has not noticed that, as after a blocked hub.
+        """Return True if nsqd has closed the connection and the reader has not noticed that yet: the hub was blocked.
 
-        Then nothing must be sent: the reader will notice the close, and unsent requests are certainly not executed.
+        Then no request must be sent: the reader will notice the close, and unsent requests are certainly not executed.
         """
         now, before = self._now(), self._sent_at
         self._sent_at = now
@@ -165,7 +165,7 @@ class Writer:
         self._greenlet = gevent.getcurrent()
         self._sleeping = self._needs_attention = True
         self._flushed.set()
-        gevent.get_hub().switch()  # returns after put(), submit() or close()
+        gevent.get_hub().switch()  # returns after _wake()
 
     def _wake(self) -> None:
         assert self._greenlet is not None  # the greenlet sleeps, so it has started
