@@ -1,6 +1,6 @@
-"""Automatic batches: sends publishes to one topic together as one MPUB. Each publish keeps its deadline and outcome.
+"""Automatic batches: sends publishes to one topic together as one MPUB. Each publish has its own deadline and outcome.
 
-This module owns the batches that are not full. A full batch is sent in the same way as a single publish.
+This module owns batches until they are sent. A batch is sent in the same way as a single publish.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class _OpenBatch:
 class Batcher:
     """Collects publishes with the same topic and key in a batch.
 
-    A batch is sent when it has batch_messages messages or batch_bytes bytes, or when its first publish has waited for
-    batch_linger seconds. No batch is longer than max_body_size, if that is set.
+    A batch is sent when it has batch_messages messages, when the next message would make it longer than batch_bytes or
+    max_body_size (if this option is set), or when its first publish has waited for batch_linger seconds.
 
     Args:
-        send: Called with each batch, and with each publish that can't be in a batch.
+        send: Called with each batch, and with each publish that is sent alone.
     """
 
     def __init__(self, send: Callable[[PendingPublish], None], options: ProducerOptions, clock: Clock) -> None:
         self._send = send
         self._max_messages = options.batch_messages or 1
-        # Limit of an MPUB's body, without the bytes for the number of its messages.
+        # _max_bytes is the limit of an MPUB's body, without the 4 bytes for the number of messages.
         limit = options.max_body_size
         self._max_bytes = (options.batch_bytes if limit is None else min(options.batch_bytes, limit)) - 4
         self._linger = options.batch_linger
@@ -117,7 +117,7 @@ class Batcher:
             yield from batch.members
 
     def stop_waiting(self) -> None:
-        """Send all batches. From now on, send each new batch at the end of the hub's current round, without linger."""
+        """Send all batches. From now on, send each batch at the end of the hub's round in which it was opened."""
         self._linger = 0.0
         self.flush()
 

@@ -59,7 +59,7 @@ class CompletionQueue:
         """
         ended, counts, publishes, add_latency = self._ended, self._counts, self._publishes, self._counts.latency.add
         now = self._now()
-        # Retry failed publishes before the woken callers publish again, since the failed publishes are older.
+        # Retry the failed publishes first: they are older than the publishes that callers make after they are woken.
         publishes.retry_failed()
         try:
             while ended:
@@ -88,7 +88,7 @@ class CompletionQueue:
             self.completed.set()
 
     def _complete_batch(self, batch: PendingPublish, now: float) -> None:
-        """Count the members of a confirmed batch together, which saves 0.5 us of 3 us each, and wake all callers."""
+        """Count a confirmed batch as a whole, which saves 0.5 us of 3 us per member, and wake its callers."""
         members = iter(batch.members)
         publishes = self._publishes
         publishes.pending -= batch.messages
@@ -104,8 +104,8 @@ class CompletionQueue:
                 elif member.result is not None:
                     member.result.confirm()
         finally:
-            # Members are left only if a woken greenlet has raised an exception into the hub. Queue them, so that their
-            # callers are woken later. They must not be counted again.
+            # Members are left only if waking a caller has raised an exception. Queue these members, so that their
+            # callers are woken later. They are counted already, so their numbers are set to 0.
             for member in members:
                 member.reserved_bytes = member.messages = 0
                 publishes.pending += 1
@@ -155,7 +155,7 @@ class Deadlines:
             self._woken.set()
 
     def run(self) -> None:
-        """Call expire_overdue and check_links at their times, until the greenlet is killed."""
+        """Call expire_overdue and check_links each time they are due, until the greenlet is killed."""
         checked = self._clock.monotonic()
         while True:
             now = self._clock.monotonic()

@@ -1,8 +1,8 @@
 """Takes publishes, gives them to connections, and retries or ends the publishes that were not confirmed.
 
-Owns the publishes that wait for capacity, for a connection or for a retry. A link (the publishes' view of a connection)
-owns each publish that was submitted to it. This module does not decide which nsqds to connect to. It runs in one hub;
-only publish(), wait_for_capacity() and flush() wait.
+The dispatcher owns the publishes that wait for capacity, for a connection or for a retry. A link, which sends to one
+nsqd, owns each publish that was submitted to it. The dispatcher does not decide which nsqds to connect to. It runs in
+one hub; only publish(), wait_for_capacity() and flush() wait.
 """
 
 # A publish, from the call to nsqd's OK:
@@ -13,18 +13,18 @@ only publish(), wait_for_capacity() and flush() wait.
 #     thread publishes, `publish_from_thread` in producer/lifecycle.py passes the publish to the producer's hub.
 #  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if too few are left, the publish waits for
 #     `Dispatcher.admit_waiting`.
-#  4. `Batcher.add` in producer/batching.py collects publishes to one topic, if that option is on.
+#  4. `Batcher.add` in producer/batching.py collects publishes to one topic, if batch_messages is set.
 #  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
-#  6. `TcpLink` in producer/routing.py is the link to one connection. Its submit is `Writer.submit` in nsqd/writer.py,
-#     which puts the publish into `PendingRequests.put` in nsqd/pending.py.
-#  7. `Writer.run` in nsqd/writer.py, or the caller if no other publish is pending, sends `PendingPublish.command` in
-#     producer/publish.py by `TcpTransport.send_nowait` in transport.py.
+#  6. `TcpLink` in producer/routing.py is the link over one connection. Its submit is `Writer.submit` in nsqd/writer.py,
+#     which passes the publish to `PendingRequests.put` in nsqd/pending.py.
+#  7. `Writer.run` in nsqd/writer.py sends `PendingPublish.command` in producer/publish.py. But if nothing else is
+#     pending on the connection, the caller's greenlet sends it by `TcpTransport.send_nowait` in transport.py.
 #  8. `Dispatcher.publish` waits. If no other publish is pending, `BusyPoller.poll` polls for the response.
 #  9. `Connection` in nsqd/connection.py reads OK; `PendingRequests.resolve_oks` in nsqd/pending.py finds the publish.
 # 10. `PendingPublish.on_response` in producer/publish.py marks it as done, and `CompletionQueue.add` in
 #     producer/completion.py counts it and wakes the caller.
 #
-# The states of a publish. A publish that nsqd has not executed is retried until its deadline:
+# The states of a publish, from submit() to its outcome. No publish is retried after its deadline:
 #
 #      submit()                         retry: refused by this nsqd, not executed, or allow_duplicates
 #         |                           +-----------------------------------------------+
@@ -89,24 +89,24 @@ class Dispatcher:
     """The publishes of one producer. The object must be made in the hub in which it runs.
 
     Args:
-        nsqd_count: Returns the number of nsqds.
-        no_connection_error: Makes the error with the reason why there is no connection. Its argument is a text that
-            tells how long the publish waited.
-        owner: The Producer that log lines name.
+        nsqd_count: Returns the number of known nsqds.
+        no_connection_error: Makes the error that tells why there is no connection. Called with a text that tells how
+            long the publish waited, such as "within 5 s".
+        owner: The Producer whose name is in the log lines.
         busy_poller: Polls for the response if only one publish is pending. None: the hub sleeps until a response comes.
 
     Attributes:
         links: The links that publishes are submitted to.
-        stalled_links: Links that have not responded for too long. They get no publishes while there are others.
+        stalled_links: Links without a response for too long. They get no publishes while there are other links.
         batcher: Collects batches; None if batch_messages is not set.
-        complete: Function that is called with a publish that has ended. Counts the publish, and soon wakes its caller.
+        complete: Function to call with a publish that has ended. The hub soon counts the publish and wakes its caller.
         deadlines: Checks deadlines and stalled links.
-        pending: Number of publishes that have not ended.
-        pending_bytes: Bytes that the pending publishes have reserved.
-        signal_greenlets: Greenlets that are calling receivers of signals, and must not wait before these return.
+        pending: Number of publishes whose callers were not woken yet.
+        pending_bytes: Bytes that these publishes have reserved.
+        signal_greenlets: Greenlets that run receivers of signals. Until a receiver returns, its greenlet must not wait.
     """
 
-    # Slots save 6 % of a publish: with more than 30 attributes CPython makes a dict, which is slower to read.
+    # Slots save 6 % of a publish's time: with more than 30 attributes CPython makes a dict, which is slower to read.
     __slots__ = (
         *("_busy_poller", "_choose", "_clock", "_closed", "_closing", "_completion", "_counts", "_hub"),
         *("_is_submitting", "_max_pending_bytes", "_no_connection_error", "_nsqd_count", "_options", "_owner"),
@@ -134,9 +134,9 @@ class Dispatcher:
         self.pending = 0
         self.pending_bytes = 0
         self.signal_greenlets: set[gevent.Greenlet] = set()
-        # For is_reentrant(): the greenlet that called publish() last and is still in it; and True while submit() runs.
-        self._publishing: gevent.Greenlet | None = None
-        self._is_submitting = False
+        # For is_reentrant().
+        self._publishing: gevent.Greenlet | None = None  # the greenlet that runs publish()
+        self._is_submitting = False  # True while submit() runs
         self._options = options
         self._max_pending_bytes = options.max_pending_bytes
         self._clock = clock
@@ -193,7 +193,7 @@ class Dispatcher:
         finally:
             publish.waiter = self._publishing = None
         if publish.error is not None:
-            # Several publishes may end with the same error object. Each raise makes its traceback longer, so reset it.
+            # Several publishes may end with the same error object. Each raise makes the traceback longer, so reset it.
             raise publish.error.with_traceback(None)
 
     def submit(self, publish: PendingPublish, block: bool) -> None:
@@ -203,7 +203,7 @@ class Dispatcher:
             NSQNotSent: If the producer is closed. If block is False, also if there is no capacity or no connection.
         """
         publish.owner = self
-        # Set the flag before checking if the producer is closed: a signal handler may close it right after the check.
+        # Set the flag before checking _closing: a close() in a signal handler after the check must see the flag.
         self._is_submitting = True
         try:
             if self._closing:
@@ -213,7 +213,7 @@ class Dispatcher:
             self.pending += 1
             if publish.deadline < self.deadlines.due:
                 self.deadlines.schedule(publish.deadline)
-            # Repeats code of _has_capacity() and admit_waiting() without calls. That saves 0.15 us of 4 us per publish.
+            # These lines repeat _has_capacity() and admit_waiting() instead of calling them. It saves 0.15 us of 4 us.
             pending_bytes = self.pending_bytes + publish.size
             if self._waiting_for_capacity or (pending_bytes > self._max_pending_bytes and self.pending_bytes):
                 self._waiting_for_capacity.append(publish)
@@ -226,10 +226,10 @@ class Dispatcher:
             self._is_submitting = False
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if the greenlet, which is running, is inside code of this object or inside a receiver of signals.
+        """Return True if a greenlet, the running one, is inside publish(), submit() or a receiver of signals.
 
-        This is also the case in a signal handler that has interrupted publish() or submit(). If True, the caller must
-        not wait for publishes to end.
+        A signal handler that has interrupted publish() or submit() runs in the same greenlet: the result is True there,
+        too. If the result is True, the caller must not wait for publishes to end.
         """
         return self._is_submitting or greenlet is self._publishing or greenlet in self.signal_greenlets
 
@@ -251,7 +251,7 @@ class Dispatcher:
         return self.pending_bytes + publish.size <= self._max_pending_bytes or not self.pending_bytes
 
     def admit_waiting(self) -> None:
-        """Give capacity to the publishes that wait for it, the oldest first."""
+        """Give free capacity to the publishes that wait for it, the oldest first."""
         waiting = self._waiting_for_capacity
         while waiting and (waiting[0].done or self._has_capacity(waiting[0])):
             publish = waiting.popleft()
@@ -286,9 +286,9 @@ class Dispatcher:
         admitted = Event()
         publish.on_capacity = admitted.set
         try:
-            admitted.wait()  # returns when admit_waiting() gives capacity, or at the deadline
+            admitted.wait()  # returns when the publish gets capacity, or ends without it
         except BaseException:
-            # The caller was interrupted, so it does not get the result.
+            # The caller was interrupted. Clear the result, so that a failure of the publish is logged.
             publish.result = None
             raise
 
@@ -389,10 +389,10 @@ class Dispatcher:
         publish.done = True
 
     def _refuse_topic(self, publish: PendingPublish, error: NSQException) -> None:
-        """End a publish whose topic nsqd refused, and all other publishes to this topic on the same link.
+        """End a publish whose topic nsqd refused; after NSQUnauthorized, all publishes to this topic on the same link.
 
-        If the topic is not allowed, nsqd closes the connection and executes nothing after the refused command. It would
-        refuse the other publishes, too, and close a connection each time. Over HTTP there is no such error.
+        With this error nsqd closes the connection, and executes nothing after the refused command. If the other
+        publishes were retried, nsqd would refuse them, too, and close a connection each time. HTTP has no such error.
 
         Source: nsqd protocol_v2.go, CheckAuth.
         """
@@ -425,7 +425,7 @@ class Dispatcher:
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
         """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed.
 
-        If a batch was not sent, its other members are submitted again. For that, the caller must have withdrawn the
+        If a batch was not sent, its other members are submitted again. The caller must have withdrawn an unsent
         batch from the link.
         """
         was_sent = waiting_for is WaitingFor.RESPONSE
@@ -465,7 +465,7 @@ class Dispatcher:
             for publish in self._overdue(publishes, now):
                 self.expire(publish, waiting_for, now)
         for link in self._all_links():
-            # Withdraw all with one call: one call for each of 300,000 publishes took 8 s.
+            # Withdraw all overdue publishes with one call: one call for each of 300,000 publishes took 8 s.
             for publish in link.withdraw(self._overdue(link.unsent, now)):
                 self.expire(publish, WaitingFor.SEND, now)
             for publish in self._overdue(link.sent, now):
@@ -515,7 +515,7 @@ class Dispatcher:
                 yield from publish.unfinished()
 
     def _own_publishes(self) -> Iterator[tuple[WaitingFor, list[PendingPublish]]]:
-        """Yield the publishes that were not submitted to a link, by the step that they wait for."""
+        """Yield the publishes that no link has, in lists, each with the step that its publishes wait for."""
         yield WaitingFor.CAPACITY, list(self._waiting_for_capacity)
         yield WaitingFor.BATCH, [] if self.batcher is None else list(self.batcher.waiting())
         yield WaitingFor.CONNECTION, [*self._waiting_for_connection, *self._to_retry]
@@ -540,10 +540,10 @@ class Dispatcher:
         return True
 
     def _wait_completed(self, deadline: float) -> bool:
-        """Wait until more publishes have ended. Return False if the deadline has passed."""
+        """Wait until callers of publishes are woken, or until the deadline. Return False if it had passed before."""
         pause = deadline - self._clock.monotonic()
         if pause > 0:
-            # Do not return if the event is set: another flush() may clear it. The caller checks its publishes itself.
+            # Ignore the result of wait(): another flush() may have cleared the event. The caller checks its publishes.
             self._completion.completed.clear()
             self._clock.wait(self._completion.completed, pause)
         return pause > 0
@@ -553,7 +553,7 @@ class Dispatcher:
         self._closing = True
 
     def close(self) -> list[Unconfirmed]:
-        """End all publishes that were not submitted to a link. From now on, do not retry publishes that links return.
+        """End all publishes that no link has. From now on, a publish that fails on a link is not retried.
 
         Returns:
             The publishes that have failed since stop_accepting().
@@ -574,16 +574,16 @@ class StallDetector:
     """Finds links that have not responded for too long. Pure: reads no clock, moves no publish.
 
     Args:
-        limit: Seconds without a response to a pending request.
+        limit: Seconds. A link is stalled if its oldest sent request has had no response for this time.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        # By link: its oldest request without a response, and the time when this request became the oldest.
+        # By link: its oldest request without a response, and the time when partition() first saw it as the oldest.
         self._oldest: dict[Link, tuple[PendingPublish, float]] = {}
 
     def partition(self, links: Sequence[Link], now: float) -> tuple[list[Link], list[Link]]:
-        """Return the links to use, and the links that have stalled. If all have stalled, all are links to use."""
+        """Return the links to use, and the links that have stalled. If all links have stalled, use all of them."""
         before, self._oldest = self._oldest, {}
         for link in links:
             oldest = next(iter(link.sent), None)
@@ -595,27 +595,27 @@ class StallDetector:
         return (usable, stalled) if usable else (list(links), [])
 
 
-# Seconds to poll for one response; and seconds between two publishes: after a longer pause, polling is not useful.
+# Seconds: the longest poll for one response, and the longest time between two publishes for which polling is useful.
 POLL_SECONDS, SEQUENTIAL_WITHIN = 0.0001, 0.0003
-# If a response comes later than POLL_SECONDS, the next publish is not polled for. If that happens again, the next three
-# are not, then the next seven, up to this number.
+# If no response has come when the poll ends, BusyPoller does not poll for the next publish. If the poll after that ends
+# in the same way, it does not poll for the next three publishes, then for the next seven, up to MAX_SKIPPED publishes.
 MAX_SKIPPED = 1000
 
 
 class BusyPoller:
     """Lets the event loop poll briefly after a publish that follows another one without a pause.
 
-    Waking a sleeping processor takes 30 to 60 us on a virtual machine, which is longer than a near nsqd takes to
-    respond. While the loop polls, it asks for events without sleeping, and handles all events. The cost is processor
-    time: at most the time that the loop would have slept. There is no polling if publishes come with pauses, or if
+    Waking a sleeping processor takes 30 to 60 us on a virtual machine, which is longer than an nsqd nearby takes
+    to respond. While the loop polls, it asks for events without sleeping, and handles all events. The cost is processor
+    time: at most the time that the loop would otherwise sleep. There is no polling if publishes come with pauses, or if
     responses take long.
 
     Args:
         now: Returns monotonic seconds. Not the producer's clock, since the time of a manual clock does not pass while
-            poll() runs.
+            the loop polls.
 
     Attributes:
-        rounds: Rounds of the loop that did not sleep.
+        rounds: Number of rounds of the event loop that did not sleep.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -630,8 +630,8 @@ class BusyPoller:
         self._skip = self._left_to_skip = 0
 
     def poll(self, publish: PendingPublish) -> None:
-        """Poll for the response to the only pending publish, if it follows another one closely and responses come
-        fast."""
+        """Poll for the response to the only pending publish, if the publish follows the previous one closely and
+        earlier responses came fast."""
         now = self._now()
         is_sequential, self._last_publish = now - self._last_publish < SEQUENTIAL_WITHIN, now
         if not is_sequential:

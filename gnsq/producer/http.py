@@ -1,6 +1,6 @@
-"""Publishes over HTTP: links to the HTTP ports of nsqds, the pool that pings nsqds, and the rules for their responses.
+"""Publishing over HTTP: links to the HTTP ports of nsqds, the pool that pings nsqds, and the rules for responses.
 
-A link sends several requests at the same time, so nsqd may get publishes in another order.
+A link sends several requests at the same time. So nsqd may not get the publishes in the order of the calls.
 
 Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for the errors over TCP.
 """
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 # --- rules for responses
 
-# Error texts of nsqd over HTTP, each with the error class that TCP has for the same reason.
+# Error texts of nsqd over HTTP, each with the error class for the same error over TCP.
 _CODES: dict[str, type[NSQErrorCode]] = {
     "MSG_TOO_BIG": NSQBadMessage,
     "MSG_EMPTY": NSQBadMessage,
@@ -80,12 +80,12 @@ _CODES: dict[str, type[NSQErrorCode]] = {
 _EXITING = "EXITING"
 # Status of a proxy that did not receive the whole request in time. The proxy may have forwarded the request to nsqd.
 _REQUEST_TIMEOUT = 408
-# Statuses such as login needed, wrong path, too many requests: the server accepts no publishes, at least now.
+# Statuses with which a server in front of nsqd rejects all publishes: login needed, wrong path, too many requests.
 _REJECTED = {401, 403, 404, 405, 407, 421, 429}
 
 
 def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = False) -> NSQErrorCode | None:
-    """Return the error, as over TCP, of a publish that nsqd has certainly not stored; None if nsqd may have stored it.
+    """Return nsqd's refusal of a publish as an NSQErrorCode, as over TCP; None if nsqd may have stored the publish.
 
     Args:
         multi: True for a multipublish.
@@ -96,7 +96,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
     if code == _EXITING:
         refused = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
     elif code in _CODES:
-        # Check only the code, not the status: old servers have the status 500 for all errors.
+        # Check only the code, not the status: old nsqds give the status 500 for all errors.
         refused = _CODES[code](str(error))
     elif error.status is not None and 300 <= error.status < 500 and error.status != _REQUEST_TIMEOUT:
         refused = NSQErrorCode(str(error), f"HTTP_{error.status}")
@@ -107,7 +107,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
 
 
 def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
-    """Return True if a server in front of nsqd has rejected the request: now all publishes to this address fail."""
+    """Return True if a server in front of nsqd has rejected the request. All publishes to this address now fail."""
     code, status = error_text(error.body), error.status
     if code == _EXITING or code in _CODES:
         return False
@@ -115,7 +115,7 @@ def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
 
 
 def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = False) -> str:
-    """Return the reason why an nsqd of this version can't execute a publish over HTTP. Empty if it can.
+    """Return the reason why an nsqd of this version can't execute a publish over HTTP; an empty string if it can.
 
     Args:
         version: Three numbers. Empty if the version is unknown; then nsqd is assumed to be new enough.
@@ -132,7 +132,7 @@ def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = F
 
 
 def is_nsqd_response(error: NSQHttpError) -> bool:
-    """Return True if nsqd itself has refused a ping, as with a full disk. Such an nsqd may still accept messages."""
+    """Return True if nsqd itself has refused a ping (its disk is full, for example). It may still accept messages."""
     return error.status == 500 and error.body.startswith(b"NOK")
 
 
@@ -141,7 +141,8 @@ def is_nsqd_response(error: NSQHttpError) -> bool:
 # Seconds. Limit of the wait for a connection if http_options does not set it. The limit is short since the publish can
 # be sent to another nsqd.
 CONNECT_TIMEOUT = 5.0
-# A request times out so many seconds before the deadline of its publish: its error tells if the request was sent.
+# Seconds. A request times out this long before the deadline of its publish. So the error of the request, which tells if
+# the request was sent, is known before the publish ends.
 DEADLINE_MARGIN = 0.01
 # Seconds. Limit of the wait for nsqd's version.
 INFO_TIMEOUT = 5.0
@@ -189,7 +190,7 @@ class HttpClients:
         return list(self._urls)
 
     def client(self, address: str) -> NsqdHTTPClient:
-        """Make a client for an address. It may also be an address that is not in ``addresses``."""
+        """Make a client for an address. The address need not be in ``addresses``."""
         return NsqdHTTPClient.from_url(self._urls.get(address, address), **self._options)
 
 
@@ -216,7 +217,7 @@ def make_http_clients(
 
 
 def check_no_tcp_options(addresses: Collection[str], options: ProducerOptions, rest: Collection[str]) -> None:
-    """Check that no options of TCP are given for HTTP. HTTP would ignore tls_v1, for example, and send clear text.
+    """Refuse options of TCP for a producer over HTTP. If it ignored tls_v1, for example, it would send clear text.
 
     Args:
         addresses: TCP addresses.
@@ -255,7 +256,7 @@ class HttpLink:
 
     Attributes:
         has_published: True if nsqd has confirmed a publish.
-        error: Error of the ping or request that ended the link; None while the link can be used.
+        error: Error that ended the link; None while the link can be used.
         workers: Greenlets that send requests. Each ends when there are no unsent publishes.
     """
 
@@ -267,7 +268,7 @@ class HttpLink:
         self.error: NSQException | None = None
         self.workers: set[gevent.Greenlet] = set()
         self._pool = pool
-        # Start of the log lines of this link.
+        # Log lines about this link begin with this text.
         self._subject = pool.owner.at(address)
         self._max_requests = pool.clients.max_requests
         self._max_seconds = pool.clients.max_seconds
@@ -300,7 +301,7 @@ class HttpLink:
         """Ping the nsqd.
 
         Raises:
-            NSQHttpError: If nsqd does not respond.
+            NSQHttpError: If the ping fails, unless is_nsqd_response() is True for the error.
         """
         register_after_fork(self)
         try:
@@ -323,7 +324,7 @@ class HttpLink:
         self.client.close()
 
     def wait_closed(self) -> None:
-        """Wait until a request fails because of the nsqd, or until abort()."""
+        """Wait until a failed request or abort() has ended this link."""
         self._closed.wait()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
@@ -417,7 +418,7 @@ class HttpLink:
             raise NSQHttpError(f"{client.address}: response {data!r:.80} to a publish, expected OK", 200)
 
     def _check_version(self, publish: PendingPublish, limit: float) -> None:
-        """Refuse a publish if this nsqd is too old to execute it correctly. Asks nsqd for its version once."""
+        """Refuse a publish if this nsqd is too old to execute it correctly. The first call asks for the version."""
         if self._version is None:
             self._version = self._ask_version(limit)
         reason = too_old(self._version, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
@@ -432,7 +433,7 @@ class HttpLink:
         except NSQHttpUnreachable:
             raise
         except NSQHttpError as error:
-            # That the version is unknown is not an error: a proxy may forward only publishes.
+            # An unknown version is not an error: a proxy may forward only publishes.
             logger.debug("%s: does not tell its version: %s", self.address, error)
             return ()
         found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
@@ -442,7 +443,7 @@ class HttpLink:
         """Retry or end a publish that was sent and not confirmed.
 
         Args:
-            expires: True if the request times out because of the deadline of the publish, and not earlier.
+            expires: True if the deadline of the publish limits the request, and not the ``timeout`` of http_options.
         """
         if is_rejected_before_nsqd(error):
             self._fail(error)
@@ -476,7 +477,7 @@ class HttpPool(ConnectionPool[HttpLink]):
         dispatcher: Gets each link that the pool has opened.
         on_response: Called with each response to a publish.
         on_error: Called with each error of nsqd.
-        owner: The Producer that log lines name.
+        owner: The Producer whose name is in the log lines.
     """
 
     not_connected_text, lost_text = "does not answer", "not published to until it answers"

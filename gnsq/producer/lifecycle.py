@@ -63,7 +63,7 @@ class ProducerLifecycle:
         start: Function that makes and starts the runtime, and returns it.
         label: The producer's name in log lines.
         threaded: True if the producer runs on its own thread.
-        close_timeout: Seconds for the close at the end of the program.
+        close_timeout: Timeout of the close at the end of the program, seconds.
         on_close: Called after the close of a producer that was started.
         on_fork: Called in a forked child, before the producer can be started there.
         make_thread: Function that is called with a name, and starts the producer's own thread.
@@ -100,13 +100,13 @@ class ProducerLifecycle:
         self._start = _Start()
         self._end = Once()
         self._closed = ThreadEvent()
-        # Greenlets that run ensure_started() or close().
+        # Greenlets that are inside a block of _marked().
         self._active: set[gevent.Greenlet] = set()
 
     # --- start
 
     def ensure_started(self, limit: float) -> ProducerRuntime:
-        """Start the producer if it is not running: a threaded one in its own thread, others in the calling thread.
+        """Start the producer if it is not running: a threaded producer in its own thread, others in the calling thread.
 
         Args:
             limit: Seconds to wait if another thread is starting the producer; 0: do not wait.
@@ -114,8 +114,7 @@ class ProducerLifecycle:
         Raises:
             NSQNotSentClosed: If the producer was closed.
             NSQNotSentTimeout: If another thread is starting the producer and takes longer than the limit.
-            RuntimeError: If the producer is threaded and the hub itself calls this: the hub can't wait for the new
-                thread.
+            RuntimeError: If the hub itself must start a threaded producer: the hub can't wait for the new thread.
         """
         with self._marked():
             return self._ensure_started(limit)
@@ -129,8 +128,8 @@ class ProducerLifecycle:
                 raise NSQNotSentClosed("producer was closed; make a new one")
             if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
-            # Register before the start is acquired. A child that was forked between the two would not be registered,
-            # and would wait for a start that nothing completes.
+            # Register before the start is acquired. In the other order, a producer in a child that is forked between
+            # the two steps would not be reset, and would wait for a start that nothing completes.
             register_after_fork(self)
             start = self._start
             if start.token.acquire():
@@ -193,7 +192,7 @@ class ProducerLifecycle:
             return []
 
     def _close_and_log(self, close: Callable[[float], object], timeout: float) -> None:
-        """Close. Log an error instead of raising it, since no caller waits for the result."""
+        """Call ``close``. Log an error instead of raising it, since no caller waits for the result."""
         try:
             close(timeout)
         except NSQException as error:
@@ -218,11 +217,11 @@ class ProducerLifecycle:
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
             start = self._start
-            # This is in a loop, since another caller can acquire a new start after a failed one.
+            # Repeat this: if the start that this call waits for fails, another caller can acquire the next start.
             if self._cancel_start(start):
                 return []
-            # Wait for the end of the start, which sets the state. Wait in short steps: in a child that is forked during
-            # the start, the event is never set.
+            # Wait for the start to end: otherwise it could set the state after this close. Wait in short steps: in a
+            # child that is forked during the start, the event of this start is never set.
             start.done.wait(CROSS_THREAD_GRACE)
             runtime = self.runtime
             if start.done.is_set and runtime is not None:
@@ -263,14 +262,14 @@ class ProducerLifecycle:
         self, runtime: ProducerRuntime, timeout: float, ended: CrossThreadFuture[list[Unconfirmed]]
     ) -> None:
         try:
-            with self._marked():  # receivers of on_close may call close() and join()
+            with self._marked():  # so close() and join() in receivers of on_close do not wait
                 try:
                     unconfirmed = runtime.close(timeout)
                     self._log_end(unconfirmed)
                 finally:
                     self._finish()
             ended.set_result(unconfirmed)
-        except BaseException as error:  # noqa: BLE001  # it is raised where close() waits
+        except BaseException as error:  # noqa: BLE001  # _close_runtime() raises it
             ended.set_exception(error)
         finally:
             if self._hub_thread is not None:
@@ -321,8 +320,8 @@ class ProducerLifecycle:
     def _is_reentrant(self) -> bool:
         """Return True if the caller must not wait for the close.
 
-        The hub itself must not wait, nor a greenlet of the producer, for example one that calls receivers of signals,
-        nor a signal handler that has interrupted code of the producer.
+        These must not wait: the hub itself, a greenlet of the producer (for example one that calls receivers of
+        signals), and a signal handler that has interrupted code of the producer.
         """
         greenlet, runtime = gevent.getcurrent(), self.runtime
         return is_hub_greenlet() or greenlet in self._active or (runtime is not None and runtime.is_reentrant(greenlet))
@@ -330,10 +329,10 @@ class ProducerLifecycle:
     # --- forks
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Return to the state before the start, so that this child process can start the producer again."""
+        """Return a running producer to the state before its start, so that this child process can start it again."""
         self._on_fork()
         runtime, self.runtime = self.runtime, None
-        # The producer's own thread does not exist in this process. A start that the parent had begun may not end here.
+        # The producer's own thread does not exist in this process. A start that the parent had begun might never end.
         self._start = _Start()
         self._hub_thread = None
         self._active = set()
@@ -348,7 +347,7 @@ class ProducerLifecycle:
             runtime.after_fork_in_child(parent)
 
 
-# Producers that are not closed. They may lose publishes when the program ends.
+# Producers that were started and are not closed. They may lose publishes when the program ends.
 _open_producers: weakref.WeakSet[ProducerLifecycle] = weakref.WeakSet()
 _registered = False
 
@@ -356,7 +355,7 @@ _registered = False
 def _register_at_exit(lifecycle: ProducerLifecycle) -> None:
     global _registered
     if not _registered:
-        # Register with the first producer, so that an import of this module registers nothing.
+        # Register when the first producer starts, so that an import of this module registers nothing.
         _registered = True
         atexit.register(_close_all)
     _open_producers.add(lifecycle)
@@ -383,7 +382,7 @@ def publish_from_thread(
 
     Raises:
         NSQException: In the cases of Producer.publish_async().
-        RuntimeError: If until_end is True in a hub itself.
+        RuntimeError: If until_end is True and the caller is a hub itself.
     """
     can_wait = not is_hub_greenlet()
     if until_end and not can_wait:
@@ -422,8 +421,8 @@ def publish_from_thread(
     try:
         is_reached = reached.wait(max(publish.deadline - runtime.now(), 0) + CROSS_THREAD_GRACE)
     except BaseException:
-        # The caller was killed or interrupted by a gevent.Timeout. Clear the result, so that a failure of the publish
-        # is logged. The hub of the producer clears it, since that hub reads it.
+        # The caller was killed or interrupted by a gevent.Timeout. Let the producer's hub, which reads publish.result,
+        # clear this attribute. Then a failure of the publish is logged.
         with contextlib.suppress(NSQConnectionClosed):
             runtime.owner_thread.call_soon(setattr, publish, "result", None)
         raise

@@ -39,7 +39,7 @@ from gnsq.texts import counted
 
 __all__ = ["Producer"]
 
-# Bytes. For larger bodies the functions that build commands check the limit: sizes in nsqd's protocol have 31 bits.
+# Bytes. Larger bodies are checked by the functions that build commands: sizes in nsqd's protocol have 31 bits.
 LARGE_BODY = 2**30
 
 # Numbers in the default names of producers: producer-1, producer-2 and so on.
@@ -54,22 +54,22 @@ class Producer:
         nsqd_http_addresses: URLs or ``host[:port]``, to publish over HTTP instead of to nsqd_tcp_addresses.
         max_backoff_duration: Seconds; longest wait before the producer connects to an nsqd again, but not more than a
             quarter of publish_timeout. The option reconnect_maximum replaces both limits.
-        lookupd_http_addresses: URL or ``host[:port]`` of nsqlookupds, or a list or tuple of them: publish to all nsqds
-            that they know.
+        lookupd_http_addresses: URL or ``host[:port]`` of an nsqlookupd, or a list or tuple of these: publish to all
+            nsqds that the nsqlookupds know.
         lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to nsqlookupd. The
             defaults of ``timeout`` and ``max_response_size`` are 5 s and 16 MiB.
         http: Publish over HTTP to the nsqds that nsqlookupd knows. Not needed together with nsqd_http_addresses.
         http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for publishing over HTTP. Over HTTP,
             options of ConnectionOptions can't be given.
-        threaded: Run on a thread with a hub of its own, for programs that block natively.
+        threaded: Run on a thread with a hub of its own, for programs that block threads without running a hub.
         name: Name of the producer in log lines; default: ``producer-1`` and so on.
         keywords: Options of ProducerOptions, ReconnectOptions and ConnectionOptions.
 
-    Every publish ends in one of four ways, at its deadline at the latest. If publish() returns, nsqd has confirmed it.
-    If it raises NSQErrorCode, nsqd has refused it. If it raises NSQNotSent, nsqd has not executed it and will not, so
-    the program may safely publish the message again. If it raises NSQUnknown, it was sent but got no response, so nsqd
-    may have the message. A publish that nsqd has certainly not executed is retried until its deadline, on another nsqd
-    if there is one.
+    Every publish ends in one of four ways, at its deadline at the latest. If publish() returns, nsqd has confirmed the
+    message. NSQErrorCode: nsqd has refused the message. NSQNotSent: nsqd has not stored the message and will not, so
+    the program may safely publish the message again. NSQUnknown: the message was sent but got no response, so nsqd may
+    have it. A publish that was not sent, or that an nsqd refused because of its own state (it is exiting, for example),
+    is retried until its deadline, on another nsqd if there is one.
 
     Methods may be called from any thread. The thread that started the producer must run its hub, unless the producer is
     threaded. After a fork the child makes new connections; the parent continues the pending publishes.
@@ -78,8 +78,8 @@ class Producer:
     publish() raises RuntimeError there. Use publish_async() instead.
 
     Raises:
-        ValueError: If there is no address at all, if an address or option is not valid, or if some are for TCP and
-            others for HTTP.
+        ValueError: If there is no address at all, if an address or option is not valid, or if some of them are for
+            TCP and others for HTTP.
         TypeError: If an address or option has the wrong type, or an option does not exist.
     """
 
@@ -116,8 +116,8 @@ class Producer:
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
         options.setdefault("reconnect_initial", 0.1)
-        # In gnsq 1.0, 0 switched backoff off. Here the wait is at least 0.1 s, since attempts without a pause would use
-        # all processor time. It is below publish_timeout, so that a waiting publish gets a connection if nsqd returns.
+        # In gnsq 1.0, max_backoff_duration=0 meant no backoff. Here the longest wait is at least 0.1 s: attempts
+        # without a pause use all processor time. With longer waits, a publish could time out though its nsqd is back.
         longest = min(max_backoff_duration, self.options.publish_timeout / 4)
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.split_keywords(options)
@@ -315,8 +315,8 @@ class Producer:
 
     @property
     def listeners(self) -> Sized:
-        """A collection that is empty if handle_response() need not be called: on_response has no receivers, and no
-        subclass overrides handle_response()."""
+        """A collection that is empty if handle_response() need not be called: on_response has no receivers, and the
+        class of this producer does not override handle_response()."""
         overridden = type(self).handle_response is not Producer.handle_response
         return (True,) if overridden else self.on_response.receivers
 
@@ -376,8 +376,8 @@ class Producer:
 
         Args:
             defer: Milliseconds until nsqd delivers the message (up to nsqd's max-req-timeout).
-            block: Wait if there is no connection or no capacity (max_pending_bytes). If this is False, call start()
-                before the first publish; otherwise there is no connection yet.
+            block: Wait if there is no connection or no capacity (max_pending_bytes). If block is False, call start()
+                before the first publish, which otherwise finds no connection.
             timeout: Seconds for capacity, connection, sending and response together; default: publish_timeout.
             raise_error: If False, do not wait: call publish_async(), and return its PublishResult.
             key: For the strategy ``consistent``: messages with the same key go to the same nsqd.
@@ -386,7 +386,7 @@ class Producer:
             b"OK".
 
         Raises:
-            ValueError, TypeError: If nsqd would refuse the topic, body or delay; nothing was sent.
+            ValueError, TypeError: If an argument is not valid or exceeds a limit of the options; nothing was sent.
             NSQErrorCode: If nsqd has responded with an error; nsqd has not stored the message.
             NSQNotSent: If nsqd has not executed the publish: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
             NSQUnknown: If no response came; nsqd may have the message: NSQUnknownTimeout, NSQUnknownClosed.
@@ -407,13 +407,12 @@ class Producer:
     ) -> PublishResult:
         """Publish a message without waiting for nsqd's response.
 
-        Unless block is False, the call waits for capacity (max_pending_bytes). If it starts the producer, it also waits
-        for a connection, up to a second. In the hub itself, for example in a callback, the call never waits: without
-        capacity it raises NSQNotSentTimeout, and without a connection the message waits until there is one.
+        Unless block is False, the call waits for capacity (max_pending_bytes). If the call starts the producer, it also
+        waits for a connection, up to a second. In the hub itself, for example in a callback, the call never waits:
+        without capacity it raises NSQNotSentTimeout, and without a connection the message waits until there is one.
 
         Returns:
-            The result, an AsyncResult of gevent. Any thread can wait for it. Its get() returns or raises what publish()
-            would return or raise.
+            The result, an AsyncResult of gevent. Any thread can wait for it; get() returns or raises as publish() does.
 
         Raises:
             The errors of publish(), if they occur before the publish has capacity. The result gets later errors.
@@ -489,7 +488,7 @@ class Producer:
         """Publish any number of messages in chunks. Each chunk is an MPUB, and several chunks are sent concurrently.
 
         Args:
-            messages: Any iterable. A message is taken from it only when the message can be sent.
+            messages: Any iterable. A message is taken from the iterable only when the message can be sent.
             timeout: Seconds, for each chunk.
             raise_error: If False, continue after a chunk that fails, or a message that can't be published.
 
@@ -497,10 +496,10 @@ class Producer:
             The outcome of each chunk, in the order of the messages.
 
         Raises:
-            NSQManyFailed: If a chunk failed. The error has all chunks, and no further message was taken from the
+            NSQManyFailed: If a chunk failed. The error has all chunks; after the failure, no message was taken from the
                 iterable. With raise_error=False, only if the iterable itself raised an exception (the ``__cause__``) or
                 the producer was closed.
-            ValueError, TypeError: If nsqd would refuse the topic, or the strategy the key.
+            ValueError, TypeError: If the topic is not valid, or the key is not valid for the strategy.
             RuntimeError: If called in the hub itself.
         """
         if is_hub_greenlet():
@@ -519,11 +518,11 @@ class Producer:
         """Make a PUB or DPUB.
 
         Raises:
-            ValueError, TypeError: If nsqd would refuse the publish, or it exceeds a limit of the options.
+            ValueError, TypeError: If an argument is not valid or exceeds a limit of the options.
         """
         timeout = self._timeout if timeout is None else _checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
-        # The checks of commands.publish(), which is called only if a check fails. That saves a call for each publish.
+        # commands.publish() makes the same checks. To call it only if a check fails saves a call for each publish.
         if type(data) is not bytes or not 0 < len(data) <= self._max_message:
             commands.publish(topic, data)
             self._check_size(len(data))
@@ -549,7 +548,7 @@ class Producer:
         timeout = _checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
         bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
-        # The checks of commands.multipublish(), which is called only if a check fails: it would build the whole MPUB.
+        # commands.multipublish() makes the same checks, but builds the whole MPUB. So call it only if a check fails.
         if set(map(type, bodies)) != {bytes} or not all(bodies):
             commands.multipublish(topic, bodies)
         now = self._now()
@@ -592,7 +591,7 @@ class Producer:
         return OK
 
     def _start_with(self, publish: PendingPublish, block: bool) -> ProducerRuntime:
-        """Start the producer with its first publish."""
+        """Start the producer before its first publish. If block is True, wait for the first attempts to connect."""
         can_wait = block and not is_hub_greenlet()
         runtime = self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
         if can_wait and runtime.owner_thread.is_current:

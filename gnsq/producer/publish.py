@@ -88,8 +88,8 @@ def decide(
 
     Args:
         refusals: Number of earlier refusals of this publish by nsqds.
-        nsqds: Number of nsqds.
-        batch_size: Number of messages in the batch of this publish.
+        nsqds: Number of nsqds that the producer knows.
+        batch_size: Number of messages in the batch of this publish; 0 or 1 if it was sent alone.
         may_retry: False after the producer was closed.
     """
     if failure is Failure.NOT_EXECUTED:
@@ -103,7 +103,7 @@ def decide(
 
 
 def is_node_error(error: object) -> bool:
-    """Return True if nsqd refused a publish for reasons of its own: it exits, deletes the topic or has no space."""
+    """Return True if nsqd refused a publish for reasons of its own: nsqd is exiting or has no space, for example."""
     return isinstance(error, (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed))
 
 
@@ -115,8 +115,8 @@ def is_topic_error(error: object) -> bool:
 def may_be_partially_stored(error: NSQException) -> bool:
     """Return True if nsqd may have stored some messages of a refused MPUB.
 
-    nsqd stops at the first message that it can't store. If the error says that nsqd is exiting, nsqd has stored none.
-    But over HTTP nsqd also responds with EXITING if it could not store a message: it may have stored some before.
+    nsqd stops at the first message that it can't store. If the error says "exiting" over TCP, nsqd has stored none. But
+    over HTTP nsqd responds with EXITING also if it could not store a message, and may have stored the earlier messages.
 
     Source: nsqd topic.go, PutMessages; http.go, doMPUB.
     """
@@ -176,7 +176,7 @@ class Unconfirmed(NamedTuple):
     """A publish that nsqd had not confirmed when the producer was closed.
 
     Attributes:
-        bodies: The bodies of the messages; one body unless it was a multipublish.
+        bodies: The bodies of the messages; one body unless the publish was a multipublish.
         defer: Milliseconds; 0: not deferred.
         error: NSQNotSent: the program may safely publish the messages again. NSQUnknown: publishing them again may
             duplicate them. NSQErrorCode: nsqd refused them.
@@ -189,7 +189,7 @@ class Unconfirmed(NamedTuple):
 
 
 class Link(Protocol):
-    """Connection to one nsqd that takes publishes.
+    """Sends publishes to one nsqd, over one TCP connection or over HTTP.
 
     Attributes:
         address: ``host:port`` of the nsqd, or its URL. There may be several links to one nsqd.
@@ -200,7 +200,7 @@ class Link(Protocol):
     confirmed: int
 
     def submit(self, publish: PendingPublish) -> None:
-        """Take a publish, and later call that one of its ``on_`` methods that fits the outcome."""
+        """Take a publish. Later, tell the publish its outcome by one of its ``on_`` methods."""
 
     @property
     def pending(self) -> int:
@@ -250,7 +250,7 @@ class PublishOwner(Protocol):
 
 
 class PendingPublish:
-    """A PUB that has not ended. It ends exactly once, with OK or with an error.
+    """A PUB and its outcome. The publish ends exactly once, with OK or with an error.
 
     Args:
         started: Time at which publish() was called, monotonic seconds.
@@ -259,11 +259,11 @@ class PendingPublish:
     Attributes:
         owner: The Dispatcher that the publish was submitted to.
         done: True if the publish has ended.
-        error: Why the publish was not confirmed; None if it was, or has not ended.
+        error: Why the publish was not confirmed; None if it was confirmed or has not ended.
         body: The message. Empty if there are several messages, or if the message is no longer needed.
-        size: Bytes of the command.
-        largest_message: Bytes of the largest message.
-        mpub_body_size: Bytes of an MPUB's body; 0 for other commands.
+        size: Length of the command in bytes.
+        largest_message: Length of the largest message in bytes.
+        mpub_body_size: Length of an MPUB's body in bytes; 0 for other commands.
         defer: Milliseconds; 0: not deferred.
         messages: Number of messages.
         members: The publishes in a batch; empty if this is not a batch.
@@ -274,7 +274,7 @@ class PendingPublish:
         result: Object that gets the outcome when the publish ends, if there is no waiter.
         on_capacity: Called when the publish gets capacity, or when it ends without capacity.
         key: Argument of the strategy.
-        refused_by, refusals, refused_error: Addresses of the nsqds that refused it, number of refusals, and last error.
+        refused_by, refusals, refused_error: Addresses of nsqds that refused it, number and last error of the refusals.
         lost_error: Why an earlier try got no response, if the publish was sent again after that; otherwise None.
     """
 
@@ -364,11 +364,11 @@ class PendingPublish:
         self.owner.handle_failure(self, Failure.REFUSED, error)
 
     def on_connection_lost(self, error: NSQException) -> None:
-        """Handle that the publish was sent and no response will come."""
+        """Handle a lost connection: the publish was sent, and no response will come."""
         self.owner.handle_failure(self, Failure.LOST, error)
 
     def on_not_sent(self, error: NSQException) -> None:
-        """Handle that nsqd has not executed the publish, and will not."""
+        """Retry or end the publish: nsqd has not executed it, and will not."""
         self.owner.handle_failure(self, Failure.NOT_EXECUTED, error)
 
 

@@ -19,7 +19,7 @@ __all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
 
 logger = logging.getLogger(__name__)
 
-# Limits of a chunk. By default nsqd allows longer bodies.
+# Limits of a chunk, and of the number of pending chunks. By default nsqd allows longer bodies than MAX_CHUNK_BYTES.
 MAX_CHUNK_MESSAGES = 1000
 MAX_CHUNK_BYTES = 1024 * 1024
 MAX_CONCURRENT_CHUNKS = 8
@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
     Attributes:
         first: Index of the first message, from 0.
         messages: Number of messages. 0: the iterable has raised ``error`` after the messages of the earlier chunks.
-        error: Why the messages were not confirmed; None if they were. Only after an NSQUnknown nsqd may have some.
+        error: Why the messages were not confirmed; None if they were. NSQUnknown: nsqd may have some or all.
     """
 
     first: int
@@ -117,8 +117,8 @@ class _ChunkedPublish:
 
     Attributes:
         chunks: The outcomes, in the order of the messages.
-        pending: The other chunks. Each has the index of its first message, the number of its messages, and its result
-            or, if it could not be submitted, the error.
+        pending: The chunks that are not in ``chunks`` yet. Each has the index of its first message, the number of its
+            messages, and its result or, if it could not be submitted, the error.
         has_failed: True if a chunk is known to have failed.
     """
 
@@ -129,14 +129,14 @@ class _ChunkedPublish:
         self._number = 0
 
     def add(self, messages: int, result: PublishResult | Exception) -> None:
-        """Add a chunk that has so many messages. Then wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
+        """Add a chunk with its number of messages. Then wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
         self.has_failed = self.has_failed or isinstance(result, Exception)
         self.pending.append((self._number, messages, result))
         self._number += messages
         self.wait(MAX_CONCURRENT_CHUNKS - 1)
 
     def wait(self, limit: int = 0) -> None:
-        """Record the outcomes of the oldest chunks. Wait until at most ``limit`` chunks are pending."""
+        """Record outcomes of chunks, the oldest first. Wait until at most ``limit`` chunks are pending."""
         while self.pending:
             first, messages, result = self.pending[0]
             error = result if isinstance(result, Exception) else None
@@ -156,8 +156,8 @@ def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tupl
     """Split messages into chunks.
 
     Yields:
-        (number, bodies) for a chunk; (1, error) for a message that can't be published; and (0, error) at the end if the
-        iterable raised an exception.
+        (number of bodies, bodies) for a chunk; (1, error) for a message that can't be published; and (0, error) at the
+        end if the iterable raised an exception.
     """
     limit = MAX_CHUNK_BYTES if options.max_body_size is None else min(MAX_CHUNK_BYTES, options.max_body_size - 4)
     bodies: list[bytes] = []

@@ -1,7 +1,7 @@
 """The result of publish_async(). Any thread can wait for it.
 
 Greenlets of the producer's thread wait as for every AsyncResult of gevent. The objects for other threads and for
-callbacks are made only when they are needed, so that other publishes are not slower.
+callbacks are made only when they are needed, so that publishes without them are faster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Callback = Callable[["PublishResult"], object]
 
 
 class ResultWaiters:
-    """Wakes other threads that wait for results of one producer, and calls callbacks. gevent itself can't do that.
+    """Wakes other threads that wait for results of one producer, and calls callbacks.
 
     Args:
         owner_thread: The producer's thread.
@@ -47,8 +47,8 @@ class ResultWaiters:
 
     Attributes:
         pending: Waiters of each result that has not ended. Threads share this dict without a lock, since each call of a
-            dict's method is one step of the interpreter.
-        links: Greenlets that wait for rawlink() in other threads, by result, callback and thread.
+            dict's method is atomic.
+        links: Greenlets that rawlink() has started in other threads, by result, callback and thread.
     """
 
     __slots__ = ("_label", "_now", "links", "owner_thread", "pending")
@@ -61,7 +61,7 @@ class ResultWaiters:
         self._label = label
 
     def new(self, deadline: float) -> PublishResult:
-        """Make the result of a publish. The deadline is a time of now()."""
+        """Make the result of a publish. The deadline is in monotonic seconds, as now() returns them."""
         result = PublishResult()
         result.waiters = self
         result.deadline = deadline
@@ -119,10 +119,11 @@ class _Waiters:
 class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     """Result of publish_async(): an AsyncResult of gevent. Any thread can wait for it.
 
-    The result ends at the deadline of its publish at the latest; a second later if the producer's thread does not run
-    its hub. While get() or wait() waits, other greenlets of the thread run; a thread without a hub is blocked.
-    gevent.wait() and gevent.iwait() accept a result in every thread with a hub. With asyncio, await
-    ``asyncio.wrap_future(result.as_future())``. A publish can't be cancelled: cancel() returns False.
+    The result ends at the deadline of its publish at the latest. If the producer's thread does not run its hub, get()
+    and wait() raise NSQUnknownTimeout one second after the deadline. While get() or wait() waits, other greenlets of
+    the calling thread run; a thread without a hub is blocked. gevent.wait() and gevent.iwait() accept a result in every
+    thread with a hub. With asyncio, await ``asyncio.wrap_future(result.as_future())``. A publish can't be cancelled:
+    cancel() returns False.
     """
 
     __slots__ = ("deadline", "waiters")
@@ -193,8 +194,8 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         """Call a function with this result when the publish has ended.
 
         The hub of the producer's thread calls the function. So the function can't wait. If the publish has ended
-        already, the calling thread calls the function at once. If it raises an exception, the exception is logged, and
-        the other callbacks are called.
+        already, add_done_callback() itself calls the function. If the function raises an exception, the exception is
+        logged, and the other callbacks are called.
         """
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)
@@ -203,7 +204,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def as_future(self) -> Future[bytes]:
         """Make a concurrent.futures.Future that gets the outcome of the publish. Each call makes a new future.
 
-        The state of the future is "running" until then, so its cancel() returns False.
+        The state of the future is "running" until the publish has ended, so the future's cancel() returns False.
         """
         future: Future[bytes] = Future()
         future.set_running_or_notify_cancel()

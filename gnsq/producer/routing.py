@@ -33,7 +33,7 @@ def round_robin() -> Strategy:
 
 
 def least_pending() -> Strategy:
-    """Use the link with the fewest pending publishes. If several links have the same number, use them in turn."""
+    """Use the link with the fewest pending publishes. If several links have equally few, use them in turn."""
     last = -1
 
     def choose(links: Sequence[Link], key: Key) -> Link:
@@ -52,7 +52,7 @@ def least_pending() -> Strategy:
 
 
 def primary(addresses: Iterable[str]) -> Strategy:
-    """Use the first connected nsqd of a list. If it has several links, use the one with the fewest pending publishes.
+    """Use the first connected nsqd of a list. Of this nsqd's links, use the link with the fewest pending publishes.
 
     Args:
         addresses: Addresses of nsqds, the preferred one first. Other nsqds come last, sorted by address.
@@ -66,7 +66,7 @@ def primary(addresses: Iterable[str]) -> Strategy:
 
 
 def consistent(links: Sequence[Link], key: Key) -> Link:
-    """Use the same nsqd for the same key, in every process. Of its links, use that with the fewest pending publishes.
+    """Use the same nsqd for the same key in every process, and of its links the one with the fewest pending publishes.
 
     When an nsqd is lost, only its keys move to other nsqds, and they move back when it returns (rendezvous hashing).
 

@@ -1,6 +1,6 @@
 """Runtime: the connections and greenlets of a started producer, in the hub in which it was started.
 
-The runtime connects to the nsqds whose addresses the user gave, and to the nsqds that nsqlookupds name.
+The runtime connects to the nsqds whose addresses the user gave, and to the nsqds that nsqlookupds know.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RuntimeConfig:
         connection: Options of each TCP connection.
         addresses: Addresses that the user gave: ``host:port``, or URLs over HTTP.
         http_clients: Makes the clients to publish over HTTP; None: publish over TCP.
-        owner: The Producer that log lines name.
+        owner: The Producer whose name is in the log lines.
         counts: Counts of messages by outcome.
     """
 
@@ -121,10 +121,10 @@ class ProducerRuntime:
         self._pools = self._tcp_pools() if config.http_clients is None else [self._http_pool(config.http_clients)]
         port = "tcp_port" if config.http_clients is None else "http_port"
         self._nodes = AllNodes(config.lookupds, port, options.max_nsqds, config.owner)
-        # _any_known is set when an nsqd is known; _queried when all nsqlookupds were queried once, or there are none.
+        # _any_known is set when an nsqd is known; _queried when all nsqlookupds were queried once, or if none is given.
         self._any_known, self._queried = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
-        # Greenlet that is inside _marked(), in which it does not wait.
+        # Greenlet that is inside _marked(): one at most, since code inside _marked() does not wait.
         self._active: gevent.Greenlet | None = None
 
     def _tcp_pools(self) -> Sequence[ConnectionPool[Any]]:  # Any: pools of Connection or of HttpLink
@@ -217,7 +217,7 @@ class ProducerRuntime:
             self._active = None
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a greenlet of the calling thread runs code of this object: in it, close() must not wait."""
+        """Return True if a greenlet of the calling thread runs code of this object. A close() in it must not wait."""
         return self.owner_thread.is_current and (
             self.dispatcher.is_reentrant(greenlet)
             or greenlet is self._active
@@ -239,8 +239,8 @@ class ProducerRuntime:
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.pending:
-                # The timeout of close() is over, so no caller waits for these responses. Release the address first:
-                # otherwise the pool, which is closed only later, would log that it tries again.
+                # The timeout of close() is over, so end these publishes without their responses. Release the address
+                # first: otherwise the pool, which is closed only later, would log that it connects again.
                 for pool in self._pools:
                     pool.release(connection.address)
                 connection.abort()
@@ -254,9 +254,9 @@ class ProducerRuntime:
         return unconfirmed
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Stop in this child process. Connections do not end here: they have their own after_fork_in_child()."""
+        """Stop in this child process. Connections are not ended here: they have their own after_fork_in_child()."""
         if not self.owner_thread.is_current:
-            # The owner thread and its greenlets do not exist in this process. Waiting threads stop at their deadline.
+            # The owner thread and its greenlets do not exist in this process. Waiting calls end by themselves.
             return
         self.abort(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
@@ -309,7 +309,7 @@ class ProducerRuntime:
 
     @property
     def lookup_failures(self) -> dict[str, str]:
-        """Return why the last response of an nsqlookupd could not be used, by its address."""
+        """Return why the last response of each failed nsqlookupd could not be used, by the nsqlookupd's address."""
         return dict(self._nodes.report.failures)
 
     def why_not_ready(self) -> str:
@@ -342,7 +342,7 @@ class ProducerRuntime:
             self._query_lookupds()
 
     def _query_lookupds(self) -> None:
-        # _add_named() is called immediately for each nsqd, since another nsqlookupd may take long to respond.
+        # refresh() calls _add_named() as soon as a response names an nsqd: other nsqlookupds may take long to respond.
         _, gone = self._nodes.refresh(self._add_named)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
@@ -382,7 +382,7 @@ class ProducerRuntime:
             self.dispatcher.remove(link)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method of ``events``. It must not wait for a response, since this greenlet reads the responses."""
+        """Call a method of ``events``. The method must not wait for a response, since this greenlet reads responses."""
         greenlet, signal_greenlets = gevent.getcurrent(), self.dispatcher.signal_greenlets
         signal_greenlets.add(greenlet)
         try:
