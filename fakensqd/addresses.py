@@ -64,7 +64,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def peer_address(address: Any) -> str:  # Any: what accept() gives depends on the family
+def peer_address(address: Any) -> str:  # Any: the type depends on the socket's family
     """Format the address of a client; Go writes ``@`` for the client of a unix socket."""
     return join_address(*address[:2]) if isinstance(address, tuple) else "@"
 
@@ -131,7 +131,7 @@ def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.s
 
 
 def _remove_dead_socket(path: str) -> None:
-    """Remove the socket file of a killed server, so that this server can listen; nsqd would refuse to start."""
+    """Remove a socket file on which no server listens: bind() fails if the file exists. The real nsqd keeps it."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         try:
             probe.connect(path)
@@ -149,7 +149,7 @@ def remove_socket_file(address: tuple[str, int]) -> None:
 
 
 def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.socket:
-    """Connect within ``seconds`` of the clock, and return the socket. The socket itself has no timeout.
+    """Connect within ``seconds``, measured by the clock; return the socket. The socket itself has no timeout.
 
     Raises:
         TimeoutError: If connecting takes longer.

@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
 
 _REFUSAL = {"message": "NOT_AUTHORIZED"}
-# Answers a query with Grants, a whole JSON document, the bytes of a body, or the HTTP status of a refusal; None is 403.
+# An answer to a query: Grants, a whole JSON document, the bytes of a body, or the HTTP status of a refusal. None: 403.
 AuthAnswer = Iterable[Grant] | Mapping[str, object] | bytes | int | None
 
 

@@ -23,7 +23,7 @@ __all__ = ["CertificateFiles", "Certificates"]
 
 _LIFETIME = timedelta(days=30)
 _EXPIRED_FOR = timedelta(hours=1)
-# Key usages that the CA's certificate does not have: its key only signs certificates.
+# Key usages that the CA's certificate does not have: its key only signs certificates and CRLs.
 _OTHER_KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("encipher_only", "decipher_only"),
@@ -72,7 +72,7 @@ class Certificates:
         return self._make("server", alternatives[0], alternatives, expired=expired)
 
     def client(self, common_name: str = "client", *, expired: bool = False) -> CertificateFiles:
-        """Make the certificate of a client; nsqd sends its common name to the auth server."""
+        """Make the certificate of a client. nsqd sends the common name of the certificate to the auth server."""
         return self._make("client", common_name, (), expired=expired)
 
     def _make(self, kind: str, common_name: str, names: Iterable[str], *, expired: bool) -> CertificateFiles:
@@ -117,8 +117,8 @@ def _sign(
         .not_valid_before(now - _LIFETIME)
         .not_valid_after(now - _EXPIRED_FOR if expired else now + _LIFETIME)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        # Since Python 3.13, ssl refuses a chain without the next two extensions.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        # Since Python 3.13, ssl refuses a chain without these two extensions.
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
     )
     if issuer is None:

@@ -25,7 +25,7 @@ __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
 _Value = TypeVar("_Value")
 # A hub is idle after this many rounds of its loop and this many real seconds without an event. The seconds are needed
-# because a greenlet may sleep for a microsecond; the rounds, because a busy machine may stop the process for longer.
+# because a greenlet may sleep for a microsecond; the rounds, because these seconds also pass in a suspended process.
 _IDLE_ROUNDS = 4
 _IDLE_SECONDS = 20e-6
 
@@ -186,7 +186,7 @@ class ManualClock:
         return bool(waitable.ready())
 
     def advance(self, seconds: float) -> None:
-        """Move the time forward. Wait until the hub is idle, first of all and then at each deadline on the way.
+        """Move the time from deadline to deadline. Wait until the hub is idle, at the start and after each deadline.
 
         A hub is idle if no greenlet in it can continue before the next deadline. advance() waits for threads of
         gevent's pool, but not for other threads and processes.
@@ -228,7 +228,7 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
                     # gevent resolves addresses on threads, even numeric addresses.
                     threads.join()
                     has_result = True
-                # idle() itself makes two switches; a third shows that a greenlet ran. A result will make another run.
+                # idle() itself makes two switches; a third one shows that a greenlet ran. A result lets a greenlet run.
                 if has_result or len(switches) > 2:
                     idle_since, rounds = real_time(), 0
     finally:

@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 
 __all__ = ["FakeCluster"]
 
-# Distances of ports: nsqd 0 and nsqlookupd 0 from base_port; daemon N + 1 from daemon N; HTTP and faults from TCP.
+# TCP port of nsqd N: base_port + _NSQD_PORT + N * _PORT_STEP. _PORTS: distance of a daemon's ports from its TCP port.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
 _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
@@ -126,7 +126,7 @@ class FakeCluster(MessageAssertions, Server):
             daemon.faults.remove(rules)
 
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
-        """Publish messages to a topic of the nsqds in turn: the first message to nsqd 0, the next one to nsqd 1.
+        """Publish each message to the next nsqd in turn; the first of all messages goes to nsqd 0.
 
         Use ``cluster.nsqds[1].publish(...)`` to choose the nsqd. Arguments and errors are those of FakeNsqd.publish().
         """

@@ -58,7 +58,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait some seconds before the next effect. A Wait may also be an IoRequest; the result is then None."""
+    """Wait some seconds before the next effect or step. The result of a Wait that is an IoRequest is None."""
 
     seconds: float
 
@@ -70,7 +70,7 @@ class StartTLS:
 
 @dataclass(frozen=True, slots=True)
 class StartCompression:
-    """Send the queued bytes, then compress and decompress. The result is None."""
+    """Send the queued bytes; compress all later output, and decompress all later input. The result is None."""
 
     codec: Codec
 
@@ -110,7 +110,7 @@ Effect = Send | Close | Reset | IoRequest
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute the command or request, or serve the accepted connection. If ``body`` is set, it replaces the body."""
+    """Execute the command or request, or serve the accepted connection. A ``body`` replaces the body of the command."""
 
     body: bytes | None = None
 

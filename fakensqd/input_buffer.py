@@ -21,7 +21,7 @@ SIZE = struct.Struct(">i")
 
 _Value = TypeVar("_Value")
 
-# A generator that reads and then returns a value. It yields None while bytes are missing, or an IoRequest.
+# A generator that reads and then returns a value. It yields None to get more bytes, an IoRequest to get its result.
 Read = Generator[IoRequest | None, IoResult, _Value]
 
 

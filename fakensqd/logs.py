@@ -67,7 +67,7 @@ class NonBlockingLogHandler(logging.Handler):
 
 
 def configure(level: str, prefix: str, descriptor: int = 2) -> NonBlockingLogHandler:
-    """Write fakensqd's log to a file descriptor: records of this level, one of LOG_LEVELS, and more severe ones."""
+    """Write fakensqd's log to a file descriptor: records of this level and above. The level is one of LOG_LEVELS."""
     handler = NonBlockingLogHandler(descriptor)
     handler.setFormatter(LineFormatter(prefix))
     logger = logging.getLogger("fakensqd")

@@ -35,7 +35,7 @@ class Subscriber(Protocol):
 
 
 class QueuedMessage:
-    """One channel's copy of a message. One is made per message: slots, and no dataclass, keep that cheap."""
+    """A topic's or a channel's copy of a message. Slots, and no dataclass, make many copies cheap."""
 
     __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
 
@@ -65,7 +65,7 @@ class MessageQueue:
     Args:
         limit: How many messages are kept in memory.
         ephemeral: True: there is no disk, and new messages above the limit are dropped.
-        on_stored: Called with messages that exceed the limit and go to disk.
+        on_stored: Called with messages that exceed the limit and go to disk, and with restored messages.
         on_removed: Called with ids of messages that were on disk and have left the queue.
     """
 

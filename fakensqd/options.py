@@ -108,7 +108,7 @@ LATEST = Release.parse(NSQ_VERSION)
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdOptions(Options):
-    """Flags of nsqd 1.3.0 that have an effect here. Source: nsqd --help."""
+    """Flags of nsqd 1.3.0 that have an effect here, and OWN_OPTIONS. Source: nsqd --help."""
 
     tcp_address: str = option("127.0.0.1:0", "address for clients of the TCP protocol; port 0 takes a free port")
     http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
@@ -258,7 +258,7 @@ def _percentiles(values: tuple[float, ...] | float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class LookupdOptions(Options):
-    """Flags of nsqlookupd 1.3.0 that have an effect here. Source: nsqlookupd --help."""
+    """Flags of nsqlookupd 1.3.0 that have an effect here, and wrapped_answers. Source: nsqlookupd --help."""
 
     tcp_address: str = option("127.0.0.1:0", "address for nsqds; port 0 takes a free port")
     http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")

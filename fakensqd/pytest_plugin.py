@@ -23,7 +23,7 @@ __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "f
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
-# Values stored for a test: names of its fixtures, each with a function that describes its server; True after a failure.
+# Stored for a test. _REPORTS: fixture names, and functions that describe their servers; _FAILED: True if it failed.
 _REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 

@@ -110,7 +110,7 @@ class ThreadProxy:
             return iter(self._wrapped(self._call(list, value)))
         if callable(value) and not isinstance(value, type):
 
-            def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: those of the callable
+            def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: arguments and result of the callable
                 __tracebackhide__ = True
                 return self._wrapped(self._call(value, *self._unwrapped(args), **self._unwrapped(kwargs)))
 
@@ -190,7 +190,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             TimeoutError: If the server does not start in time.
         """
         if self._thread is None:
-            # A test may import a program that monkey-patches. Python must then know no other thread: is_known=False.
+            # A test may monkey-patch. gevent can patch locked locks only if threading does not list this thread.
             thread = HubThread("fakensqd", self._stop, is_known=False, kill_greenlets=False)
             try:
                 thread.call(self._start)
@@ -208,7 +208,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             TimeoutError: If the server does not stop in time.
         """
         if self._thread is not None:
-            # _stop() has its own timeout.
+            # _stop(), which the thread calls at its end, waits at most self._timeout for the server.
             self._thread.stop(self._timeout + _THREAD_GRACE)
             self._thread = None
             if self._stop_error is not None:
@@ -260,7 +260,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             self._stop_error = error
 
     def _killable(self, function: Callable[[], T]) -> T:
-        """Call a function in a greenlet that _stop() kills."""
+        """Call a function in the current greenlet. _stop() kills this greenlet if the function still runs."""
         __tracebackhide__ = True
         greenlet = gevent.getcurrent()
         if greenlet in self._calls:  # a call inside of a call
@@ -274,8 +274,8 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             self._calls.discard(greenlet)
 
     def _count_watchers(self) -> int:
-        """Count the watchers that are still active. Wait while their number falls: the watchers of thousands of
-        connections need time to end, and also the watcher of a name that another thread resolves."""
+        """Count the server's watchers that are still active. Wait while their number falls."""
+        # The watchers of thousands of connections need time to end. So does a name lookup on another thread.
         fewest = math.inf
         while True:
             gevent.sleep(0)

@@ -42,12 +42,12 @@ class Entry:
 
     Attributes:
         time: Seconds of the emulator's clock.
-        connection: Number of the connection, from 1; 0 for HTTP.
+        connection: Number of the connection, from 1; 0 for HTTP and FakeNsqd.publish().
         kind: "connect", "end", "command", "reply", "message", "heartbeat", "http", "fault", or "publish" for
             FakeNsqd.publish().
         name: Name of the command; first word of a reply; method and path of a request; name of the rule.
-        detail: Other words of the command or reply.
-        executed: How often the command was executed with success.
+        detail: Other words of the command or reply; for "connect", the client's address.
+        executed: How often the command was executed with success; for publishing over HTTP or by publish(), 0 or 1.
         status: Status of the response to a request; 0 if there was no response.
     """
 
