@@ -45,7 +45,7 @@ class Flag:
     Attributes:
         read: Converts the text of the flag's value.
         field: The option that the flag sets; empty if the program itself uses the flag, or ignores it.
-        default: Value of the option if the flag is not given; None: the option has no default here.
+        default: Value of the option if the flag is not given; None: the option is then not passed on.
         meaning: Text for the usage; empty if the flag is ignored.
         config: The flag's key in a configuration file; default: the flag's name with underscores.
     """

@@ -62,8 +62,8 @@ for _name in PROGRAMS:
 def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http: bool, as_json: bool) -> None:
     """Start nsqds that are registered with nsqlookupds, print their addresses, run until SIGINT or SIGTERM.
 
-    All are in one process, on 127.0.0.1; nothing is written to disk. For each, stdout has a line: the program's name,
-    its TCP and HTTP addresses and, with --faults-over-http, that of /faults. The last line is the nsqadmin command.
+    All servers are in one process, on 127.0.0.1; nothing is written to disk. Each server has a line on stdout: name,
+    TCP and HTTP addresses and, with --faults-over-http, the address of /faults. The last line is the nsqadmin command.
     """
     import gevent
     from gevent.event import Event

@@ -77,8 +77,8 @@ def exit_on_signals() -> None:
 
 
 def _exit(*_: object) -> NoReturn:
-    # Not sys.exit(): its exception could be lost in code that drops exceptions, such as the callback of a weak
-    # reference, which imports use. os._exit() skips all cleanup, but there is nothing to clean up yet.
+    # Not sys.exit(): code that drops exceptions could drop its SystemExit. Imports run such code: callbacks of weak
+    # references. os._exit() skips all cleanup, but there is nothing to clean up yet.
     os._exit(0)
 
 
