@@ -46,7 +46,7 @@ _MAX_UNSENT = 4 * 1024 * 1024
 # time. The timer then runs again _TIMER_RETRY_DELAY seconds later, so that this data is read first.
 _MAX_TIMER_DELAY = 0.05
 _TIMER_RETRY_DELAY = 0.01
-# Seconds that a client may take to read the last bytes before a close. Source: nsqd, one heartbeat interval.
+# Seconds that a client may take to read the last bytes before a close. In nsqd, it may take one heartbeat interval.
 _CLOSE_GRACE = 5.0
 # Seconds that the TLS handshake with a client may take. Source: client_v2.go UpgradeTLS.
 _HANDSHAKE_TIMEOUT = 5.0
@@ -57,8 +57,8 @@ class Connection:
 
     Args:
         stack: The transports of the connection.
-        open_session: Makes the session. Its argument is a function that wakes the writer, which then calls the
-            session's pump(). That function returns True if no bytes wait to be sent.
+        open_session: Makes the session. Its argument wake() wakes the writer, which then calls the session's pump();
+            wake() returns True if no bytes wait to be sent.
         on_error: Called with an exception of the session, which is a bug of the emulator.
         ask_auth: Asks the auth servers.
         processing_delay: Seconds between receiving data and processing it. May be changed.
@@ -228,7 +228,7 @@ class Connection:
         self._timer = self._clock.call_later(due - self._clock.monotonic(), self.tick)
 
     def tick(self) -> None:
-        """Process the deadlines of the session that have passed, and set the timer for the next one."""
+        """Process the deadlines of the session that have passed, and set the timer for the next deadline."""
         now = self._clock.monotonic()
         late = now - self._timer_due
         self._timer_due = math.inf

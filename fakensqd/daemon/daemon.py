@@ -128,7 +128,7 @@ class Daemon(Server):
         """Continue the start. The addresses of all ports are known by now."""
 
     def _on_restart(self, *, keep_messages: bool) -> None:
-        """Drop the state that a new process would not have."""
+        """Drop the state that a restart of the real process loses."""
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:
         """Call a function in a greenlet that is killed when this daemon stops. An exception is recorded in errors."""
@@ -192,7 +192,7 @@ class Daemon(Server):
         for port in self._http_ports:
             port.close()
         tcp_server.stop(timeout=0)
-        # stop() waits at most a second for the greenlets that it kills, too short for hundreds of them; so wait longer.
+        # tcp_server.stop() waits at most 1 s for the greenlets that it kills; kill() waits until all have ended.
         tcp_server.pool.kill()
         for port in self._http_ports:
             port.stop()
@@ -296,7 +296,7 @@ class Daemon(Server):
             The value.
 
         Raises:
-            AssertionError: If the time is over. The text has the expected value, the nearest one, and the transcript.
+            AssertionError: If the time is over. The text has the expected and nearest value, and the transcript's end.
         """
         __tracebackhide__ = True
         return wait_until(lambda: predicate(self), expected, timeout=timeout, transcript=self.faults.transcript)
@@ -417,10 +417,10 @@ class Daemon(Server):
         if self.faults.is_active:
             connection.session.attach(self.faults, number)
         try:
-            # If another client disconnected before this client connected, the server must first see that end. Otherwise
-            # it pushes messages to the closed connection. Since connections that are accepted together are served in
-            # the same round of the event loop, wait two rounds: in the first, the last data of the closed connection is
-            # read; in the second, its end.
+            # If another client disconnected before this client connected, first read the end of the old connection.
+            # Otherwise the server may push messages to the old connection. Both connections may be accepted in the same
+            # round of the event loop, so wait two rounds: in the first, the last data of the old connection is read; in
+            # the second, its end.
             for _ in range(2):
                 socket.wait_read(sock.fileno())
             connection.run()

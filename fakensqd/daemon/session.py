@@ -20,7 +20,7 @@ from gnsq.protocol.commands import CommandDecoder
 
 __all__ = ["ConnectionSession", "Handler"]
 
-# A function of a session and the words of a command. It executes the command, or returns a generator that does so.
+# A function that gets a session and a command's words. It executes the command, or returns a generator that does so.
 Handler = Callable[[Any, list[bytes]], Read[None] | None]  # Any: a subclass of ConnectionSession
 
 
@@ -58,7 +58,7 @@ class ConnectionSession(InterceptableSession):
     # --- called by the connection -------------------------------------------------------------------------------------
 
     def attach(self, faults: FaultControl, number: int) -> None:
-        """Make all events known to a FaultControl, beginning with the next command. Does nothing the second time.
+        """Make all events known to a FaultControl, beginning with the next command. Does nothing if one is attached.
 
         Args:
             number: Number of the connection.
@@ -77,7 +77,7 @@ class ConnectionSession(InterceptableSession):
         return self._advance(now)
 
     def resume(self, result: IoResult, now: float) -> list[Effect]:
-        """Continue with the result of the request that was the last effect."""
+        """Continue after an IoRequest, with the result of this request."""
         self._request = None
         return self._advance(now, result)
 
@@ -112,7 +112,7 @@ class ConnectionSession(InterceptableSession):
         """Prepare for commands: the client has sent the right magic."""
 
     def _on_advanced(self) -> None:
-        """Act after all commands were executed that have arrived completely."""
+        """Act each time that the execution of commands has paused or ended."""
 
     def respond(self, frame: bytes) -> None:
         """Send a frame, with all output before it."""
