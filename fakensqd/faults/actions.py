@@ -98,8 +98,8 @@ def action(
 
 @action(points=_TCP)
 def error(code: str, text: str = "") -> ActionFunction:
-    """Send an error frame, and do not execute the command or send the frame. Close the connection if the error is
-    fatal; on nsqlookupd, every error is fatal.
+    """Send an error frame instead of the frame that the rule matches, or instead of executing the command. Close the
+    connection if the error is fatal; on nsqlookupd, every error is fatal.
 
     Args:
         code: A code of nsqd, such as "E_FIN_FAILED".
@@ -132,8 +132,8 @@ def drop() -> ActionFunction:
 def delay(seconds: float, *, alone: bool = False) -> ActionFunction:
     """Execute the command, send the frame or serve the connection or HTTP request later, by the emulator's clock.
 
-    Later events of the connection wait, as on a slow server. While a command is delayed, no later command is read, but
-    messages and heartbeats are pushed. A delayed frame delays all output of its connection.
+    Later events of the connection wait, as on a slow server, except that messages and heartbeats are pushed while a
+    command is delayed. A delayed frame delays all later output of its connection.
 
     Args:
         alone: Delay only this frame; later frames are sent before it.
@@ -283,7 +283,7 @@ def _is_subject(step: FaultStep) -> bool:
 
 
 def _replace_subject(steps: Steps, new: Steps) -> Steps:
-    """Replace the steps for which _is_subject() is true; put the new steps at the end if there are none."""
+    """Replace the steps for which _is_subject() is true. If no step is replaced, put the new steps at the end."""
     place = next((index for index, step in enumerate(steps) if _is_subject(step)), len(steps))
     return [*steps[:place], *new, *(step for step in steps[place:] if not _is_subject(step))]
 

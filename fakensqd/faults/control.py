@@ -48,7 +48,7 @@ class FaultControl:
         protocol: Events of the server.
         seed: Seed for random numbers; None: a random seed.
         record: Record a transcript from the beginning.
-        on_active: Called after rules were added, and after the beginning of a transcript.
+        on_active: Called after rules were added, and after start_transcript() made a transcript.
 
     Attributes:
         transcript: The transcript; None while nothing is recorded.
@@ -124,7 +124,7 @@ class FaultControl:
         return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]
 
     def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
-        """Let the first rule that fires on an event change its steps; record the rule. Return the steps to take."""
+        """Let the first rule that fires on an event change the steps; record the rule. Return the steps to take."""
         for sequence in self.sequences.values():
             for rule in sequence:
                 if rule.fires(event, self._rng):

@@ -1,7 +1,7 @@
 """Faults and HTTP. FaultyApplication applies rules to HTTP requests. FaultsEndpoint serves ``/faults``, with which
 another process or language sets rules, toxics and states of a daemon.
 
-Both are WSGI functions. json_rules defines the JSON documents; it is imported when the first document arrives.
+Both are WSGI functions. json_rules decodes and encodes the JSON documents; it is imported at its first use.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class FaultsEndpoint:
     def __init__(self, server: ControlledServer, application: Application | None) -> None:
         self._server = server
         self._application = application
-        # A request that changes a state waits until the change before it is complete: starts and stops take time.
+        # A request that changes a state waits until earlier changes are complete: starts and stops take time.
         self._state_lock = BoundedSemaphore(1)
         rules = {"GET": self._rules, "POST": self._add_rules, "DELETE": self._remove_rules}
         toxics = {"GET": self._toxics, "POST": self._add_toxic, "DELETE": self._remove_toxics}

@@ -1,9 +1,9 @@
 """Makes events of a connection's commands, replies and pushed frames, if there are rules or a transcript.
 
-Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules and transcript has no
-InterceptedSession; for each command and each batch of messages, it checks whether it needs one. An InterceptedSession
-reads the body of a command before it executes the command, unless the server would refuse the command without reading
-the body. All output goes through an OutputScheduler.
+Pure, and the same for sessions of nsqd and nsqlookupd. A session gets an InterceptedSession if there are rules or a
+transcript, and drops an idle InterceptedSession before the next command. An InterceptedSession reads the body of a
+command before it executes the command, unless the server refuses the command without reading the body. All output goes
+through an OutputScheduler.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class InterceptableSession(Protocol):
 
     @abstractmethod
     def body_reader(self, words: list[bytes]) -> BodyReader | None:
-        """Return the reader of a legal command's body; None if it has no body, or is refused before it is read."""
+        """Return the reader of a legal command's body; None if there is no body, or the server does not read it."""
 
     def expire_message(self, message_id: bytes) -> None:
         """Let a message in flight time out now. Does nothing if no message with this id is in flight."""
@@ -85,7 +85,7 @@ class InterceptedSession:
         # The command in progress, and the entry that counts its executions.
         self._event = Event(Point.COMMAND, "", 0.0)
         self._entry = Entry(0.0, number, "command")
-        # True if output must be sent before the session's buffer is full.
+        # True: take() returns the output even without ``flush``.
         self._flush = bool(session.output)
         self._schedule_output()
 
@@ -121,7 +121,7 @@ class InterceptedSession:
         self._do(steps, flush=message is None)
 
     def take(self, *, flush: bool, closed: bool) -> list[Effect]:
-        """Return the effects whose time has come. Without ``flush``, messages stay in the buffer."""
+        """Return the effects whose time has come. Without ``flush``, messages may stay in the buffer."""
         self._schedule_output()
         if closed:
             self._scheduler.close()
@@ -297,7 +297,7 @@ def multipublish_bodies(body: bytes) -> tuple[bytes, ...]:
 
 
 class OutputScheduler:
-    """Schedules the output of one connection whose frames rules may delay or reorder.
+    """Schedules the output of one connection, because rules may delay or reorder its frames.
 
     A Wait delays all later output, as a slow server does. A Send with a delay or after_next delays no other frame.
     """

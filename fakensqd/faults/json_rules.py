@@ -1,9 +1,9 @@
 """Decode and encode rules, toxics and states of a server as JSON, for clients in another process or language.
 
-JSON has the same names and arguments as the Python functions and classes.
+Pure. JSON has the same names and arguments as the Python functions and classes, as in these examples:
 
-Pure. ``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``,
-``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are text, or ``{"base64": "..."}``.
+``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``,
+``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are written as text, or as ``{"base64": "..."}``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _ANNOTATED: dict[str, _Field] = {
 }
 _TOXIC_TARGET: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
 _RULE = ("on", "times", "actions", "optional", "name")
-# For each value of "on": the function of ``on``, and its fields.
+# For each value of the JSON field "on": the method of the class ``on``, and its matchers (keys of _MATCHERS).
 _CONNECTION_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body")
 _POINTS: dict[str, tuple[Callable[..., Match], Sequence[str]]] = {
     "command": (on.command, _CONNECTION_MATCHERS),
@@ -254,7 +254,7 @@ def _encoded_action(action: object) -> Mapping[str, object]:
 
 
 def encode_toxic(active: ActiveToxic) -> dict[str, object]:
-    """Encode an active toxic for decode_toxic(). A toxic of the user is encoded as its repr()."""
+    """Encode an active toxic: its id, and the fields of decode_toxic(). A toxic of the user becomes its repr()."""
     toxic, name = active.toxic, type(active.toxic).__name__
     is_ours = TOXICS.get(name) is type(toxic)
     document: dict[str, object] = {"id": active.number, "toxic": name if is_ours else repr(toxic)}

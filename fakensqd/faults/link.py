@@ -1,7 +1,7 @@
-"""Link between a server and its clients. Toxics are added to it and removed from it while connections are open.
+"""Link between a server and its clients. Toxics can be added to it and removed from it while connections are open.
 
-It is directly above TCP: with TLS, toxics change the encrypted bytes. For a connection that never had a toxic, the link
-only passes bytes on, and reads one attribute per chunk. Knows no command.
+The link is directly above TCP: with TLS, toxics change the encrypted bytes. For a connection that never had a toxic,
+the link only passes bytes on. Knows no command.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Link:
 
     Attributes:
         seed: With the same seed, toxic number M gets the same random numbers on connection number N in each run.
-        connections: How many connections there were; the number of the newest one.
+        connections: How many connections there were, which is also the number of the newest connection.
     """
 
     def __init__(self, clock: Clock, seed: int | None = None) -> None:
@@ -191,7 +191,7 @@ class _DelayedStream:
     def _wait(self, due: float) -> None:
         self._changed.clear()
         if due == math.inf:
-            self._changed.wait()  # for bytes, another toxic, or close()
+            self._changed.wait()  # until push(), remove() or close()
             return
         timer = self._clock.call_later(due - self._clock.monotonic(), self._changed.set)
         try:
@@ -203,8 +203,8 @@ class _DelayedStream:
 class LinkedTransport:
     """One connection on a link: a transport that wraps another transport.
 
-    Each direction that has or had toxics has its own greenlet, the pump, which reads later chunks while a chunk is
-    delayed.
+    Each direction that has or had toxics has its own greenlet, the pump. While bytes are delayed, the upstream pump
+    receives later bytes, and the downstream pump waits to send the delayed bytes.
     """
 
     def __init__(self, link: Link, inner: Transport, reset: Callable[[], None], number: int) -> None:
@@ -258,7 +258,7 @@ class LinkedTransport:
         self._send(self._down, b"")
 
     def wait_closed(self) -> None:
-        """Wait until all bytes are sent after close(). Returns immediately if close() was not called."""
+        """After close(), wait until all bytes are sent. Returns immediately if close() was not called."""
         pump = self.pumps.get(False)
         if pump is not None and self._closing:
             pump.join()  # takes as long as the toxics delay bytes; abort() ends the pump

@@ -21,7 +21,7 @@ from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = ["Relay"]
 
-# Timeout of the connection to the server, seconds of real time.
+# Timeout for connecting to the server, in seconds of real time.
 _CONNECT_TIMEOUT = 10.0
 
 

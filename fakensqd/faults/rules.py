@@ -119,7 +119,7 @@ class Times:
         first, last: Number of the first and of the last event on which the rule may fire.
         step: Fire only if the event's number is a multiple of the step.
         probability: Probability of firing on such an event, from 0 to 1.
-        after: Do not count events in these seconds after the rule was armed.
+        after: Do not count events in the first ``after`` seconds after the rule was armed.
     """
 
     first: int = 1
@@ -343,7 +343,7 @@ class Action:
 
 
 class Rule:
-    """A condition with its actions, and a count of how often it has fired.
+    """A condition with its actions, and a count of how often the rule has fired.
 
     Args:
         optional: Do not report the rule if it never fires.
@@ -431,7 +431,7 @@ class Rule:
         return f"{self.name}: nearest was {' '.join(words)}: {'; '.join(mismatches)}"
 
     def _record_mismatch(self, event: Event, mismatches: list[str]) -> None:
-        # An event with another kind (command) is farther from a match than one with another topic.
+        # An event of another kind, such as another command, is farther from a match than an event with another topic.
         distance = len(mismatches) + 10 * any(text.startswith("kind") for text in mismatches)
         if not self.fired and (self._nearest is None or distance < self._distance):
             self._nearest, self._distance = (event, mismatches), distance

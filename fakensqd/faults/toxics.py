@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Deliver these bytes at the time ``at``, or later if earlier bytes are delivered later."""
+    """Deliver these bytes at the time ``at``, but not before all earlier bytes are delivered."""
 
     data: bytes
     at: float
@@ -166,7 +166,7 @@ class stall:
 
 @dataclass(frozen=True)
 class slice_bytes:
-    """Cut chunks into pieces of the size, plus or minus the variation. The delay is between one piece and the next."""
+    """Cut chunks into pieces of ``size`` plus or minus at most ``variation`` bytes. The delay is between two pieces."""
 
     size: int = 1
     _: KW_ONLY
@@ -339,7 +339,7 @@ class ToxicChain:
         if not self._has_ended:
             self.held_bytes += len(data)
             self._feed(0, Deliver(data, now) if data else StreamEnd(now), now)
-            # Pass bytes without a delay to the next toxic now, not in pop(): the delays of that toxic begin now.
+            # Bytes that a toxic does not delay go on now, not in pop(): the delays of the next toxic begin now.
             self._advance(now)
 
     def pop(self, now: float) -> Outcome | None:
@@ -357,7 +357,7 @@ class ToxicChain:
 
     @property
     def due(self) -> float:
-        """The time at which pop() returns the next outcome; infinity if no outcome has a time."""
+        """The time from which pop() may return an outcome; infinity: not before the next push() or remove()."""
         if self._has_ended:
             return math.inf
         if self._ready:
