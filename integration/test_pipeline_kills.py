@@ -135,7 +135,8 @@ class Job:
 
     def drain(self):
         self.kill("group")
-        self.start("--once")
+        # After many kills more waits than small batches could take within the limit.
+        self.start("--once", "--max-rows-per-batch=20000")
         assert self._process.wait(LIMIT) == 0
 
     def _rows(self):
