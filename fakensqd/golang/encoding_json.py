@@ -1,6 +1,6 @@
 """Reads and writes JSON by the rules of Go's encoding/json, which differ from those of Python.
 
-Pure. Decoding fills named fields of fixed types; encoding writes no spaces and escapes characters of HTML. Source: Go's
+Pure. Decoding fills named fields of fixed types; encoding writes no spaces and escapes <, > and &. Source: Go's
 encoding/json, as seen in nsqd's IDENTIFY.
 """
 
@@ -39,7 +39,7 @@ INT = FieldType(int, 64)
 INT32 = FieldType(int, 32)
 
 
-# Half of a surrogate pair, which Go replaces by U+FFFD.
+# A surrogate without its other half. Go replaces it by U+FFFD; json.loads() has already joined complete pairs.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -114,6 +114,6 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u202
 
 
 def encode(value: object) -> bytes:
-    """Encode like Go: no spaces, keys in their order."""
+    """Encode like Go: without spaces, keys in the order of the dict."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES)
     return text.encode("utf-8", "replace")

@@ -12,7 +12,7 @@ _SHORT_ESCAPES = {char: f"\\{letter}" for char, letter in zip('"\\\a\b\f\n\r\t\v
 
 
 def quote(data: bytes) -> bytes:
-    """Quote like %q: escape every character that is not printable, and write bytes that are not UTF-8 as \\xNN."""
+    """Quote and escape like Go's %q. Bytes that are not UTF-8 become \\xNN."""
     text = "".join(map(_quote_rune, data.decode("utf-8", "surrogateescape")))
     return b'"%s"' % text.encode()
 
