@@ -110,7 +110,7 @@ def _unquote(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A handler of requests. If ``plain``, its responses have no X-NSQ header."""
+    """A handler of requests. If ``plain``, its responses have no header X-Nsq-Content-Type."""
 
     handler: Callable[[Request], object]
     plain: bool = False
@@ -121,7 +121,7 @@ class Router:
 
     Args:
         routes: Routes by path, then by method. The path ``/a/:`` matches ``/a/x``, and x is the request's argument.
-        on_error: Called with an exception of a handler that is a bug of the emulator.
+        on_error: Called if a handler raises another exception than HttpError, which is a bug of the emulator.
     """
 
     def __init__(self, routes: Mapping[str, Mapping[str, Route]], on_error: Callable[[BaseException], None]) -> None:
@@ -162,7 +162,7 @@ class Router:
             value = route.handler(request)
         except HttpError as error:
             return _error(error)
-        except Exception as error:  # noqa: BLE001  # the top of a request: nsqd responds to panics, too
+        except Exception as error:  # noqa: BLE001  # nsqd, too, responds when a handler panics
             self._on_error(error)
             return _error(HttpError(500, "INTERNAL_ERROR"))
         extra = [] if route.plain else [NSQ_TYPE]
@@ -175,7 +175,7 @@ class Router:
                 return 200, [JSON_TYPE, *extra], encoding_json.encode(value)
 
     def _correct_path(self, request: Request) -> str | None:
-        """Find a route's path that equals the request's but for a trailing slash, double slashes, dots or case."""
+        """Find a route's path that differs from the request's path only in slashes, ``.`` and ``..``, or case."""
         cleaned = posixpath.normpath(re.sub("/+", "/", request.path))
         head, _, argument = cleaned.rpartition("/")
         for path, methods in self._routes.items():
@@ -212,7 +212,7 @@ def profiling_routes(index: str) -> dict[str, dict[str, Route]]:
     """Make routes for the paths of Go's profiles. Each of them responds with the same fixed text.
 
     Args:
-        index: Path of the index, which differs between the two programs.
+        index: Path of the index. It is not the same in nsqd and nsqlookupd.
     """
     route = Route(lambda request: "no Go program, no profiles\n", plain=True)
     names = ("cmdline", "symbol", "profile", "heap", "goroutine", "block", "threadcreate")
@@ -224,7 +224,7 @@ def topic_and_channel_names(request: Request, release: Release = LATEST) -> tupl
     """Return the topic and the channel of a request.
 
     Raises:
-        HttpError: If the topic or the channel is missing or not valid, in this order, as in nsqd.
+        HttpError: If a name is missing or not valid. The topic is checked before the channel, as in nsqd.
     """
     topic_name = request.required("topic")
     if not release.is_topic_name(topic_name):
@@ -235,7 +235,7 @@ def topic_and_channel_names(request: Request, release: Release = LATEST) -> tupl
     return topic_name, channel_name
 
 
-# Present paths, each with its path before release 1.0.
+# Current paths, each with the old path that release 1.0 removed.
 _LEGACY_PATHS = {
     "/pub": "/put",
     "/mpub": "/mput",
@@ -243,7 +243,7 @@ _LEGACY_PATHS = {
     **{f"/topic/{verb}": f"/{verb}_topic" for verb in ("create", "delete", "empty", "pause", "unpause")},
     **{f"/channel/{verb}": f"/{verb}_channel" for verb in ("create", "delete", "empty", "pause", "unpause")},
 }
-# Of the present paths, these are the oldest, and had envelopes in old releases. The others never had envelopes.
+# Of these current paths, only two have envelopes in old releases. The others never had envelopes.
 _PUBLISHING = ("/pub", "/mpub")
 
 
@@ -254,8 +254,8 @@ class LegacyRouter(Router):
     responses to /lookup in the client guide.
 
     Args:
-        release: Release whose present paths are added: /pub and /mpub since 0.2.22; the others, which have no envelope,
-            since 0.2.29. None: no present path is added.
+        release: Release whose current paths are added to the old paths: /pub and /mpub since 0.2.22; the others, which
+            have no envelope, since 0.2.29. None: only the old paths.
     """
 
     def __init__(

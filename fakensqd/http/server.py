@@ -87,12 +87,12 @@ class HttpPort:
 
     @property
     def address(self) -> str:
-        """``host:port``, or the path; port 0 before the first bind(). Empty if there is no port."""
+        """``host:port``, the path of the unix socket, or "". bind() replaces port 0 by the port that was taken."""
         return "" if self._off else join_address(*self._bind)
 
     @property
     def port(self) -> int:
-        """The port of address; -1 for a unix socket, 0 if there is no port."""
+        """The port number in ``address``; -1 for a unix socket, 0 if the address is ""."""
         return self._bind[1]
 
     @property
@@ -111,7 +111,7 @@ class HttpPort:
             self._bind = bound_address(self._listener)
 
     def serve(self, application: Application) -> None:
-        """Answer requests after bind()."""
+        """Answer requests. bind() must have been called."""
         if self._off:
             return
         arguments = {} if self._context is None else {"ssl_context": self._context}
