@@ -1,6 +1,6 @@
 """FakeNsqd's connection to one nsqlookupd: registers topics and channels, and sends PINGs.
 
-Owns its socket; runs in a greenlet of the server. Source: nsqd lookup.go and lookup_peer.go.
+Owns its socket; runs in a greenlet of the FakeNsqd. Source: nsqd lookup.go and lookup_peer.go.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class LookupPeer:
         self._options = options
         self._socket: socket.socket | None = None
         self._timer: Timer | None = None
-        # Address of nsqlookupd's HTTP API; None before the response to IDENTIFY.
+        # Address of nsqlookupd's HTTP API; None until a response to IDENTIFY has it.
         self._http_address: tuple[str, int] | None = None
         self._attempted = Event()
         # Commands to send; None ends run().
         self._commands: Queue[bytes | None] = Queue()
 
     def send(self, verb: bytes, topic: str, channel: str | None) -> None:
-        """Send REGISTER or UNREGISTER for a topic or channel."""
+        """Let run() send REGISTER or UNREGISTER for a topic or channel."""
         self._commands.put(_registration(verb, topic, channel))
 
     @property
     def can_query(self) -> bool:
-        """True if channels() may have a result: nsqlookupd has responded to IDENTIFY, or may still respond."""
+        """True if channels() may have a result: the HTTP address is known, or the first attempt to connect goes on."""
         return self._http_address is not None or not self._attempted.is_set()
 
     def wait_attempted(self) -> None:
@@ -77,7 +77,7 @@ class LookupPeer:
         self._attempted.wait()  # run() sets this event in any case
 
     def channels(self, topic: str) -> list[str]:
-        """Return the channels of a topic, an empty list if there is no response. Wait for the first connection."""
+        """Wait for the first connection, then query a topic's channels. Return an empty list if the query fails."""
         self.wait_attempted()
         if self._http_address is None:
             return []

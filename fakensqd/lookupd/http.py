@@ -108,7 +108,7 @@ class _Api:
         self._registry.tombstone(topic, node, self._now())
 
     def create_channel(self, request: Request) -> None:
-        """Make a channel, and its topic."""
+        """Register a channel, and its topic, without a producer."""
         self._registry.create(*topic_and_channel_names(request))
 
     def delete_channel(self, request: Request) -> None:

@@ -50,7 +50,7 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class Producer:
-    """A peer as the producer of one topic or channel."""
+    """A peer that is registered under one key, such as a topic."""
 
     peer: Peer
     tombstoned_at: float | None = None
@@ -62,7 +62,7 @@ class Producer:
 
 @dataclass(slots=True)
 class Registry:
-    """All registrations. Names stay after their last producer is unregistered, except ephemeral names."""
+    """All registrations. A name without producers stays, unless it is ephemeral and its last producer unregisters."""
 
     producers_by_key: dict[Key, dict[str, Producer]] = field(default_factory=dict)
 
@@ -73,13 +73,13 @@ class Registry:
         self._add(Key("client"), peer)
 
     def register(self, peer: Peer, topic: str, channel: str) -> None:
-        """Register a channel (unless the name is empty) and its topic."""
+        """Register a peer as producer of a topic and, if ``channel`` is not empty, of this channel."""
         if channel:
             self._add(Key("channel", topic, channel), peer)
         self._add(Key("topic", topic), peer)
 
     def unregister(self, peer: Peer, topic: str, channel: str) -> None:
-        """Unregister a peer from a channel; if the name is empty, from the topic and all its channels."""
+        """Unregister a peer from a channel; if ``channel`` is empty, from the topic and all its channels."""
         if channel:
             self._remove(Key("channel", topic, channel), peer, forget=is_ephemeral(channel))
             return
@@ -113,7 +113,7 @@ class Registry:
         self.producers_by_key.setdefault(Key("topic", topic), {})
 
     def forget(self, pattern: Key) -> bool:
-        """Delete matching keys with their producers. Return True if there were any."""
+        """Delete matching keys with their producers. Return True if any key matched."""
         keys = self.find(pattern)
         for key in keys:
             del self.producers_by_key[key]
@@ -142,7 +142,7 @@ class Registry:
                 yield key.topic, producers[peer.id]
 
     def tombstone(self, topic: str, node: str, now: float) -> None:
-        """Hide the producers of a topic whose ``broadcast_address:http_port`` equals ``node``."""
+        """Put a tombstone on those producers of a topic that have ``node`` as ``broadcast_address:http_port``."""
         for producer in self.producers(Key("topic", topic)):
             if f"{producer.peer.broadcast_address}:{producer.peer.http_port}" == node:
                 producer.tombstoned_at = now

@@ -41,7 +41,7 @@ class _FatalError(CommandError):
 
 
 class _Decoder(CommandDecoder):
-    """Takes lines of any length, without the spaces around them."""
+    """Takes lines of any length, and strips the white space around them."""
 
     __slots__ = ()
 
