@@ -1,4 +1,4 @@
-"""The response of an auth server: decodes and checks it, and finds out whether its grants allow an action.
+"""Decodes and checks the response of an auth server, and decides whether its grants allow an action.
 
 Pure. The HTTP client is in auth_client.py. Source: nsq internal/auth/authorizations.go.
 """
@@ -60,7 +60,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """A valid response of an auth server. The ttl is in seconds; it is negative if it overflows in Go."""
+    """A valid response of an auth server. The ttl is in seconds; if it overflows in Go, it may be negative."""
 
     ttl: float
     identity: str = ""

@@ -110,7 +110,7 @@ def query_url(address: str, request: AskAuth) -> str:
 
 
 def _https_url(url: str, body: bytes) -> str:
-    """Make the URL for HTTPS; the body of the 403 response, such as nsqd's, names the port."""
+    """Make the URL for HTTPS. The JSON body of the 403 response names the port, as in nsqd's own 403 response."""
     facts = json.loads(body)
     port = facts.get("https_port", 0) if isinstance(facts, dict) else 0
     parts = urlsplit(url)

@@ -29,7 +29,7 @@ class Broker:
         epoch_ns: The wall clock's time at now = 0, in nanoseconds since 1970.
 
     Attributes:
-        due: Time at which to call expire(); infinity if no message has a timeout or delay. A FIN does not change it.
+        due: Time at which to call expire(); infinity if no message has a timeout or delay. FIN does not change due.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class BrokerEvents:
         on_removed: Messages with these ids were on disk and have left their queue.
         on_publish: A topic has received bodies.
         on_pause: A topic or channel was paused or unpaused.
-        on_due: The next message times out, or its delay ends, earlier than was known before.
+        on_due: The time of the next timeout or end of a delay is now earlier; called with this time.
     """
 
     on_register: Callable[[str, str | None], None] = _ignore
@@ -137,7 +137,7 @@ class Channel(MessageHolder):
 
     @property
     def in_flight_count(self) -> int:
-        """How many messages were delivered and have no FIN or REQ yet."""
+        """How many delivered messages are not finished, requeued or timed out."""
         return len(self._in_flight)
 
     @property
@@ -195,7 +195,7 @@ class Channel(MessageHolder):
         self.remove_ready(subscriber)
 
     def add_ready(self, subscriber: Subscriber) -> None:
-        """Wake this subscriber once: now if messages are queued, else when the next message is queued."""
+        """Let later messages wake this subscriber. Wake it now, too, if messages are queued and not paused."""
         woken = bool(self._queue) and not self.paused and subscriber.wake()
         if not (woken and subscriber in self._woken):
             self._woken.pop(subscriber, None)
@@ -203,7 +203,7 @@ class Channel(MessageHolder):
             self._ready[subscriber] = None
 
     def remove_ready(self, subscriber: Subscriber) -> None:
-        """Undo add_ready(). If this subscriber was already woken for queued messages, wake another one."""
+        """Undo add_ready(). If messages are queued, wake other subscribers for them."""
         self._ready.pop(subscriber, None)
         self._woken.pop(subscriber, None)
         self._wake_ready()
@@ -228,7 +228,7 @@ class Channel(MessageHolder):
     ) -> list[QueuedMessage]:
         """Deliver messages of the queue to this subscriber: its share, but at most ``limit`` messages.
 
-        Until all woken subscribers have called deliver(), a call by another delivers nothing, but marks it as woken.
+        Until all woken subscribers have called deliver(), any other subscriber gets nothing, but then counts as woken.
 
         Args:
             timeout: Seconds until the messages time out.

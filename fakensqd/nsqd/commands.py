@@ -149,7 +149,7 @@ def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) ->
 def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[list[bytes]]:
     """Read the messages of MPUB."""
     topic_name(words, options.emulated)
-    # nsqd checks the size of the whole body, but then does not use it: it reads as many messages as their count says.
+    # nsqd checks the size of the whole body, but then ignores this size and reads as many messages as their count says.
     size = yield from source.read_size(b"E_BAD_BODY MPUB failed to read body size")
     limit = options.max_body_size
     if size <= 0:

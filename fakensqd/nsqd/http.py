@@ -1,6 +1,6 @@
 """nsqd's HTTP API as a WSGI function over a Broker.
 
-Pure: knows of its server only what the Protocol NsqdFacts has, and no socket. Source: nsqd http.go; for /config:
+Pure: uses only those members of its server that NsqdFacts has, and no socket. Source: nsqd http.go; for /config:
 options.go, internal/lg, and responses of a real nsqd.
 """
 
@@ -91,7 +91,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/info": {"GET": Route(api.info)},
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
-        # nsqd executes these two requests, and then fails to respond.
+        # nsqd executes these two requests, but responds with status 500.
         "/debug/setblockrate": {"PUT": Route(_fail)},
         "/debug/freememory": {"POST": Route(_fail)},
     }
@@ -103,7 +103,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
 
 
 def tls_required_application(server: NsqdFacts) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
-    """Make the WSGI function of an HTTP port whose clients must use HTTPS. Each response only names the HTTPS port."""
+    """Make the WSGI function of an HTTP port if clients must use HTTPS. Each response is a 403 with the HTTPS port."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % server.https_port

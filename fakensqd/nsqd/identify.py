@@ -92,7 +92,7 @@ FIELDS: dict[str, IdentifyField] = {
 
 
 def decode_identify(body: bytes, release: Release = LATEST) -> Values:
-    """Decode the body of IDENTIFY. A field that is missing, or unknown to this release, gets the zero of its type.
+    """Decode the body of IDENTIFY. A field that is missing or unknown to this release gets the zero value of its type.
 
     Raises:
         ValueError: If Go would refuse the body.
@@ -130,7 +130,7 @@ class Settings:
         return cls(**settings)
 
     def updated(self, asked: Values, options: NsqdOptions) -> Settings:
-        """Make the settings after an IDENTIFY. A value of 0 sets the sample rate, but leaves other settings unchanged.
+        """Make the settings after an IDENTIFY. A value of 0 leaves a setting unchanged if 0 is below its bounds.
 
         Raises:
             ValueError: If a field is out of its bounds; the text is nsqd's.
@@ -160,7 +160,7 @@ class Settings:
 
 
 class ClientHandshake:
-    """State of one client after IDENTIFY and AUTH: its names, settings and permissions.
+    """State of one client that IDENTIFY and AUTH change: its names, settings and permissions.
 
     Args:
         remote_ip: IP address of the client; until IDENTIFY, also its client id and hostname.

@@ -21,7 +21,7 @@ __all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
 # How many bodies, and how many bytes of them, are kept for each topic.
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 * 1024 * 1024
-# Limits for the bodies that a failure shows, and for the bodies that are searched for the most similar one.
+# How many bodies a failure shows; how many of the newest, and bytes of each, are compared with a missing body.
 _SHOWN_MESSAGES = 10
 _COMPARED_MESSAGES = 1000
 _COMPARED_BYTES = 200
@@ -103,7 +103,7 @@ class MessageAssertions(ABC):
             timeout: Seconds of real time to wait until the assertion is true.
 
         Raises:
-            AssertionError: If the assertion is not true. The text has the published bodies, and the most similar one.
+            AssertionError: If the assertion is false. The text has published bodies, and the nearest to a missing body.
             TypeError: If a body is not bytes.
         """
         __tracebackhide__ = True

@@ -38,7 +38,7 @@ class FakeNsqd(MessageAssertions, Daemon):
     """An nsqd 1.3.0 in the hub of the caller. Call start() or use ``with``.
 
     This object keeps its topics, messages and ports when it is stopped and started again. With a data_path, another
-    FakeNsqd can load topics and messages: topics and channels are saved when they are made, messages at stop().
+    FakeNsqd can load topics and messages: topics and channels are saved at each change, messages at stop().
 
     Args:
         clock: Source of the time; default: real time.
@@ -116,15 +116,15 @@ class FakeNsqd(MessageAssertions, Daemon):
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
         """Publish messages, as producers do with PUB, or with DPUB if there is a delay.
 
-        publish() uses no connection, so AUTH, fault rules and states do not apply, and the server may be down. It makes
-        the topic if it does not exist. A transcript records the call.
+        publish() uses no connection, so AUTH, fault rules and states do not apply, and the server may be down. If there
+        is no such topic, it is made. A transcript records the call.
 
         Args:
             bodies: The body of each message.
             delay: Seconds until channels deliver the messages; at most max_req_timeout.
 
         Raises:
-            ValueError: If nsqd would refuse the topic's name, a body's size, or the delay. Nothing is published then.
+            ValueError: If bodies is empty, or nsqd would refuse the topic, a body, or the delay. Nothing is published.
             TypeError: If a body is not bytes.
         """
         self._check_publish(topic, bodies, delay)
@@ -162,7 +162,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             The bodies; an empty list if the topic or channel does not exist.
 
         Raises:
-            RuntimeError: For a topic, if the oldest bodies were dropped: the last 100,000 bodies or 64 MiB are kept.
+            RuntimeError: For a topic, if its oldest bodies were dropped: at most 100,000 bodies and 64 MiB are kept.
         """
         if channel is None:
             return self._published.of(topic)

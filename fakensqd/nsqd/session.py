@@ -14,12 +14,12 @@ Pure: calls a Broker, and knows no socket and no clock. Source: nsqd protocol_v2
 #  4. `Session._publish` calls `read_publish` in nsqd/commands.py, which checks the topic's name and then reads the body
 #     with `InputBuffer.read_body` in input_buffer.py.
 #  5. `Session._put` calls `Topic.publish` in nsqd/broker.py, which makes a message with an id of
-#     `MessageIdGenerator.next` in message.py. Then it appends OK to the output.
+#     `MessageIdGenerator.next` in message.py. Then `Session._put` appends OK to the output.
 #  6. `Channel.put` in nsqd/channel.py queues the message in its `MessageQueue` in message.py, and wakes a subscriber by
 #     `Session.wake`.
 #  7. `Connection._write_loop` in daemon/connection.py, in the writer greenlet of the subscriber, calls `Session.pump`.
-#  8. `Session._deliver` takes messages from `Channel.deliver` in nsqd/channel.py, which notes them as in flight, and
-#     encodes a frame for each.
+#  8. `Session._deliver` takes messages from `Channel.deliver` in nsqd/channel.py, and encodes a frame for each message.
+#     The channel notes these messages as in flight.
 #  9. `ConnectionSession._effects` in daemon/session.py returns the frames as one effect, and `Connection._perform` in
 #     daemon/connection.py queues its bytes for the writer greenlet, which sends them.
 #
@@ -79,7 +79,7 @@ class Session(ConnectionSession, Subscriber):
     Attributes:
         ready_count: The RDY count, as /stats shows it.
         published_by_topic: Number of messages that this client has published to each topic.
-        heartbeats: False: send no heartbeats, and do not disconnect a client that sends nothing.
+        heartbeats: If False, no heartbeats are sent, and a client that sends nothing stays connected.
     """
 
     magic = MAGIC_V2
@@ -124,7 +124,7 @@ class Session(ConnectionSession, Subscriber):
     # --- called by the connection -------------------------------------------------------------------------------------
 
     def resume(self, result: IoResult, now: float) -> list[Effect]:
-        """Continue with the result of the request that was the last effect."""
+        """Continue the command that waits for this result. The last effect was its request."""
         self._read_due = self._suspended_read_due
         return super().resume(result, now)
 

@@ -110,7 +110,7 @@ def summary(latencies: Sequence[Latencies], now: float) -> Document:
 def _quantile(ordered: Sequence[int], fraction: float) -> int:
     if not ordered:
         return 0
-    # Like nsqd, take the value after the nearest rank. Source: bmizerany/perks quantile.go, query.
+    # Like nsqd, take the value after that of the nearest-rank method. Source: bmizerany/perks quantile.go, query.
     return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
 
 

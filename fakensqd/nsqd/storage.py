@@ -1,13 +1,13 @@
-"""The data path of a FakeNsqd: nsqd's own ``nsqd.dat``, a file of messages, and the lock of the directory.
+"""The data path of a FakeNsqd: ``nsqd.dat`` in nsqd's format, a file of messages, and the lock of the directory.
 
 Topics and channels are written after each change. Messages are written when the nsqd stops, or when they exceed the
-limit of the memory. There is no fsync: files must survive a crash of the process, but not of the machine. Source: nsqd
+limit of the memory. There is no fsync: files survive a crash of the process, but maybe not of the machine. Source: nsqd
 nsqd.go LoadMetadata, PersistMetadata; dirlock.go.
 
 nsqd has one diskqueue per topic and channel. Here all messages are in one file, to which records are appended. The file
-begins with a magic. A record has the content's size (int32), its CRC-32, and the content. The content has the size
-(int32) and the text of a JSON object {"topic", "channel" (null: the topic itself), "count", "removed" (ids)}, then
-"count" messages, each with its size (int32), encoded as in a message frame.
+begins with a magic. A record has the size (int32) and the CRC-32 of its content, then the content: the size (int32) and
+the text of a JSON object {"topic", "channel" (null: the topic itself), "count", "removed" (ids of messages that left
+the queue)}, then "count" messages, each after its size (int32), encoded as in a message frame.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _METADATA = "nsqd.dat"
 _MESSAGES = "fakensqd.messages"
-# The file of messages is rewritten when it names more messages than this + 4 * the messages that are still on disk.
+# The file of messages is rewritten when it has more entries than this + 4 * the messages that are still queued.
 _MAX_OBSOLETE = 1000
 
 _MAGIC = b"fakensqd messages 2\n"
@@ -83,7 +83,7 @@ class DataPath:
         self._lock: int | None = None
         # The broker whose messages are in the file; None before the first load().
         self._broker: Broker | None = None
-        # How many messages in the file are still in their queue, and how many messages the file names in all.
+        # How many messages in the file are still queued; how many entries (messages and removed ids) the file has.
         self._live_count = 0
         self._named_count = 0
 
@@ -91,7 +91,7 @@ class DataPath:
         """Lock the directory, so that no other nsqd uses it, fake or real.
 
         Raises:
-            DataPathError: If the directory does not exist, or another nsqd has locked it.
+            DataPathError: If the directory can't be opened, or another nsqd has locked it.
         """
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -119,7 +119,7 @@ class DataPath:
         """At the first start, fill a broker from the files. At later starts the broker already has everything.
 
         Raises:
-            DataPathError: If nsqd.dat exists and can't be read.
+            DataPathError: If nsqd.dat exists and can't be read or decoded.
         """
         if self._broker is None:
             self._load_topics(broker, now)
@@ -140,7 +140,7 @@ class DataPath:
         self.unlock()
 
     def store(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage]) -> None:
-        """Append messages to the file, because they exceed the limit of the memory."""
+        """Append messages, which exceed the limit of the memory, to the file."""
         if self._is_written(topic):
             self._live_count += len(messages)
             self._append(encode_stored(StoredQueue(topic, channel, messages)), len(messages))
@@ -275,10 +275,10 @@ def decode_metadata(data: bytes) -> list[tuple[str, bool, list[tuple[str, bool]]
     """Decode nsqd.dat. Skips topics and channels with names that nsqd refuses.
 
     Returns:
-        For each topic: its name, whether it is paused, and its channels: for each the name, whether it is paused.
+        For each topic: its name, whether it is paused, and (name, whether it is paused) of each of its channels.
 
     Raises:
-        FileFormatError: If the data is not JSON, or has other fields.
+        FileFormatError: If the data is not JSON, or a field is missing or has a wrong type.
     """
     try:
         return [
@@ -325,7 +325,7 @@ def decode_messages(data: bytes) -> tuple[list[StoredQueue], int]:
     """Decode the whole file.
 
     Returns:
-        The messages, and the size of a last record that is incomplete because its writer was killed.
+        The messages; the size of an incomplete last record, whose writer was killed, or 0 if all are complete.
 
     Raises:
         FileFormatError: If the file is damaged, or has another format.
