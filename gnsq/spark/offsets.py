@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 VERSION = 1
-# Key in a vector that names no receiver. Its value only makes a vector differ from the vector before.
+# A key that is no receiver's name. Its value only makes a vector differ from the vector before it.
 _REVISION = ""
-# Key: this prefix and a receiver's name. Value: number of the last segment that was deleted before any was read.
+# Prefix of a key: a receiver's name follows. Value: number of its last segment that was deleted before the first read.
 _DELETED_UP_TO = "/"
 
 # Receiver -> number of its last segment that was read. If a receiver is missing, none of its segments was read.
@@ -86,8 +86,8 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
 def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = None) -> list[Segment]:
     """List the segments after start, up to end if it is given, in the order in which they are read.
 
-    The segments of one receiver are in the order of their numbers. Segments of several receivers alternate, so that no
-    receiver is read last.
+    The segments of one receiver are in the order of their numbers. Segments of several receivers alternate, so that
+    none waits for all segments of another.
     """
     found = [segment for segment in segments if segment.number > start.get(segment.receiver, 0)]
     if end is not None:
@@ -103,7 +103,7 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
 def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int, turn: int = 0) -> list[Segment]:
     """Return as many segments as the limits allow, but at least one: segments are not divided.
 
-    If a segment does not fit, the later segments of its receiver wait with it, and those of other receivers are taken.
+    If a segment does not fit, the later segments of its receiver wait, too, but those of other receivers may be taken.
     ``turn`` selects the receiver that comes first, so that a receiver with small segments can't delay one with large
     segments for ever.
 
@@ -138,13 +138,13 @@ def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int,
 def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
     """Compute the vector for the position after start and the taken segments.
 
-    If a receiver is not in start, for example with a new checkpoint on an old spool, the result also has the number of
-    its last segment that was deleted before. From this number, missing() knows that all later segments must exist.
+    If a receiver is not in start, for example with a new checkpoint on an old spool, the segments before its first
+    taken segment were deleted. The result then has the last deleted number, too: missing() expects all later segments.
 
     Args:
         taken: Segments in the order of pending().
-        receivers: The receivers that have a file. The result leaves out all others, which have probably ended, since
-            the vector must not grow for ever. But if no segment is taken, the result is start, since Spark takes any
+        receivers: The receivers that have a file. The others have probably ended; the result leaves them out, so that
+            vectors do not grow for ever. But if no segment is taken, the result is start, since Spark takes any
             difference for new data.
     """
     end = dict(start)
@@ -175,7 +175,7 @@ def with_new_revision(start: Vector) -> dict[str, int]:
 def missing(present: Iterable[Segment], start: Vector, end: Vector) -> list[tuple[str, int]]:
     """List the segments, as (receiver, number), that are between start and end but not present.
 
-    If a receiver is not in start, its segments are expected from number 1, or after the deleted segments that end has.
+    If a receiver is not in start, its segments are expected from number 1, or after the deleted segments noted in end.
     """
     found = {(segment.receiver, segment.number) for segment in present}
     gaps: list[tuple[str, int]] = []
@@ -190,7 +190,7 @@ def distribute(segments: Sequence[Segment], groups: int, max_bytes: int) -> list
     """Divide segments into groups of about the same size in bytes, one for each task. No group is empty.
 
     There are at most ``groups`` groups, or more if that is needed so that no group exceeds max_bytes by more than one
-    segment. Therefore the tasks of a batch that was planned with a higher limit need no more memory than other tasks.
+    segment. Therefore the tasks of a batch that was planned with a higher limit of bytes need no more memory.
     """
     total = sum(segment.size for segment in segments)
     groups = min(max(groups, math.ceil(total / max_bytes)), len(segments))

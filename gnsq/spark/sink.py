@@ -28,11 +28,11 @@ __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "RowOrigin", "Publish
 
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
-# Seconds. If a result is late by more than this, the producer's thread is considered to have failed.
+# Seconds after publish_timeout. If there is no result by then, the producer's thread counts as failed.
 RESULT_GRACE = 5.0
 # Bytes that an MPUB uses for the number of messages, and for each message's length. Source: protocol_v2.go, readMPUB.
 MPUB_COUNT_SIZE = MPUB_LENGTH_SIZE = 4
-# Limit of the bytes in batches that are not published yet, of all topics; and bytes that a row takes besides its body.
+# Limit of the bytes in unpublished batches of all topics together; bytes of memory that a row takes beside its body.
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024
 ROW_OVERHEAD = 100
 
@@ -85,7 +85,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A batch or a deferred row that was published and has no result yet, with the number and size of each row."""
+    """A batch or a deferred row that was published and has no result yet, with the rows' numbers and sizes."""
 
     result: PublishResult
     topic: str
@@ -104,7 +104,7 @@ class _Pending:
 
 
 class _Publisher:
-    """Publishes rows in batches from a plain thread. Some batches are pending while Spark computes the next rows."""
+    """Publishes rows in batches from a thread without a hub. Batches are pending while Spark computes the next rows."""
 
     def __init__(self, options: WriteOptions, origin: RowOrigin, max_buffered_bytes: int) -> None:
         self.rows = 0
@@ -206,7 +206,7 @@ class _Publisher:
             raise RowsNotPublished(f"{pending.name(self._origin.partition)}: {text}") from error
 
     def _connect(self) -> Producer:
-        """Return the producer. Make it for the first row, since many tasks have no rows."""
+        """Return the producer. The first call makes it, since many tasks have no rows."""
         if self._producer is None:
             # Threaded, since this thread blocks natively while Spark computes the next rows. Duplicates are allowed,
             # since a task that runs again publishes all its rows again anyway. The first publish starts the producer,
@@ -252,8 +252,8 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Made on the driver, once for all tasks and their attempts. The id of the query would not do: foreachBatch may
-        # write twice, and the rows of both writes would then have the same keys.
+        # Made on the driver, once for all tasks and their attempts. The id of the query is not enough: foreachBatch may
+        # write twice, and with this id the rows of both writes would have the same keys.
         self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Published:

@@ -14,7 +14,7 @@ _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
 
 
 def redact_uri(location: str) -> str:
-    """Remove user, password and query from a URI, since they may be secret. A path is returned unchanged."""
+    """Remove the credentials and the query of a URI, since they may be secret. A path is returned unchanged."""
     if not _URI.match(location):
         return location
     return _USER.sub(r"\1***@", _CREDENTIALS.sub(r"\1***@", location)).partition("?")[0]

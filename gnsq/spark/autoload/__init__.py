@@ -1,4 +1,4 @@
-"""Installed as the top-level module pyspark_nsq: Spark finds ``DefaultSource`` in every module with such a name.
+"""Installed as the top-level module pyspark_nsq: Spark seeks a ``DefaultSource`` in each module pyspark_*.
 
 The import never raises: if it did, Spark would not find the formats of other packages either.
 """
