@@ -58,10 +58,10 @@ class SegmentBuffer:
         """Begin a segment; call it while the buffer is empty.
 
         Args:
-            in_flight_limit: Messages that nsqd delivers before it waits for FINs. Three quarters of this number make a
-                segment, so that other messages arrive while the segment is written. That is 12% faster than half of
+            in_flight_limit: How many messages nsqd delivers before it waits for FIN. Three quarters of this number make
+                a segment, so that other messages arrive while the segment is written. That is 12% faster than half of
                 the number, and a third faster if a write takes 50 ms.
-            time_left: Seconds until the first message times out; None if unknown. The segment waits at most half.
+            time_left: Seconds until the first message times out; None if unknown. A segment waits at most half of it.
         """
         self._since = now
         self._age = self._max_age if time_left is None else min(self._max_age, time_left / 2)

@@ -11,8 +11,8 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #  2. `SegmentBuffer.add` in spark/receiver/buffer.py buffers them for a segment. nsqd counts them as in flight.
 #  3. `Receiver._write_loop` waits in `Receiver._wait_until_due`, takes the segment by `SegmentBuffer.take` in
 #     spark/receiver/buffer.py, and writes it by `Receiver._write`.
-#  4. In a thread of its own, `segment_columns` in spark/spool/segments.py lays the messages out as Arrow columns, and
-#     `SpoolWriter.write` in spark/spool/spool.py names the file.
+#  4. In the I/O thread of the receiver, `segment_columns` in spark/spool/segments.py lays the messages out as Arrow
+#     columns, and `SpoolWriter.write` in spark/spool/spool.py names the file.
 #  5. `LocalStore.put` or `RemoteStore.put` in spark/spool/storage.py makes the file durable. If the receiver is killed
 #     before this, nothing is lost: nsqd delivers the messages again.
 #  6. `Receiver._finish_all` sends FIN by `finish_all` in message.py. If the receiver is killed between 5 and 6, nsqd
@@ -22,7 +22,7 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #  8. `pending`, `take_up_to` and `advance` in spark/offsets.py choose the segments of the next batch. Spark writes the
 #     offset into its checkpoint.
 #  9. `NsqStreamReader.partitions` in spark/source/reader.py divides the segments into tasks. Each task yields rows by
-#     `read_segments` in spark/source/reader.py, which `Spool.read` in spark/spool/spool.py has decoded and checked.
+#     `read_segments` in spark/source/reader.py. `Spool.read` in spark/spool/spool.py decodes and checks the rows.
 # 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. After the next batch `Spool.prune`
 #     in spark/spool/spool.py deletes the segments. A batch that failed is read again from the same segments.
 #
@@ -67,11 +67,11 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Messages that are finished before other greenlets run, such as those that answer heartbeats and read messages.
+# How many messages are finished before other greenlets run, such as the greenlets that read from connections.
 FINISH_CHUNK = 1000
 # Seconds between tries to write a segment: the first pause, and the longest.
 RETRY_INITIAL, RETRY_MAXIMUM = 0.5, 10.0
-# Seconds between listings of a spool that is full or nearly full, and of any other spool. Other receivers write, too.
+# Seconds between listings of a spool that is full or got much data, and of any other spool. Other receivers write, too.
 MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
 # A receiver lists the spool early after it has written max_spool_bytes divided by this number.
 LISTINGS_PER_LIMIT = 4
@@ -82,14 +82,14 @@ CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
 # Number of full segments that may be in memory. Above it, receiving pauses until half of them are written.
 MAX_BUFFERED_SEGMENTS = 8
-# Python searches for cycles after so many new objects. The number exceeds the messages in flight.
+# Python searches for cycles after so many new objects: more than the default of max_in_flight, 10,000.
 GC_THRESHOLD = 50_000
 
 
 def tune_gc() -> None:
     """Let Python search for cycles less often, in a process that only receives.
 
-    Each search looks at all messages in flight, which are in no cycle: it takes an eighth of the time of receiving.
+    Each search visits all messages in flight, which are in no cycle. By default, searches take an eighth of all time.
     """
     first, *others = gc.get_threshold()
     if first:  # 0: no search at all
@@ -107,7 +107,7 @@ class Receiver:
     Attributes:
         id: Name of the receiver's directory in the spool.
         rows, segments: Numbers of durable rows and segments. May be read from any thread.
-        not_finished: Durable messages whose connection was lost before FIN: nsqd delivers them again.
+        not_finished: Number of durable messages whose connection was lost before FIN: nsqd delivers them again.
         failing: True if the last write failed.
         is_stuck: True if close() has left a write that does not return. The end of the process may wait for that write.
         finished: Set after max_rows are durable, and after an internal error.
@@ -179,7 +179,7 @@ class Receiver:
         return self._spool.writer(self.id)
 
     def close(self) -> None:
-        """Finish the messages that are durable, requeue the others (REQ 0), and disconnect. Wait until all is done."""
+        """Finish the messages that are durable, requeue the others (REQ 0), and disconnect. Each wait has a limit."""
         if self._closing or self._write_greenlet is None:
             return
         self._closing = True
@@ -287,7 +287,7 @@ class Receiver:
             if not left or self._buffer.is_full or "maxRows" in self._paused:
                 return True
             if self.subscriptions.is_starved():
-                # One of several nsqds or topics has delivered all that it may, so the buffer may never get full.
+                # An nsqd has delivered nearly all messages that RDY allows, so the buffer may never get full.
                 # Messages that were just read are added during this yield.
                 gevent.sleep(0)
                 return not self._closing
@@ -384,7 +384,7 @@ class Receiver:
     # --- size of the spool
 
     def _check_size(self) -> None:
-        """Pause above max_spool_bytes, resume below."""
+        """List the spool if that is due. Pause if it has max_spool_bytes or more; resume if it has less."""
         estimate = self._spool_size
         now = time.monotonic()
         if not estimate.is_due(now):
@@ -457,7 +457,7 @@ class BlockingIOThread:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and wait for its result; an exception of the function is raised here."""
-        # Return an exception as a value: gevent's pool would print the traceback of one that is raised in it.
+        # Return an exception as a value: if a call raised it, gevent's pool would print its traceback.
         result = self._pool.spawn(wrap_errors(Exception, function), *args, **kwargs).get()
         if isinstance(result, Exception):
             raise result

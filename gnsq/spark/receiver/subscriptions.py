@@ -32,7 +32,7 @@ OnMessages = Callable[[Consumer, list[Message]], None]
 MAX_CONNECTIONS = 8
 # Seconds between two changes of shares of max_in_flight, and between two additions of connections.
 REBALANCE_INTERVAL = 0.1
-# Seconds for which a topic counts as starved after nsqd has delivered all that it may.
+# Seconds for which a topic counts as starved after nsqd has delivered nearly all messages that RDY allows.
 STARVED_SECONDS = 2.0
 # A topic that is not starved keeps its share divided by this number, and lends the rest to starved topics.
 LENDER_DIVISOR = 10
@@ -54,7 +54,7 @@ def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[s
     """Split max_in_flight evenly between topics, at least 1 each. The first topics get the remainder.
 
     Args:
-        starved: Topics that could use more. The others lend them nine tenths of their shares.
+        starved: Topics that could use more. The other topics lend nine tenths of their shares to these topics.
     """
     names = sorted(topics)
     borrowers = [name for name in names if name in starved]
@@ -93,7 +93,7 @@ class Subscription:
 
     @property
     def max_in_flight(self) -> int:
-        """Messages of all consumers, at least 1 each; may be set.
+        """Sum of the consumers' max_in_flight, at least 1 each; may be set.
 
         After it is lowered, and after a consumer is added, more messages may be in flight until they are finished.
         """
@@ -107,17 +107,17 @@ class Subscription:
 
     @property
     def in_flight(self) -> int:
-        """Messages that are delivered, and neither finished nor requeued."""
+        """Number of messages that are delivered, and neither finished nor requeued."""
         return sum(consumer.total_in_flight for consumer in self.consumers)
 
     @property
     def ready_count(self) -> int:
-        """Messages that nsqds may deliver before they wait for FIN or REQ."""
+        """Number of messages that nsqds may deliver before they wait for FIN or REQ."""
         return sum(consumer.total_ready_count for consumer in self.consumers)
 
     @property
     def is_starved(self) -> bool:
-        """True if every active consumer has nearly all messages that an nsqd may deliver: nsqd fills them in turn."""
+        """True if each active consumer is starved. If only some of them are, nsqd still delivers to the others."""
         active = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
         return bool(active) and all(consumer.is_starved for consumer in active)
 
@@ -198,7 +198,7 @@ class Subscriptions:
         self._paused = False
         self._starting = Group()
         self._poller: gevent.Greenlet | None = None
-        # Topic -> last time at which nsqd had delivered all that it may.
+        # Topic -> last time at which the topic was starved.
         self._starved_at: dict[str, float] = {}
         self._rebalanced_at = self._extended_at = 0.0
         self._lookupds: list[LookupdClient] = []
@@ -257,7 +257,7 @@ class Subscriptions:
 
     @property
     def ready_count(self) -> int:
-        """Messages that nsqds may deliver before they wait for FIN or REQ."""
+        """Number of messages that nsqds may deliver before they wait for FIN or REQ."""
         return sum(subscription.ready_count for subscription in self._subscriptions.values())
 
     def failures(self) -> dict[str, str]:
@@ -266,7 +266,7 @@ class Subscriptions:
         return {address: text for failures in each for address, text in failures}
 
     def add_connections(self) -> None:
-        """Add a consumer to each topic that is busy. The receiver calls it when a segment is full."""
+        """Add a consumer to each topic that is busy. The receiver calls this method when a segment is full."""
         now = time.monotonic()
         if not self._paused and now - self._extended_at >= self._rebalance_interval:
             self._extended_at = now
@@ -274,7 +274,7 @@ class Subscriptions:
             self._start([consumer for consumer in added if consumer is not None])
 
     def is_starved(self) -> bool:
-        """Return True if some topic is starved: an nsqd has delivered nearly all that it may.
+        """Return True if some topic is starved: an nsqd has delivered nearly all messages that RDY allows.
 
         A starved topic borrows a part of max_in_flight from topics that are not starved.
         """
@@ -357,7 +357,7 @@ class Subscriptions:
             gevent.sleep(self._options.lookupd_poll_interval)
 
     def _follow_lookupds(self) -> list[Consumer]:
-        """Ask all nsqlookupds for topics; unsubscribe from topics that are gone, and add the new ones.
+        """Ask all nsqlookupds for topics, and add new topics. If all respond, unsubscribe from topics that are gone.
 
         Returns:
             The consumers of new topics, to be started.
@@ -379,7 +379,7 @@ class Subscriptions:
         return self._add(new)
 
     def _unsubscribe(self, topics: list[str]) -> None:
-        """Close the consumers of topics without a connection; nsqlookupd may forget a topic that nsqd still has."""
+        """Unsubscribe from topics that have no connection. An nsqd may have a topic that nsqlookupd has forgotten."""
         for topic in topics:
             if not self._subscriptions[topic].nsqds:
                 logger.info("%s: topic %s is gone", self._options.source, topic)
