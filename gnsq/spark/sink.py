@@ -104,7 +104,7 @@ class _Pending:
 
 
 class _Publisher:
-    """Publishes rows in batches from a thread without a hub. Batches are pending while Spark computes the next rows."""
+    """Publishes rows in batches from a native thread. Some batches are pending while Spark computes the next rows."""
 
     def __init__(self, options: WriteOptions, origin: RowOrigin, max_buffered_bytes: int) -> None:
         self.rows = 0
