@@ -1,6 +1,6 @@
-"""The job: click events from NSQ to Parquet and to one-minute counts. ``python -m gnsq.spark.pipeline --help``.
+"""The job: archives events from NSQ in Delta tables, and counts them. ``python -m gnsq.spark.pipeline --help``.
 
-The import raises ImportError, which names the extra to install, if a package is missing that the job needs.
+The import raises ImportError if a package that the job needs is missing; the text names the extra to install.
 """
 
 from importlib.util import find_spec

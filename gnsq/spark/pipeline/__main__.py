@@ -128,7 +128,7 @@ def _adopt(config: PipelineConfig) -> None:
 
 
 def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
-    # Name the log only if this run has loaded Spark: a log from before is another run's.
+    # Name the log only if this run has loaded Spark: otherwise an earlier run has written the log.
     where = f"\nSpark's messages are in {config.log}" if "pyspark" in sys.modules and config.log.exists() else ""
     # Show the first line only: errors of some libraries fill pages.
     return click.ClickException(reason.partition("\n")[0] + where)
@@ -137,7 +137,7 @@ def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
 def _quiet_py4j() -> None:
     """Keep py4j from logging each connection that is lost by a stop, a second Ctrl-C or the end of the JVM.
 
-    It also logs to the root logger: "Exception while sending command." and "KeyboardInterrupt while sending command.".
+    py4j also logs errors to the root logger. The filter removes those that end in "while sending command.".
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
@@ -164,10 +164,10 @@ def run_job(
         session: Makes the Spark session; None: open_session().
 
     Raises:
-        JobStopped: With once, if a signal has stopped it before all was read.
-        NSQException, OSError, ValueError: If it can't start, or fails.
+        JobStopped: With once, if a signal has stopped the job before it has read all.
+        NSQException, OSError, ValueError: If the job can't start, or fails.
     """
-    # Imported here, since they load slowly and --help and errors in the settings do not need them.
+    # Import these slow modules here: --help and errors in the settings do not need them.
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.process import StopRequest, lock_job
 
@@ -212,7 +212,7 @@ def run_job(
 
 
 def _stopped(once: bool, unread: str = "") -> bool:
-    """Return False: a signal has stopped the job. With once that is a failure, since not all was read."""
+    """Return False, as run_job() does after a signal. With once, raise JobStopped instead, since not all was read."""
     if once:
         raise JobStopped(f"stopped before all was read ({unread or 'nothing yet'}): start again")
     return False
@@ -220,7 +220,7 @@ def _stopped(once: bool, unread: str = "") -> bool:
 
 @contextlib.contextmanager
 def _unless_interrupted(end: Callable[[], None]) -> Iterator[None]:
-    """Call end() at the end, also after an error, but not after KeyboardInterrupt: end() may wait for Spark."""
+    """Call end() after the block, also if it raises, but not after KeyboardInterrupt: end() may wait for Spark."""
     try:
         yield
     except KeyboardInterrupt:

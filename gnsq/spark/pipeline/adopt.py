@@ -1,8 +1,9 @@
 """Make tables of the files of an earlier release: ``gnsq-pipeline adopt``, with the job stopped.
 
 The archive's files, which are partitioned by hour, become files of the table archive without a copy; the table stays
-partitioned by hour. The long letters in dead/ are copied, since the table dead is partitioned by day. Each table is
-made with all of its files in one commit. So an adoption that was killed begins again, and a second one changes nothing.
+partitioned by hour. The files in dead/, which have the long malformed bodies, are copied, since the table dead is
+partitioned by day. One commit makes a table with all its files, so a killed adoption may run again, and changes no
+table that it has made.
 
 Not adopted: late/, whose events are in the archive, too; and the metrics.
 """
@@ -42,8 +43,7 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
     """Make the tables archive and dead of existing files; yield a line of text for each table.
 
     Raises:
-        JobFailed: If the files do not fit the settings, the store fails, or another process maintains the tables;
-            nothing is changed then.
+        JobFailed: If the files do not fit the settings, the store fails, or another process maintains the tables.
         ValueError: If only Spark can read the checkpoint.
         OSError: If a file can't be read.
     """
@@ -54,7 +54,7 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
         )
     location = config.checkpoint_of("archive")
     owner = checkpoint_id(location)
-    # Leave out files of batches after the last committed one: such a batch runs again and writes all its rows again.
+    # Leave out files of batches after the last committed batch: such a batch runs again, and writes all its rows.
     committed = last_batch(location) if owner is not None else None
     archive, dead = archive_tables(config)
     with lock_tables(config) as is_locked:
@@ -74,7 +74,7 @@ def _added(table: Table, owner: str | None, committed: int | None, find: Callabl
 
 
 def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Table]:
-    """Describe the files of the archive. Return them, and the table with the columns that only the files have."""
+    """Describe the files of the archive. Return also the table, with the columns added that only the files have."""
     store = open_store(table.location, "output")
     if isinstance(store, LocalStore):
         _finish_exchanges(store.root)
@@ -94,7 +94,7 @@ def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Tabl
 
 
 def _letters(table: Table, committed: int | None) -> list[DataFile]:
-    """Copy the long letters into files of the table dead, and describe these files."""
+    """Copy the files in dead/ into new files of the table dead, and describe the new files."""
     store, target = open_store(table.location, "output"), table.target(0)
 
     def batches() -> Iterator[Any]:  # Any: pyarrow has no types
@@ -112,7 +112,7 @@ def _is_late(batch: str | None, committed: int | None) -> bool:
 
 
 def _finish_exchanges(root: Path) -> None:
-    """Move back each hour's directory whose merge was killed halfway, between two renames, in the earlier release."""
+    """Move back directories of hours that the earlier release had moved aside when it was killed during a merge."""
     for aside in root.glob("_replaced/hour=*"):
         if not (root / aside.name).exists():
             aside.rename(root / aside.name)

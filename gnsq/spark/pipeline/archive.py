@@ -1,9 +1,9 @@
-"""Query archive: every event into the table archive, every malformed body into the table dead and to its topic.
+"""Query archive: writes events to the table archive, and malformed bodies to the table dead and to a topic.
 
 A batch is one pass over its messages: tasks write the files of both tables, the driver commits the files of archive,
 then those of dead, then has the dead letters published. A kill may come after any step. Then the batch runs again:
 
-    its files are written again, and the files of the killed run stay unused until a vacuum
+    its files are written again, and the files of the killed run stay unused until a vacuum deletes them
     a table whose log already has the batch is not changed
     all letters are published again, since it is unknown which were published (message_id shows duplicates)
 """
@@ -29,10 +29,10 @@ from gnsq.spark.pipeline.tables import BatchIdentity
 
 __all__ = ["ArchiveBatches", "dead_letter"]
 
-# Limit of the bytes of a malformed body in its dead letter: nsqd takes 1 MiB, and base64 makes four bytes of three.
+# Limit of the bytes of a malformed body in its dead letter: nsqd takes messages of 1 MiB, and base64 adds a third.
 LETTER_BYTES = 512 * 1024
-# If a batch has touched more partitions, the next one is shuffled, so that each partition's rows are in one task.
-# Without that, each task writes a file for each partition.
+# If a batch has written to more partitions than this, Spark shuffles the rows of the next batch, so that one task gets
+# all rows of a partition. Without a shuffle, each task writes a file for each partition.
 SPREAD = 200
 
 
@@ -59,8 +59,8 @@ class ArchiveBatches:
         if not self._is_claimed:
             for table in self._tables:
                 table.claim(batch.owner, take_over=self._take_over)
-                # Only the first batch of a run can be in a table already. Refuse it before any table is committed: with
-                # other settings an event of archive might now belong to dead, and be in both then, or in neither.
+                # Only the first batch of a run can be in a table already. has() raises if it was committed with other
+                # settings: with these, an event of archive may now belong to dead, and be in both tables, or in none.
                 table.has(batch)
             self._is_claimed = True
         targets = [table.target(batch.number) for table in self._tables]

@@ -1,6 +1,6 @@
-"""Configuration of the job: one field is one setting, of the command line, the environment and the TOML file alike.
+"""Configuration of the job. Each field is a setting, for the command line, the environment and the TOML file.
 
-Checks, and reads fields_file: connects to nothing, writes nothing. loading.py reads it from where users write it.
+Checks the settings and reads fields_file; connects to nothing, writes nothing. loading.py reads the settings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GONE = {
     "max_open_counts": "leave it out: counts are kept on disk",
     "compact_files": "give maintain_every: maintenance merges the files of tables",
 }
-# Settings of what a job with raw does not do: it parses, counts and publishes nothing.
+# Settings that can't be given with raw: a job with raw parses, counts and publishes nothing.
 _NOT_RAW = (
     *("fields", "fields_file", "required_fields", "time_field", "max_ahead", "metrics", "keep_windows"),
     *("metrics_channel", "metrics_topic", "dead_letter_topic", "publish_addresses"),
@@ -60,7 +60,7 @@ _TIME_ZONE = "spark.sql.session.timeZone"
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """What the job reads, what it makes of it, and where it writes.
+    """All settings of the job.
 
     Raises:
         ValueError: If a setting is missing or out of bounds; the text names it.
@@ -167,7 +167,7 @@ class PipelineConfig:
 
     def _check_raw(self) -> None:
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
-        # The value of fields is {} if this configuration is a copy of another one.
+        # In a copy of a configuration with raw, made by replace(), the value of fields is {}.
         given = [name for name in _NOT_RAW if values[name][0] not in (values[name][1], {})]
         if given:
             raise ValueError(f"setting raw: bodies are not parsed, so leave out {', '.join(given)}")
@@ -177,7 +177,7 @@ class PipelineConfig:
             raise ValueError(f"setting metrics has {len(self.metrics)} definitions: one is possible")
         if self.fields_file:
             self._read_fields()
-        # Its own checks are part of these.
+        # self.schema checks the fields. If none are given, it has the default fields.
         object.__setattr__(self, "fields", dict(self.schema.fields))
         try:
             self.metric.check(self.fields)
@@ -190,7 +190,7 @@ class PipelineConfig:
             )
 
     def _read_fields(self) -> None:
-        """Take the fields from fields_file, which is empty then: nothing reads the file again, replace() included."""
+        """Set fields and required_fields from fields_file. Then clear fields_file, so that replace() reads no file."""
         path = self.fields_file
         if self.fields:
             raise ValueError("settings fields and fields_file are both given: leave one out")
@@ -240,14 +240,14 @@ class PipelineConfig:
     def _check_addresses(self) -> None:
         for field in dataclasses.fields(self):
             if field.name.endswith("_addresses") and any(set(", ;") & set(each) for each in getattr(self, field.name)):
-                # Not shown: it may have a password.
+                # Do not show the addresses: they may contain a password.
                 raise ValueError(
                     f"setting {field.name} has several addresses in one: give a list in TOML, repeat the option, or "
                     "put blanks between them in the environment"
                 )
 
     def _check_places(self) -> None:
-        """Check that no directory lies in another one, which would take its files for its own."""
+        """Check that no directory is inside of another one: the outer one would use the files of the inner one."""
         places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "dead")}
         for query in self.queries:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
@@ -301,7 +301,7 @@ class PipelineConfig:
 
     @property
     def schema(self) -> EventSchema:
-        """The fields that an event must have."""
+        """The fields of an event, and which of them are required."""
         return EventSchema(
             self.fields or {"user": "string", "page": "string"},
             self.time_field,
@@ -407,8 +407,8 @@ def _resolved(place: str) -> PurePath:
 
 
 def _check_form(options: ReadOptions | WriteOptions, tcp: str) -> None:
-    """Check what addresses look like; tcp is the setting that gives nsqdTcpAddresses."""
-    from gnsq.spark.clients import check_addresses  # slow to load: --help does without
+    """Check the form of the addresses; tcp is the name of the setting that nsqdTcpAddresses is made from."""
+    from gnsq.spark.clients import check_addresses  # slow to load, and --help does not need it
 
     try:
         check_addresses(options)
@@ -424,7 +424,7 @@ def _plain(name: str) -> str:
 
 
 def option_names(kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
-    """Map the options of the format, without case and underscores, to how Spark's users write them."""
+    """Map the names of options, in lower case and without underscores, to the names that Spark's users write."""
     return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
 
 

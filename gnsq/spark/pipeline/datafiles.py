@@ -1,8 +1,8 @@
-"""Data files of tables: rows in tasks become Parquet files, and descriptions of them that the driver commits.
+"""Data files of tables: tasks write rows as Parquet files, and return descriptions, which the driver commits.
 
-Runs on executors: knows pyarrow and the store, neither Spark nor the log of a table. A file is durable before its
-description is returned. No reader sees it before the driver has committed it to the table's log; a file that is
-never committed, such as one of a task that was killed, goes with the table's vacuum.
+The driver calls collect_files() and publish_files(), which start the tasks. Knows nothing of a table's log. A file is
+durable before its task returns the description. No reader sees a file before the driver has committed it to the
+table's log. A file that is never committed, such as one of a killed task, is deleted by the table's vacuum.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ __all__ = [
     "write_file",
 ]
 
-# Rows stay in memory until they have so many bytes, and are written then. This bounds the memory of a task.
+# A task collects rows in memory until they have this many bytes, and then writes them. This bounds its memory.
 HELD_BYTES = 64 * 1024 * 1024
-# Files of a task that are written and synced side by side.
+# Number of files that a task writes and syncs at the same time.
 _CONCURRENT_WRITES = 16
-# Limit of the different values of a field that a table is partitioned by: each batch writes a file for each value.
+# Limit of the different values of a field that a table is partitioned by: a batch writes one file for each value.
 MAX_FIELD_VALUES = 10_000
 # Limit of the characters of a text in statistics: whole long texts would make the log large.
 _STATS_STRING = 64
 # Columns in which almost every row has its own value: a Parquet dictionary would cost time and save no bytes.
 _DISTINCT = frozenset({"body", "message_id"})
-# Rows that are in memory while letters are made of them; a body has up to 5 MiB.
+# Number of rows that read_bodies() has in memory at a time. A body may have 5 MiB.
 _READ_ROWS = 64
 
 # Colours, arrows and stack frames in errors of the stores' libraries.
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n\s*(\d+: |at \./).*|<\?xml[^>]*>")
 _ERROR_LENGTH = 400
-# What to do about an error that has one of these words.
+# Words in the text of an error -> what to do about it.
 _ADVICE = (
     (("expired", "invalid_token", "invalidtoken"), "renew the credentials"),
     (("no space left", "quota"), "make room"),
@@ -81,7 +81,7 @@ _ADVICE = (
 
 _EPOCH = dt.datetime(1970, 1, 1)
 _DAY_MS = 86_400_000
-# Name of a partition column -> microseconds, type of the column, and format of its values.
+# Name of a partition column -> its period in microseconds, type of the column, and format of its values.
 _PERIODS: dict[str, tuple[int, Any, str]] = {
     "day": (86_400_000_000, pa.date32(), "%Y-%m-%d"),
     "hour": (3_600_000_000, pa.string(), "%Y-%m-%dT%H"),
@@ -94,7 +94,7 @@ class Partition:
 
     Attributes:
         column: "day", "hour", or the field.
-        source: Column that the value is made of. The field itself, or a timestamp in UTC.
+        source: Column that the partition's value is computed from: the field itself, or a timestamp in UTC.
     """
 
     column: str
@@ -117,7 +117,7 @@ class Partition:
         return pc.divide(values.cast(pa.int64()), _PERIODS[self.column][0])
 
     def text(self, key: Any) -> str | None:
-        """Write a key as the table's log has it."""
+        """Format a key as a table's log does."""
         if self.is_field or key is None:
             return partition_text(key)
         length, _, form = _PERIODS[self.column]
@@ -125,7 +125,7 @@ class Partition:
 
 
 def partition_text(value: Any) -> str | None:  # Any: as the partition column's type is
-    """Write a value of a partition column as the table's log has it. Delta has one partition for "" and null."""
+    """Format a value of a partition column as a table's log does. Delta has one partition for "" and null."""
     if value is None or value == "":
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -133,12 +133,12 @@ def partition_text(value: Any) -> str | None:  # Any: as the partition column's 
 
 @dataclass(frozen=True)
 class TableTarget:
-    """What a task needs to write into a table. Goes to the tasks by pickle.
+    """What a task needs to know to write into a table. It is pickled for the tasks.
 
     Attributes:
-        name: Of the table, in descriptions and errors.
+        name: The table's name, for descriptions and errors.
         location: Path or URI of its directory, which exists.
-        schema: Columns of the rows, with the partition's field and without its day or hour. Timestamps are in UTC.
+        schema: Columns of the rows, without a partition column day or hour. Timestamps are in UTC.
         batch_id: For the names of files.
     """
 
@@ -159,9 +159,9 @@ class DataFile:
 
     Attributes:
         table: Name of its TableTarget.
-        path: In the table's directory.
+        path: Relative to the table's directory.
         size, rows: Bytes and rows.
-        partition: The value as the table's log has it.
+        partition: Value of the partition column, as the table's log has it; None: null, or no such column.
         stats: Delta's statistics, JSON.
     """
 
@@ -177,7 +177,7 @@ _DESCRIPTION = "table string, path string, size bigint, rows bigint, partition s
 
 
 def collect_files(rows: DataFrame, write_task: Callable[[Iterator[Any]], Iterator[DataFile]]) -> list[DataFile]:
-    """Call a function with the record batches of each task of a DataFrame; returns all descriptions of files."""
+    """Call a function with the record batches of each task of a DataFrame; return the descriptions of all files."""
     kinds = {"string": pa.string(), "bigint": pa.int64()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in map(str.split, _DESCRIPTION.split(", "))])
 
@@ -189,7 +189,7 @@ def collect_files(rows: DataFrame, write_task: Callable[[Iterator[Any]], Iterato
 
 
 def write(batches: Iterable[Any], route: Route) -> Iterator[DataFile]:
-    """Write record batches to the tables that route() says, with bounded memory.
+    """Write record batches to the tables that route() returns for them, with bounded memory.
 
     Raises:
         JobFailed: If a store can't be written, or a field has too many values to be partitioned by.
@@ -237,7 +237,7 @@ def _write_held(held: dict[str, tuple[TableTarget, list[Any]]]) -> Iterator[Data
 
 
 def _divided(table: Any, target: TableTarget) -> Iterator[tuple[Any, str | None]]:  # Any: pyarrow has no types
-    """Yield the rows of each partition, and its value."""
+    """Yield for each partition its rows, and its value as text."""
     partition = target.partition
     if partition is None:
         yield table, None
@@ -256,10 +256,10 @@ def _divided(table: Any, target: TableTarget) -> Iterator[tuple[Any, str | None]
 
 
 def check_field_values(partition: Partition, count: int) -> None:
-    """Refuse a field with too many values to be partitioned by.
+    """Check the number of values of the field that a table is partitioned by, if it is partitioned by a field.
 
     Raises:
-        JobFailed: If there are more than 10,000.
+        JobFailed: If the field has more than 10,000 values.
     """
     if partition.is_field and count > MAX_FIELD_VALUES:
         raise JobFailed(
@@ -270,7 +270,7 @@ def check_field_values(partition: Partition, count: int) -> None:
 
 
 def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partition: str | None) -> DataFile:
-    """Write rows of one partition as a file, durably: each table is a row group.
+    """Write and sync a file of one partition's rows: each pyarrow.Table is a row group. The caller syncs the directory.
 
     Raises:
         OSError: If the store can't be written.
@@ -305,12 +305,12 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
 
 
 def file_stats(tables: Iterable[Any]) -> str:  # Any: pyarrow has no types
-    """Make the statistics of a file that has rows, in tables."""
+    """Compute the statistics of a file from its rows: one or more instances of pyarrow.Table."""
     return _encoded(functools.reduce(_joined_stats, map(_stats, tables)))
 
 
 def with_null_counts(file: DataFile, schema: Any) -> str:  # Any: pyarrow has no types
-    """Make the statistics of a file that may lack columns of its table: all values of these are null."""
+    """Add null counts to the statistics of a file for columns that only its table has: all their values are null."""
     stats = json.loads(file.stats)
     stats["nullCount"] = dict.fromkeys(stats_columns(schema), file.rows) | stats["nullCount"]
     return _encoded(stats)
@@ -323,15 +323,15 @@ def _encoded(stats: dict[str, Any]) -> str:  # Any: JSON
 def stats_columns(schema: Any) -> list[str]:  # Any: pyarrow has no types
     """List the columns that have a minimum and a maximum in statistics, unless all of a file's values are null.
 
-    The table's log has to say the same: pandas and pyarrow find no rows in a file that lacks them for a column that
-    should have them.
+    The table's log must name the same columns: if it names a column, and the statistics of a file lack that column,
+    pandas and pyarrow find no rows in the file.
     """
     kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
     return [each.name for each in schema if each.name not in _DISTINCT and any(kind(each.type) for kind in kinds)]
 
 
 def _stats(table: Any) -> dict[str, Any]:  # Any: pyarrow has no types
-    """Make Delta's statistics of rows, which readers skip files by.
+    """Compute Delta's statistics of rows. Readers use them to skip files.
 
     Source: Delta protocol, Per-file Statistics.
     """
@@ -355,17 +355,17 @@ def _joined_stats(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(column: Any) -> tuple[Any, Any]:  # Any: JSON
-    """Return two values between which all values of a column are; for times beyond Python's years, the nearest ones."""
+    """Return a lower and an upper bound of a column's values. Python's nearest time replaces one beyond its years."""
     if pa.types.is_date(column.type):
         lowest, highest = _min_max(column.cast(pa.int32()))
         return _milliseconds(lowest * _DAY_MS)[:10], _milliseconds(highest * _DAY_MS)[:10]
     if pa.types.is_timestamp(column.type):
         lowest, highest = _min_max(column.cast(pa.int64()))
-        # Whole milliseconds: JVM readers take no more digits. Rounded so that every row is inside.
+        # Whole milliseconds: JVM readers take no more digits. The lower is rounded down, the upper is rounded up.
         return _milliseconds(lowest // 1000), _milliseconds(-(-highest // 1000))
     lowest, highest = _min_max(column)
     if pa.types.is_string(column.type):
-        # max(): the highest text may itself go on with the last character of Unicode.
+        # max(): the highest text may itself have that last character of Unicode after the cut, and more after that.
         cut = highest[:_STATS_STRING]
         return lowest[:_STATS_STRING], highest if cut == highest else max(highest, cut + chr(sys.maxunicode))
     return lowest, highest
@@ -385,10 +385,10 @@ def _milliseconds(time: int) -> str:
 
 
 def read_bodies(target: TableTarget, path: str, body: Callable[[dict[str, Any]], bytes]) -> Iterator[Any]:
-    """Read a file that was just written, and yield record batches with what is to be published of each row.
+    """Read a file that was just written, and yield record batches with a message body for each row.
 
     Args:
-        body: Makes the body of a message of a row, by the names of its columns.
+        body: Makes a message body from a row, which is a dict: column name -> value.
     """
     try:
         with open_store(target.location, "output").open(path) as file, pq.ParquetFile(file) as parquet:
@@ -406,11 +406,11 @@ def publish_files(
     body: Callable[[dict[str, Any]], bytes],
     sink: WriteOptions,
 ) -> None:
-    """Publish the rows of files that were just written, and return after nsqd has confirmed each.
+    """Publish the rows of files that were just written, and return after nsqd has confirmed each row.
 
     Args:
-        files: Those of other tables are left out.
-        body: Makes the body of a message of a row; goes to the tasks by pickle.
+        files: Files of other tables than target are left out.
+        body: Makes a message body from a row; it is pickled for the tasks.
     """
     paths = [(file.path,) for file in files if file.table == target.name]
     if paths:

@@ -1,5 +1,5 @@
 """``python -m gnsq.spark.pipeline.demo``: runs the job on one machine with emulated nsqds, and checks that no event is
-missing. The servers run on threads of their own, since the main thread blocks natively while it waits for Spark.
+missing. The emulated nsqds run on other threads, since the main thread blocks natively while it waits for Spark.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OFFLINE, OFFLINE_DELAY = 0.01, dt.timedelta(minutes=45)
 
 
 def account(published: int, archived: int, letters: int, entered: int, in_counts: int) -> dict[str, bool]:
-    """Describe each condition that the numbers of events must fulfil, and tell whether they do."""
+    """Return the two conditions that the numbers of events must fulfil: text of a condition -> True if fulfilled."""
     first = f"published {published:,} = archived {archived:,} + dead-lettered {letters:,}"
     second = f"archived {archived:,} = entered the aggregation {entered:,} = counted {in_counts:,}"
     return {first: published == archived + letters, second: archived == entered == in_counts}
@@ -88,9 +88,9 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
 
 
 def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, session: OpenSession | None) -> bool:
-    """Publish, run the job, and show the account; return True if it agrees. Without a session function, open_session()
-    is used."""
-    from fakensqd import FakeCluster  # the extra fakensqd; the package needs it for nothing else
+    """Publish the bodies, run the job, and print what account() returns; return True if all its conditions are
+    fulfilled. session: as in run_job()."""
+    from fakensqd import FakeCluster  # from the extra fakensqd, which only the demo needs
 
     started = time.monotonic()
     with FakeCluster(nsqds=2, lookupds=1, threaded=True) as cluster:
@@ -129,9 +129,9 @@ def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, se
 
 
 def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
-    """Read from the tables: events in the archive, events that have entered the aggregation, the sum of all counts, and
-    how many counts there are."""
-    from deltalake import DeltaTable  # slow to load, as the others
+    """Read four numbers from the tables: events in the archive, events that have entered the aggregation, the sum of
+    all counts, the number of counts."""
+    from deltalake import DeltaTable  # imports in this function load slowly
 
     from gnsq.spark.pipeline.layout import archive_tables, metrics_table
     from gnsq.spark.pipeline.windows import true_counts
@@ -146,8 +146,8 @@ def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
 
 
 def generate(count: int, seed: int) -> Iterator[bytes]:
-    """Yield count click events in the order in which they arrive: the same for the same seed. A few are malformed, and
-    a few are late."""
+    """Yield count click events in the order in which they arrive: the same events for the same seed. A few events are
+    malformed, and a few are late."""
     rng = random.Random(seed)
     # Some pages and users are more frequent than others.
     page_weights = list(itertools.accumulate(1 / rank for rank in range(1, len(PAGES) + 1)))

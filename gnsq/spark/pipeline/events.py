@@ -1,7 +1,7 @@
 """Converts the body of a message to columns, or to the reason why the body is malformed.
 
-All queries use the same function, so that they agree. It consists of Spark expressions only: nothing is computed in
-Python, and nothing depends on a time zone or the clock, so a batch that runs again gives the same rows.
+Both queries use parse(), so that they agree on what is malformed. parse() makes Spark expressions only: nothing is
+computed in Python, or depends on a time zone or the clock, so a batch that runs again gives the same rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY_BYTES = 4096
 
 
 def deduplicated(messages: DataFrame, within: float) -> DataFrame:
-    """Remove messages that the same nsqd delivered within so many seconds before. For a query without aggregation.
+    """Remove messages that the same nsqd delivered in the ``within`` seconds before. For a query without aggregation.
 
     The watermark is on the time of the batch, which Spark keeps in its offset log. So no row is too late unless the
     driver's clock is set back by more than ``within``, and a batch that runs again removes the same messages.
@@ -36,9 +36,9 @@ def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFra
 
     Args:
         messages: Rows of the nsq source.
-        schema: Fields that an event must have.
-        max_ahead: Seconds. An event is malformed if its time is further ahead of the message's publishing, since such
-            a time would close the windows of all other events.
+        schema: Fields of an event.
+        max_ahead: Seconds. An event is malformed if its time is later than this after the message's publishing: such a
+            time would close the windows of all other events.
 
     Returns:
         Columns message_id, nsqd, published_at, body (unchanged), the schema's fields, event_time, and reason: why the
@@ -70,8 +70,8 @@ def _time(text: Column) -> Column:
 
 
 def _is_one_value(text: Column) -> Column:
-    """True if nothing follows the first JSON value of a text: Spark's parser ends there. The text begins with one."""
-    # In most events the first } is the last character: this test takes a tenth of the parser's time, the array a half.
+    """True if nothing follows the JSON value that a text begins with. Spark's parser stops after that value."""
+    # In most events the first } is the last character. This test takes 0.1 of the parser's time, the array 0.5.
     ends = text.rlike(r"^[^}]*\}\s*$")
     array = F.from_json(F.concat(F.lit("["), text, F.lit("\n,null]")), "array<struct<_: string>>")
     return F.when(ends, True).otherwise(F.coalesce(F.size(array), F.lit(-1)) == 2)

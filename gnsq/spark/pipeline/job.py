@@ -80,7 +80,7 @@ class Job:
     """The queries of one configuration.
 
     Args:
-        report: Called for each finished batch, in the thread that calls wait().
+        report: Called after each batch that has rows, in the thread that calls wait().
         take_over: Accept tables that belong to other checkpoints.
     """
 
@@ -101,7 +101,7 @@ class Job:
         self._queries: dict[str, StreamingQuery] = {}
         self._listener = _Listener()
         self._is_listening = False
-        # Spark's run id -> name of the query. Removed when Spark's last event of the query was handled.
+        # Spark's run id -> name of the query. An entry is removed when the query's last event was handled.
         self._runs: dict[str, str] = {}
         self._notebooks: dict[str, Notebook] = {}
         asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
@@ -109,10 +109,10 @@ class Job:
         # Query -> what kept messages from being received, as of its last batch; "" for nothing.
         self._troubles: dict[str, str] = {}
         self._maintenance = Maintenance(config)
-        # Query and batch -> files that the batch has committed, until Spark tells of the batch.
+        # Query and batch -> files that the batch has committed, until the batch's progress event comes.
         self._committed: dict[tuple[str, int], list[DataFile]] = {}
-        # With once: what a query must read before it may end. Number of messages at the start; and the segments in its
-        # spool at the start: the first progress says which of them were read before, the rest is added to _due.
+        # With once: number of messages that a query must read, and the segments that its spool had at the start. The
+        # first progress event says which of these were read before; the rows of the others are added to _due.
         self._due: dict[str, int] = {}
         self._spooled: dict[str, tuple[Segment, ...]] = {}
 
@@ -142,7 +142,7 @@ class Job:
 
     @contextlib.contextmanager
     def _state_partitions(self) -> Iterator[None]:
-        """Set the number of state partitions for queries that are started in this context; then restore Spark's."""
+        """Set the number of state partitions for queries that are started in this context; then restore the number."""
         before = self._spark.conf.get(_PARTITIONS)
         partitions = self._config.state_partitions or int(before)
         for query in self._config.queries:
@@ -154,13 +154,13 @@ class Job:
             self._spark.conf.set(_PARTITIONS, before)
 
     def wait(self, is_stopping: Callable[[], bool]) -> bool:
-        """Wait until all queries have ended, or until it is time to stop.
+        """Wait until all queries have ended, or until is_stopping() returns True.
 
         Returns:
             True if the queries ended by themselves.
 
         Raises:
-            JobFailed: If a query failed.
+            JobFailed: If a query has failed, or the JVM has ended.
         """
         while not is_stopping():
             self._handle_events(LOOK)
@@ -194,7 +194,7 @@ class Job:
     def _handle_event(self, run: str, text: str | None) -> None:
         name = self._runs.get(run)
         if name is None:
-            return  # of another job in the same session
+            return  # a query of another job in the same session
         if text is None:
             del self._runs[run]
             return
@@ -202,14 +202,14 @@ class Job:
             progress = json.loads(text)
             self._handle_progress(name, progress)
         else:
-            # The event of an idle query has no progress, so ask the query for its last one.
+            # The event of an idle query has no progress, so ask the query for its last progress.
             with contextlib.suppress(Py4JError, ConnectionError):
                 progress = self._queries[name].lastProgress
                 if progress is not None:
                     self._notice_silence(name, 0, source_of(progress))
 
     def maintain(self) -> None:
-        """Maintain the tables if that was not done for a day. Call it after the queries have ended without failure."""
+        """Maintain the tables if a vacuum is due (once a day). Call this after queries have ended without failure."""
         self._maintenance.run_daily()
 
     def close(self) -> Summary:
@@ -236,7 +236,7 @@ class Job:
         """Check that the queries, which have ended, have read all messages that existed at the start.
 
         Raises:
-            JobFailed: If messages are left at nsqd, or nsqd does not tell.
+            JobFailed: If a query has read fewer messages and nsqd has some left, or if nsqd does not answer.
         """
         for query, due in self._due.items():
             read = self._summary.rows.get(query, 0)
@@ -304,7 +304,7 @@ class Job:
         except (PySparkException, Py4JError) as error:
             raise JobFailed(f"query {name} did not start: {root_cause(str(error))}") from error
         finally:
-            # If start() has failed, write() would wait for ever. Has no effect if there is a result.
+            # If start() has failed, a write() must not wait for ever. cancel() does nothing if the id was set.
             owner.cancel()
 
     def _handle_progress(self, name: str, progress: Any) -> None:  # Any: Spark's JSON

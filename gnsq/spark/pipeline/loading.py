@@ -66,7 +66,7 @@ def _sentence(meaning: str) -> str:
 
 
 def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineConfig:
-    """Read a TOML file, if any. Overrides (command line, environment) win over the file; tables are merged.
+    """Read a TOML file, if any. Overrides (command line, environment) win over the file. Mappings are merged.
 
     Raises:
         ValueError: If the file can't be read, has an unknown setting, or a setting has the wrong type or value.
@@ -120,7 +120,7 @@ def _typed(name: str, kind: str, value: object) -> object:
         what = "a table"
     else:
         types, what = _TYPES[kind]
-        # To Python, True is a number.
+        # isinstance() takes True for an int.
         if isinstance(value, types) and isinstance(value, bool) == (kind == "bool"):
             return value
     raise ValueError(f"setting {name} {value!r} is not {what}")

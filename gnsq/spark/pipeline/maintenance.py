@@ -1,15 +1,15 @@
 """Maintenance of tables, in a process of its own, so that no batch waits for it.
 
-Steps, of which each may be the last before a kill:
+Steps; the process may be killed after each of them:
 
-    merge        the small files of partitions that are over; readers of older versions go on with the old files
-    checkpoint   the log, and delete its entries that are older than the table's retention of the log (30 days)
-    vacuum       delete files that no version needs which is younger than the retention: those that were merged, and
-                 those of tasks that were killed
+    merge        replace small files of a partition by a larger one; readers of older versions use the old files
+    checkpoint   write a checkpoint of the log, and delete log entries older than the log's retention (30 days)
+    vacuum       delete files that no version of the last RETENTION seconds needs: files that a merge has replaced,
+                 and files of tasks that were killed
 
 A merged file is on disk before the files that it replaces are deleted. Batches only append, so a merge never makes a
-batch's commit fail. The merge of delta-rs itself is not used: after two merges of the same files at once every row is
-in the table twice; and it writes whole bodies into the log as statistics.
+batch's commit fail. delta-rs has a merge, too. It is not used: after two such merges of the same files at once, every
+row is in the table twice; and it writes whole bodies into the log as statistics.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DAY = 86_400.0
-# Seconds for which files are kept after a merge has replaced them. A reader of an older version may fail.
+# Seconds for which files are kept after a merge has replaced them. A reader of a version that is older may fail.
 RETENTION = 7 * DAY
-# A partition is over if all its files are older than this (s). Files that a replay adds later are merged, too.
+# Seconds. A partition counts as complete if all its files are older. Files that a replay adds later are merged, too.
 QUIET = 600.0
-# Bytes of a merged file. The whole file is in memory while it is made.
+# Limit of the bytes of the files that are merged into one file. That file is in memory until it is written.
 TARGET = 64 * 2**20
-# A partition that is not over is merged if it has so many files that are smaller than this. Others are left.
+# In a partition that is not complete, files smaller than BUSY_BYTES are merged if they are at least BUSY_FILES.
 BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
-# Rows that are in memory while files are merged, in bytes.
+# Bytes of rows that a merge reads into memory before it writes them as a row group.
 _READ_BYTES = 16 * 2**20
 _TRIES = 20
 _LOCK, _VACUUMED = "maintenance.lock", "vacuumed"
@@ -129,8 +129,8 @@ def maintain_table(location: str, *, retention: float | None, quiet: float = QUI
             return 0
         delta = DeltaTable(uri, storage_options=options)
         merged = merge_files(delta, location, quiet)
-        # The entry of the checkpoint's version may be a batch's that is not synced yet. If a power failure tore it, it
-        # would be set aside, and its version would exist in the checkpoint only.
+        # A batch may have written the log entry of this version and not synced it yet. If a power failure tore the
+        # entry after the checkpoint was made, this version would exist in the checkpoint only.
         sync_log(location, f"{delta.version():020}.json")
         delta.create_checkpoint()
         sync_log(location, f"{delta.version():020}.checkpoint.parquet", "_last_checkpoint")
@@ -146,7 +146,7 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
     """Merge small files with bounded memory; return how many files were merged.
 
     Raises:
-        JobFailed: If another process has merged or deleted the same files; what this one has written is left to the
+        JobFailed: If another process has merged or deleted the same files. Then the new file is left to the
             vacuum.
     """
     store = open_store(location, "output")
@@ -171,7 +171,7 @@ def _files(delta: DeltaTable, partitioned: Sequence[str]) -> Iterator[TableFile]
 
 
 def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
-    """Read files one after the other; yield tables of bounded size with all columns."""
+    """Read files one after the other; yield pyarrow.Tables of bounded size, with this schema."""
     held: list[Any] = []
     for file in files:
         with store.open(unquote(file.path)) as opened, pq.ParquetFile(opened) as parquet:
@@ -229,11 +229,11 @@ def _replace(
 def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
     """Delete the files that no version of the last ``retention`` seconds needs."""
     hours = math.ceil(retention / 3600)
-    # full=True also finds files of killed tasks, which the log does not name. dry_run=True, and deletion here, since
-    # delta-rs would write log entries without a sync: a power failure could tear them under later entries.
+    # full=True also finds files of killed tasks, which the log does not name. With dry_run=False delta-rs would write
+    # log entries and not sync them: a power failure could tear such an entry when later entries follow it.
     paths = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
     store = open_store(location, "output")
-    # Only what tasks and merges have named: other files may belong to an adoption that was killed.
+    # Delete only files that tasks and merges have made: other files may belong to an adoption that was killed.
     names = (unquote(path) for path in paths)
     store.remove(*(name for name in names if name.startswith("part-")))
 
@@ -248,7 +248,7 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
         is_forced: Vacuum even if the last vacuum was less than a day ago. A vacuum lists all files, which is slow.
 
     Returns:
-        How many files were merged, and why something was not done.
+        How many files were merged, and the reasons why tables were not maintained.
     """
     merged, troubles = 0, []
     with lock_tables(config) as is_locked:
@@ -268,7 +268,7 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
 
 @contextlib.contextmanager
 def lock_tables(config: PipelineConfig) -> Iterator[bool]:
-    """Keep other processes from maintaining a job's tables. Yield False if one does that now."""
+    """Keep other processes from maintaining a job's tables. Yield False if another process maintains them now."""
     with open(open_or_create(Path(config.work, _LOCK)), "a", encoding="utf-8") as lock:
         yield try_lock(lock, fcntl.LOCK_EX)
 
@@ -292,7 +292,7 @@ class Maintenance:
     """Runs maintenance for a job, in a process of its own, each time after maintain_every batches.
 
     Attributes:
-        merged: Files that were merged.
+        merged: Number of files that were merged.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -310,7 +310,7 @@ class Maintenance:
             self._start()
 
     def run_daily(self) -> None:
-        """Maintain the tables and wait, if the last vacuum is a day old: --once may never have enough batches."""
+        """Maintain the tables and wait, if the last vacuum is a day old: a run with --once may have too few batches."""
         if self._process is not None:
             self._finish(self._process)
         stamp = Path(self._config.work, _VACUUMED)
@@ -332,11 +332,11 @@ class Maintenance:
         with open(self._config.log, "ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         self._process = process
-        assert process.stdin is not None  # as Popen was told
+        assert process.stdin is not None  # since stdin=PIPE
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             # Pass the settings on stdin: every user could read arguments, and a location may have a password.
             pickle.dump(self._config, stdin)
-        process.stdin = None  # communicate() expects an open one
+        process.stdin = None  # communicate() fails if stdin is a closed file
         return process
 
     def _finish(self, process: subprocess.Popen[bytes]) -> None:

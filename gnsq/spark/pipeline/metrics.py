@@ -2,8 +2,8 @@
 
 A window is kept until ``keep_windows`` after its end; events that come later are left out. The state has one group
 more, whose window and keys are null and which is never removed: it counts each event that has entered the aggregation.
-This count is exact even if a batch or a task runs again, since it is part of the state. So the number of events that
-came too late is the number entered minus the number counted in windows.
+This count is exact even if a batch or a task runs again, since it is part of the state. If windows do not overlap, the
+number of events that came too late is this count minus the sum of the counts of all windows.
 
 Each batch appends the rows that it has changed to a table, and publishes them. A batch that runs again gives the same
 rows. They are not appended again, but published again, since it is unknown which of them were published before.
@@ -72,7 +72,7 @@ class MetricsBatches:
         """
         if self._epoch is None:
             self._epoch = self._table.claim(batch.owner, take_over=self._take_over)
-            # As in archive.py: with other settings the state would not be that of the rows in the table.
+            # has() raises if the table has this batch with other settings: the state would not fit the table's rows.
             self._table.has(batch)
         metric, target = self._metric, self._table.target(batch.number)
         found = collect_files(
@@ -132,7 +132,7 @@ def _groups(metric: Metric) -> Iterator[Column]:
 
 
 def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, epoch: int) -> Iterator[DataFile]:
-    """Write the rows of windows. Return the number of all events as a DataFile named _ENTERED, which is in no table."""
+    """Write the rows of windows. Yield the number of all events, too, as a DataFile of _ENTERED, which is no table."""
     entered = 0
 
     def route(batch: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types

@@ -159,13 +159,13 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
                     f"{_move_away(config, query)}, and start with --take-over"
                     + (" and another name in [[metrics]]" if name in config.metric.describe() else "")
                 )
-        # Keep the noted number of partitions, even if it is unknown: a checkpoint's number never changes.
+        # Keep the number of partitions that was noted before, or None: for a checkpoint it never changes.
         facts["state_partitions"] = before.get("state_partitions")
     _put_made_with(config, query, facts)
 
 
 def _move_away(config: PipelineConfig, query: str) -> str:
-    # Move the spool, too: its rows are in the tables already, but a new checkpoint would read them again.
+    # Name the spool, too: its rows are in the tables already, but a new checkpoint would read them again.
     return f"move {redact_uri(config.checkpoint_of(query))} and {redact_uri(config.spool_of(query))} away"
 
 
@@ -227,14 +227,14 @@ def _topics(client: NsqdHTTPClient | LookupdClient) -> Iterable[str]:
 
 
 def check_nsq(config: PipelineConfig, found: Survey, *, once: bool, new_topic: bool = False) -> None:
-    """Check that a server answers and has the topic. Without once, only warn of servers that do not answer.
+    """Check that an nsqd or nsqlookupd answers and has the topic. Without once, only warn if none answers.
 
     Args:
         new_topic: Accept a topic that does not exist yet.
 
     Raises:
-        JobFailed: If no server has the topic, unless new_topic is True or the job has read the topic before; with once,
-            also if no server answers.
+        JobFailed: If no nsqd has the topic, new_topic is False, and the job has not read the topic before (without
+            once: only if all answer); with once, also if none answers.
     """
     if found.failures and len(found.failures) == found.asked:
         reason = f"neither nsqd nor nsqlookupd answers: {'; '.join(found.failures)}"
@@ -267,19 +267,19 @@ def create_channels(
 ) -> None:
     """Create all channels before one is read: nsqd gives messages that wait in a topic only to its first channel.
 
-    Without once, and in its first run, a job waits for nsqd. A topic that no server has is created on the configured
-    nsqds, but only if check_nsq() accepts it: a topic that a typing error has created would stay there, and fill.
+    Without once, the first run of a job waits until that succeeds. A topic that no nsqd has is created at configured
+    nsqds only if new_topic is True or the job has read it before: a misspelled topic would stay there.
 
     Args:
         wait: Waits the given seconds; returns True if the job is to stop.
 
     Raises:
-        JobFailed: If the topic is unknown to servers that check_nsq() could not ask; with once, if creating fails.
+        JobFailed: If the topic does not exist and must not be created; with once, also if a channel can't be created.
     """
     client = ChannelClient(config.read_options("archive"))
     try:
         if not client.has_http:
-            # SUB creates the channel if there is one alone.
+            # With raw there is only one channel, and SUB creates it in time.
             if not config.raw:
                 logger.warning(
                     "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in "

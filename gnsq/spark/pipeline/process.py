@@ -1,4 +1,4 @@
-"""The process of a job: only one works in a work directory at a time, and signals ask it to stop in order.
+"""The process of a job: a lock keeps other jobs out of its work directory, and signals ask it to stop in order.
 
 The lock is released by the end of the process, however it ends.
 """

@@ -1,6 +1,6 @@
-"""Where a query stands: what Spark tells of its batches, the note of that for ``--status``, its checkpoint's identity.
+"""Progress of a query: Spark's progress events, a note that ``--status`` reads, and the identity of the checkpoint.
 
-Knows Spark's JSON and no Spark: ``--status`` starts none.
+Reads Spark's JSON, but does not import Spark, since ``--status`` does not start it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Of events.parse(), by DataFrame.observe().
+# Name under which job.py observes the parsed events, by DataFrame.observe().
 OBSERVED = "gnsq"
 _NAME = "progress.json"
 
@@ -57,10 +57,10 @@ class Note:
     """Where a query stands.
 
     Attributes:
-        committed, committed_at: Its last batch that Spark has committed; -1 if there is none.
-        begun, begun_at: Its last batch that was given to the job.
-        offset: What the source had given until the end of the last committed batch.
-        state_rows, state_bytes: Of its state, at that time: rows, and bytes on disk and in memory.
+        committed, committed_at: Its last batch that Spark has committed, and when; -1 if there is none.
+        begun, begun_at: Its last batch that has begun, and when; -1 if there is none.
+        offset: The source's offset at the end of the last committed batch.
+        state_rows, state_bytes: Size of the query's state after that batch; bytes on disk and in memory.
     """
 
     committed: int = -1
@@ -96,7 +96,7 @@ class Notebook:
                 note,
                 committed=batch.batch_id,
                 committed_at=_ended_at(progress),
-                # A batch without rows is not given to the job.
+                # For a batch without rows, begin() is not called.
                 begun=max(batch.batch_id, note.begun),
                 offset=_json(progress["sources"][0]["endOffset"]),
                 state_rows=batch.state_rows,
@@ -105,7 +105,7 @@ class Notebook:
 
     @contextlib.contextmanager
     def _changed(self, committed: int) -> Iterator[Note]:
-        """Yield the note to be changed, and write it. One with later batches is another checkpoint's: begin anew."""
+        """Yield the note to change, then write it. A note of later batches is another checkpoint's: yield a new one."""
         with self._lock:
             yield self._note if committed >= self._note.committed else Note()
             fields = dataclasses.asdict(self._note)
@@ -137,12 +137,12 @@ def read_note(config: PipelineConfig, query: str) -> Note:
 
 
 def source_of(progress: Any) -> Any:  # Any: Spark's JSON
-    """Return what the source tells of itself; empty until it has told something."""
+    """Return what the source's reportLatestOffset() has returned; an empty dict if that was None."""
     return _json(progress["sources"][0]["latestOffset"]) or {}
 
 
 def start_of(progress: Any) -> Any:  # Any: Spark's JSON
-    """Return the offset at which a batch begins; None for the first one."""
+    """Return the offset at which a batch begins; None for the first batch."""
     return _json(progress["sources"][0]["startOffset"])
 
 
@@ -193,14 +193,14 @@ def open_location(location: str) -> tuple[Any, str]:
     """Open a path or URI; returns pyarrow's file system, and the path in it.
 
     Raises:
-        ValueError: If pyarrow does not know the URI's scheme; others than Spark's are many.
+        ValueError: If pyarrow can't open the URI. Spark knows more schemes.
     """
     if "://" not in location and not location.startswith("file:"):
         return fs.LocalFileSystem(), str(Path(location).absolute())
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError):
-        # OSError: such as the library for HDFS, which pyarrow comes without.
+        # OSError: for example, the library for HDFS is not installed; pyarrow does not contain it.
         raise ValueError(f"{redact_uri(location)} can't be read without Spark") from None
     return filesystem, path
 
@@ -210,7 +210,7 @@ def checkpoint_id(location: str) -> str | None:
 
     Raises:
         ValueError: As open_location().
-        JobFailed: If it can't be told; the text names the file.
+        JobFailed: If the checkpoint's file metadata is damaged, or is missing while other files exist.
         OSError: If the file system fails.
     """
     filesystem, root = open_location(location)
@@ -218,7 +218,7 @@ def checkpoint_id(location: str) -> str | None:
     metadata = filesystem.get_file_info(f"{root}/metadata")
     if metadata.type != fs.FileType.File:
         if filesystem.get_file_info(fs.FileSelector(f"{root}/offsets", allow_not_found=True)):
-            # Spark would go on from there as another query, and a batch that runs again would be taken for a new one.
+            # Spark would go on from these offsets with a new id, and a batch that runs again would look new.
             raise JobFailed(_corrupt(shown, "it is missing"))
         return None
     with filesystem.open_input_stream(metadata.path) as file:
@@ -230,7 +230,7 @@ def checkpoint_id(location: str) -> str | None:
 
 
 def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> BatchIdentity:
-    """Build the identity of a batch that has begun. Make what the checkpoint says about it durable.
+    """Build the identity of a batch that has begun. On a local disk, sync the checkpoint's files that it depends on.
 
     Args:
         owner: Spark's id of the query.
@@ -244,16 +244,16 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
     try:
         filesystem, root = open_location(config.checkpoint_of(query))
     except ValueError:
-        # Only Spark can read it, such as hdfs:. Then the number alone tells batches apart.
+        # Only Spark can read this checkpoint (such as hdfs:). Then a batch is known by its number alone.
         offsets = 0
     else:
         # Spark writes this file before the batch, and never again, even if the batch runs again.
         with filesystem.open_input_stream(f"{root}/offsets/{batch_id}") as file:
             offsets = _hash(file.read())
         if isinstance(filesystem, fs.LocalFileSystem):
-            # Spark syncs nothing. If a power failure took the file in commits, Spark would run the batch before again,
-            # whose messages the source deletes after this one. Without the file in offsets Spark would give this number
-            # to another batch. In metadata is the owner.
+            # Spark syncs nothing, so a power failure may remove files. Without the file in commits, Spark would run the
+            # previous batch again, but the source deletes its messages after this batch. Without the file in offsets,
+            # Spark would give this number to another batch. The file metadata has the owner.
             for directory, name in (("", "metadata"), ("commits", batch_id - 1), ("offsets", batch_id)):
                 sync_files(Path(root, directory), f"{name}", f".{name}.crc")
     return BatchIdentity(owner, batch_id, offsets, _hash(json.dumps(settings).encode()))

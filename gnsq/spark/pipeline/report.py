@@ -17,7 +17,7 @@ class Batch:
 
     Attributes:
         rows: Number of messages that the source gave.
-        duplicates, malformed: Numbers among rows; duplicates are removed, if the setting deduplicate is on.
+        duplicates, malformed: How many of these messages are duplicates (with the setting deduplicate), or malformed.
         seconds: How long the batch took.
         waiting: Messages that nsqd still has for the query; None if unknown.
         spooled: Messages that wait in the spool; None if unknown.
@@ -91,7 +91,7 @@ class Summary:
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
     # Query -> rows and bytes of its state after its last batch.
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # Table -> where it stands at the end, as text.
+    # Table -> its size, last commit and maintenance at the end, as text.
     tables: dict[str, str] = field(default_factory=dict)
     # Number of files of tables that maintenance has merged.
     merged: int = 0
@@ -144,7 +144,7 @@ def _rows_in_files(rows: int, files: int) -> str:
 
 
 def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
-    """Format the summary as lines. Numbers that are 0 are left out, except the rows."""
+    """Format the summary as lines. Numbers that are 0 are left out, except rows and batches."""
     lines = []
     for query in queries:
         batches = counted(summary.batches.get(query, 0), "batch", "batches", spec=",")

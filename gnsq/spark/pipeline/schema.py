@@ -1,4 +1,4 @@
-"""EventSchema: which fields an event has. PURE; events.py makes Spark expressions of it."""
+"""EventSchema: which fields an event has. Pure; events.py makes Spark expressions of it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _SYNONYMS = {
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
-# A column of Spark's DDL, and what is left out of the DDL before: comments of both kinds.
+# A column of Spark's DDL; and comments (COMMENT '...' and --), which are removed before columns are matched.
 _COLUMN = re.compile(r"\s*(?:`([^`]+)`|(\w+))\s*[:\s]\s*(\w+(?:\s*\([^()]*\))?)(\s+not\s+null)?\s*(?:,|\Z)", re.I)
 _REMARK = re.compile(r"""\bcomment\s+(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|--[^\n]*""", re.I)
-# Type and format of JSON Schema -> type. Other formats restrict values, and are left to the format's other users.
+# Type, and format of a string, in JSON Schema -> Spark SQL type. Other formats only restrict values: they are ignored.
 _JSON_TYPES = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
 _JSON_FORMATS = {"date": "date", "date-time": "timestamp"}
 # Keywords of JSON Schema by which the type depends on something else.
@@ -44,13 +44,13 @@ _COMPOSED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 
 @dataclass(frozen=True)
 class EventSchema:
-    """Fields of the JSON object that a body has to be.
+    """Fields of an event, which is a body that is a JSON object.
 
     Args:
         fields: Name -> Spark SQL type; each becomes a column of the archive.
-        time_field: Has the event's time; becomes the column event_time.
-        keys: Of fields; what is counted by.
-        required_fields: Of fields; without them a body is malformed. Keys are among them always. None: all.
+        time_field: Name of the field with the event's time, which becomes the column event_time.
+        keys: Names of the fields by which events are counted.
+        required_fields: Names of fields without which a body is malformed; keys are required in any case. None: all.
 
     Raises:
         ValueError: If a name or a type can't be used; the text names the setting.
@@ -109,11 +109,11 @@ def parse_fields(text: str, time_field: str) -> tuple[dict[str, str], tuple[str,
         time_field: May be among the fields, as a text or a timestamp. It is left out of the result.
 
     Returns:
-        Name -> Spark SQL type, which EventSchema checks, and the required fields; None if the text does not say which
-        fields are required.
+        Fields (name -> Spark SQL type), which EventSchema must check; and the names of required fields, or None if the
+        text has none.
 
     Raises:
-        ValueError: If the text has something else; the message names the field.
+        ValueError: If the text is neither of these, or a field in it can't be used.
     """
     fields, required = _json_fields(text) if text.lstrip().startswith("{") else _ddl_fields(text)
     kind = fields.pop(time_field, "string")

@@ -29,20 +29,20 @@ STATE_MEMORY_MB = 256
 _STATE = "spark.sql.streaming.stateStore"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # What every reader of Parquet takes for a time with a zone; the default, INT96, is read without one.
+    # Every reader of Parquet reads this type as a time with a zone; the default, INT96, is read as one without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Rows go to Python in parts of so many bytes, not only of 10,000 rows: bodies may have 5 MiB. Spark before 4.1 has
-    # no such setting.
+    # Spark sends rows to Python in parts of up to 10,000 rows. Limit the bytes of a part, too, since a body may have
+    # 5 MiB. Spark before 4.1 does not have this setting.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     # No batches without rows: they would only remove old state, which the next batch with rows does, too.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # State on disk instead of in the heap. Of a checkpoint that exists Spark takes the provider that it was made with.
+    # Keep state on disk instead of in the heap. An existing checkpoint keeps the provider that it was made with.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STATE}.rocksdb.boundedMemoryUsage": "true",
     f"{_STATE}.rocksdb.maxMemoryUsageMB": str(STATE_MEMORY_MB),
 }
-# A cluster has its own: an administrator's UI, and partitions for its cores.
+# Only for a local master: the administrator of a cluster decides about the UI and adaptive execution.
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -52,12 +52,12 @@ _LOCAL_SETTINGS = {
 _LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 
 
-# With the parameters of open_session(): a job may be given another function, such as one that shares a session.
+# Type of open_session(), and of a function that may be given to a job instead, such as one that shares a session.
 OpenSession = Callable[..., AbstractContextManager[SparkSession]]
 
 
 def is_submitted() -> bool:
-    """Whether spark-submit has started this process: it has its own Java, master and log."""
+    """Return True if spark-submit has started this process. Then spark-submit chooses Java, master and log."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -79,13 +79,13 @@ def _submitted_master() -> str:
 def open_session(
     name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark, or take the session that spark-submit has made; stop its queries and itself at the end. A
-    KeyboardInterrupt, also one during the stop, ends it at once.
+    """Start Spark, in the JVM of spark-submit if there is one. At the end, stop the queries and Spark. After a
+    KeyboardInterrupt, also one during the stop, kill the JVM that was started here instead.
 
     Args:
         master: Such as local[2]; default: spark-submit's, else local[*].
-        settings: Spark's; they win over the job's.
-        log: Where Spark writes its messages to; None leaves them on stderr.
+        settings: Settings of Spark; they win over those of session_settings().
+        log: File for Spark's messages; None leaves them on stderr.
 
     Raises:
         JavaNotFound: If there is no Java that Spark supports.
@@ -114,7 +114,7 @@ def open_session(
             try:
                 _prepare(spark)
             except (PySparkException, Py4JError) as error:
-                # A session with a bad setting has no queries; each question to it costs seconds.
+                # A session with a bad setting has no queries, and each call to it takes seconds.
                 is_usable = False
                 raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
             yield spark
@@ -140,14 +140,14 @@ def _prepare(spark: SparkSession) -> None:
 
 
 def _reason(error: BaseException, log: Path | None, written: int) -> str:
-    """Say why Spark does not start: the first of all causes, or what Java wrote behind so many bytes of its log."""
+    """Describe why Spark does not start: the root cause, or what Java wrote to the log after ``written`` bytes."""
     if isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED" and log is not None:
         words = startup_error(log.read_bytes()[written:].decode(errors="replace"))
         return f"Java has ended at once: {words or 'it did not say why'}: see the settings spark and master"
     # Spark's errors keep Java's cause in _cause.
     while (cause := getattr(error, "_cause", None)) is not None:
         error = cause
-    # With str() such an error asks the session for a setting, which takes seconds and fails if a bad one is the cause.
+    # str() of such an error asks the session for a setting: this is slow, and fails if a bad setting is the cause.
     return root_cause(getattr(error, "_desc", None) or str(error))
 
 
@@ -164,8 +164,8 @@ def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) ->
         process = getattr(gateway, "proc", None)
         if gateway is None or process is None:
             return  # spark-submit's
-        # pyspark leaves the JVM to end by itself, some time after this process; what it holds is to be gone when this
-        # returns.
+        # pyspark would let the JVM end by itself, some time after this process. End the JVM here, so that its files and
+        # ports are free when this function returns.
         gateway.shutdown()
         process.stdin.close()
         try:
@@ -177,7 +177,7 @@ def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) ->
 
 
 def _kill() -> None:
-    """End the JVM, which may hang; receivers see the end of their input, and end in order."""
+    """Kill the JVM, which may hang. Receivers then see the end of their input, and shut down."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
         process.kill()
@@ -185,7 +185,7 @@ def _kill() -> None:
 
 @contextlib.contextmanager
 def _stderr_to(path: Path | None) -> Iterator[None]:
-    """Let processes that are started meanwhile write their stderr to a file; this process keeps its own."""
+    """Redirect stderr to a file during the block. A process that is started in the block writes there until it ends."""
     if path is None:
         yield
         return

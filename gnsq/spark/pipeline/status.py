@@ -1,4 +1,4 @@
-"""``--status``: where each query stands, from the job's notes, its spool and nsqd. Starts no Spark, changes nothing."""
+"""``--status``: where each query stands, by notes, spools, tables and nsqd. Starts no Spark, changes nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SpoolState:
 
     Attributes:
         rows, size: Messages and bytes that are in no committed batch.
-        oldest: When the first of these was written.
-        set_aside, rows_set_aside: Segments that could not be read, and their messages.
+        oldest: When the oldest segment of these messages was written.
+        set_aside, rows_set_aside: Numbers of segments that could not be read, and of their messages.
         receivers: Number of receivers that have not ended in order: they run, or were killed.
     """
 
@@ -45,14 +45,14 @@ class SpoolState:
 
 
 def spool_state(config: PipelineConfig, query: str, offset: Any) -> SpoolState:  # Any: JSON
-    """Look into a spool.
+    """List the spool of a query.
 
     Args:
-        offset: What committed batches have read; None for nothing.
+        offset: The source's offset up to which committed batches have read; None: they have read nothing.
 
     Raises:
         NSQException, OSError: If it can't be read.
-        ValueError: If the offset is another topic's.
+        ValueError: If the offset is of another topic or channel.
     """
     location = config.spool_of(query)
     contents = Spool(location).listing()
@@ -76,7 +76,7 @@ def depth_of(config: PipelineConfig, query: str) -> int:
     """Ask how many messages nsqd has for a query, waiting and in flight.
 
     Raises:
-        NSQException: If one of them does not answer.
+        NSQException: If an nsqd does not answer.
     """
     client = ChannelClient(config.read_options(query))
     try:

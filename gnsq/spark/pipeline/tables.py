@@ -2,15 +2,15 @@
 
 A table's log says which batches of which checkpoint are in it: each commit has application transactions of the
 checkpoint's id, which is Spark's id of the query. So a batch that runs again is committed once, and a new checkpoint,
-whose batches begin at 0 again, is never taken for the old one. The property gnsq.owner says whose the table is. Merges
-and cleanups of the log keep the newest transaction of each application.
+whose batches begin at 0 again, is never taken for the old one. The property gnsq.owner has the id of the table's
+checkpoint. Merges and cleanups of the log keep the newest transaction of each application.
 
 delta-rs accepts a batch id that is not higher than the last one, without an error. So commit() reads the log first.
 delta-rs refuses the commit if the same application or the table's properties have changed since that reading.
 
 Local disks: delta-rs syncs nothing. commit() syncs the log entry and its directory before it returns, after the data
-files, which are synced by the tasks. A power failure may leave an entry that is torn, of a commit that nobody has
-waited for, or a torn checkpoint of the log; the check at the start sets both aside.
+files, which are synced by the tasks. A power failure may leave a torn entry, of a commit() that has not returned, or a
+torn checkpoint of the log; claim() renames both.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Whose the table is; and, followed by a checkpoint, the number of that one among all that it has belonged to.
+# Properties of a table: the id of its checkpoint; and, with a checkpoint's id appended, the epoch of that checkpoint.
 _OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
-# Delta's property that says which columns have statistics. New columns do not get any: files before have none of them.
+# Delta's property for the columns that have statistics. A column that is added later has none: older files lack it.
 _STATS = "delta.dataSkippingStatsColumns"
 # Keys that gnsq adds to the information of a commit.
 _BATCH, _FILES, _TRANSACTIONS = "gnsq.batch", "gnsq.files", "gnsq.transactions"
-# A commit fails when somebody changes the table's properties at the same moment.
+# Number of tries of a commit. A try fails if another process changes the table's properties at the same moment.
 _TRIES = 5
 # The application whose transaction says that files of an earlier release are in the table.
 _ADOPTED = "gnsq-adopted"
 # Key in the information of a merge's commit: how many files the merge has added and removed.
 MERGED = "gnsq.merged"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
-# Commits at the same moment that tell whether a store has conditional PUT. delta-rs looks for the newest version just
-# before it writes the next one, so two commits one after the other would tell nothing.
+# Number of commits at the same moment by which check_store() finds out whether a store has conditional PUT. delta-rs
+# reads the newest version just before it writes the next version, so commits one after the other would show nothing.
 _RIVALS = 4
-# Commits that are looked at for times, the newest first.
+# Number of the newest commits in which status() looks for committed_at and maintained_at.
 _HISTORY = 200
-# Log entries that are checked at the start. Older ones were followed by so many synced ones.
+# Number of the newest log entries that claim() checks. Older entries have this many synced ones after them.
 _CHECKED_ENTRIES = 20
 _ENTRY = re.compile(r"\d{20}\.json")
 # No checkpoint or cleanup after a batch's commit: delta-rs would not sync what they write. Maintenance does both.
@@ -96,10 +96,10 @@ class TableStatus:
     """What a table's log tells.
 
     Attributes:
-        rows, files, size: Of its newest version; size in bytes.
-        committed_at: When a batch was committed last; None if that is not in the log any more.
-        maintained_at: When files were merged or deleted last, likewise.
-        entered: The last number that each checkpoint has given as entered, added up; None if there is none.
+        rows, files, size: Of the table's newest version; size in bytes.
+        committed_at: When a batch was committed last; None if the newest _HISTORY log entries do not say it.
+        maintained_at: When a merge or a vacuum was last written to the log; None likewise.
+        entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
     """
 
     rows: int
@@ -118,7 +118,7 @@ class BatchIdentity:
         owner: Spark's id of the query.
         number: Spark's id of the batch.
         offsets: Hash of what the checkpoint says about the batch, since a checkpoint that has lost its newest files may
-            give a number to another batch. 0 if it is unknown.
+            give the same number to another batch. 0 if unknown.
         settings: Hash of the settings that divide the rows of a batch between tables.
     """
 
@@ -132,7 +132,7 @@ class Table:
     """One table. Methods raise JobFailed, with one line that says what to do, if the store fails.
 
     Args:
-        name: For texts and descriptions, such as archive.
+        name: Such as archive, for error texts and descriptions of files.
         location: Path, or URI of an object store.
         schema: Columns of the rows, all nullable, timestamps in UTC.
         partition: How the rows are divided; None: not at all.
@@ -173,15 +173,15 @@ class Table:
 
         Args:
             owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates nothing.
-            take_over: Let this checkpoint have a table that belongs to another one, or a new one if its table is gone.
-            committed: The checkpoint's last batch, if it has one. Its first batch has made the table.
+            take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
+            committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
 
         Returns:
-            The epoch: how many checkpoints the table had belonged to when this one came, itself included. A
-            checkpoint that comes back has its epoch of before, since it goes on with its own state.
+            The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
+            that the table belongs to again keeps its epoch, since it goes on with its own state.
 
         Raises:
-            JobFailed: If the table is gone or another checkpoint's, has another type or partition, or is damaged.
+            JobFailed: If the table is gone, damaged, or another checkpoint's, or has other types or another partition.
         """
         if self._root is not None:
             with _errors(self.location):
@@ -224,8 +224,8 @@ class Table:
         """Return True if the table has a batch already.
 
         Raises:
-            JobFailed: If the table is not the checkpoint's any more, or has later batches of it or another one with
-                this number, or the batch was committed with other settings.
+            JobFailed: If the table belongs to another checkpoint now, or has a later batch of this checkpoint, another
+                batch with this number, or this batch with other settings.
         """
         delta = self._open()
         if (current := delta.metadata().configuration.get(_OWNER)) != batch.owner:
@@ -258,7 +258,7 @@ class Table:
             entered: Number of events in the aggregation, for TableStatus; None: as before.
 
         Returns:
-            False if there was nothing to do: no files and no number, or the log has the batch already.
+            False if there was nothing to do: neither files nor entered, or the log has the batch already.
 
         Raises:
             JobFailed: As has(), or if the table has too many partitions.
@@ -315,7 +315,7 @@ class Table:
         """Make a table of files that lie in its directory already: the table's first commit has them all.
 
         Args:
-            batch_id: The last batch of the checkpoint whose rows are in the files.
+            batch_id: The checkpoint's last batch, up to which the files have all rows; -1: none.
             files: Returns descriptions of the files. Not called if the table has adopted files before.
 
         Returns:
@@ -329,8 +329,8 @@ class Table:
                 return None
             raise JobFailed(f"table {self._shown} is there, and has other files: give another output")
         found = files()
-        # delta-rs can't make a table that has files and properties of other names than Delta's in one commit. So make
-        # the table and commit the files elsewhere, and write the entries as one.
+        # delta-rs can't make a table in one commit if it has both files and properties that Delta does not define. So
+        # make the table in another directory, commit the files there, and write the two entries as one entry here.
         transactions = [Transaction(_applications(owner)[0], batch_id), Transaction(_ADOPTED, 1)]
         with tempfile.TemporaryDirectory() as scratch:
             table = Table(self.name, scratch, self.schema, self.partition)
@@ -473,10 +473,10 @@ class Table:
         Rename a torn checkpoint, which the entries replace, and a torn newest entry, whose commit has not returned.
 
         Raises:
-            JobFailed: If the entries do not replace the checkpoint, an entry is torn that others follow, or a file is
-                not whole.
+            JobFailed: If the entries can't replace a torn checkpoint, a torn entry has other entries after it, or a
+                data file is not whole.
         """
-        assert self._root is not None  # the caller has looked
+        assert self._root is not None  # the caller has checked it
         log = self._root / "_delta_log"
         self._check_checkpoint(log)
         entries = sorted(path for path in log.glob("*.json") if _ENTRY.fullmatch(path.name))[-_CHECKED_ENTRIES:]
@@ -499,11 +499,11 @@ class Table:
                     )
             removed.update(remove["path"] for remove in _each(actions, "remove"))
         if entries:
-            # Their writers may have been killed before their own sync, and the entries are not written again.
+            # The writer of an entry may have been killed before it synced the entry, which is not written again.
             sync_log(self.location, *(path.name for path in entries))
 
     def _check_checkpoint(self, log: Path) -> None:
-        """Set aside torn checkpoints and the file that names the newest: readers fail at them."""
+        """Set aside torn checkpoints, and _last_checkpoint if it may name one of them: readers fail at these files."""
         torn = []
         oldest = 0  # the first entry that readers need
         for path in sorted(log.glob("*.checkpoint.parquet"), reverse=True):
@@ -541,7 +541,7 @@ class Table:
 
 
 def _actions(path: Path) -> list[dict[str, Any]] | None:
-    """Read a log entry; None if it is torn: not JSON, or without all that its first line promises."""
+    """Read a log entry; None if it is torn: not JSON, or with fewer actions than its commitInfo says."""
     try:
         actions = _parsed(path.read_bytes())
     except ValueError:
@@ -637,7 +637,7 @@ def check_store(location: str) -> None:
     """Refuse an object store on which one commit could replace another. Makes a small table there, and deletes it.
 
     Raises:
-        JobFailed: If a conditional PUT is taken for any other, or the store can't be used.
+        JobFailed: If the store ignores the condition of a PUT, or can't be used.
     """
     scratch = join_uri(location, f"_probe-{uuid.uuid4().hex}")
     store = open_store(scratch, "output")
@@ -647,7 +647,7 @@ def check_store(location: str) -> None:
     schema = Schema.from_arrow(pa.schema([("x", pa.int32())]))
     with _errors(location):
         DeltaTable.create(uri, schema, storage_options=options)
-        # Opened here: a thread that fails before the barrier would leave the others waiting there.
+        # Open the tables before the threads start: a thread that failed before the barrier would block the others.
         rivals = [DeltaTable(uri, storage_options=options) for _ in range(_RIVALS)]
         with ThreadPoolExecutor(_RIVALS) as pool:
             # list() raises the exceptions of the threads.
@@ -671,7 +671,7 @@ def _commit_probe(barrier: threading.Barrier, delta: DeltaTable, number: int) ->
 def delta_location(location: str) -> tuple[str, dict[str, str]]:
     """Translate a path or URI of pyarrow to delta-rs's: the URI without query and secrets, and options.
 
-    Both find credentials that the URI does not have by AWS's environment, profiles and roles.
+    If the URI has no credentials, pyarrow and delta-rs find them in AWS's environment variables, profiles and roles.
     """
     store = open_store(location, "output")
     if isinstance(store, LocalStore):
@@ -698,7 +698,7 @@ def delta_location(location: str) -> tuple[str, dict[str, str]]:
         "AWS_SESSION_TOKEN": settings["session_token"],
         "AWS_IAM_ROLE_ARN": settings["role_arn"],
         "AWS_CONDITIONAL_PUT": "etag",
-        # With an endpoint delta-rs would look into no profile.
+        # Without this, delta-rs reads no profile if an endpoint is given.
         "AWS_FORCE_CREDENTIAL_LOAD": "" if settings["access_key"] else "true",
     }
     return bare, {name: value for name, value in options.items() if value}

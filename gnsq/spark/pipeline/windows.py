@@ -1,8 +1,8 @@
-"""Metric: one ``[[metrics]]`` of the settings, the columns that it makes, and the true counts of these. Knows no Spark.
+"""Metric: one ``[[metrics]]`` of the settings, the columns of its table, and the true counts. Knows no Spark.
 
-The table of a metric has one row for each batch that has changed the aggregates of a window and its keys. Of these rows
-the one with the highest version is valid. A new checkpoint begins a new epoch, whose aggregates begin anew: the valid
-rows of all epochs together are the true ones.
+A batch that changes the aggregates of a window and its keys appends a row to the metric's table. Of the rows of such a
+group in an epoch, the row with the highest version is valid. A new checkpoint begins a new epoch without aggregates, so
+the true counts are the valid rows of all epochs together.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gnsq.texts import nearest
 __all__ = ["Aggregate", "Metric", "counts_view", "true_counts", "value_type", "version_of"]
 
 DAY = 86_400
-# Windows that an event is in: it is copied for each.
+# Limit of the windows that one event is in: the event is copied for each window.
 MAX_WINDOWS = 100
-# Batches of an epoch are numbered below this bit, which leaves 23 bits for epochs.
+# Number of the lower bits of a version, which have the batch's number. 23 bits are left for the epoch.
 EPOCH_BITS = 40
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CALL = re.compile(r"([a-z_]+)\(\s*([A-Za-z_][A-Za-z0-9_]*)\s*\)")
@@ -39,7 +39,7 @@ class Aggregate:
 
     @property
     def column(self) -> str:
-        """The column that has it."""
+        """Name of the column with the result."""
         return f"{self.function}_{self.field}"
 
 
@@ -50,8 +50,8 @@ class Metric:
     Args:
         window, slide: Seconds; windows begin at whole multiples of slide since 1970.
         keys: Fields; may be none.
-        aggregates: Besides the count of events, which is always there. A mean brings the number of values, by which
-            readers weight it.
+        aggregates: Besides the count of events, which is always there. A mean needs the count of its field, too, by
+            which readers weight the mean; parse() adds that count.
 
     Raises:
         ValueError: If a value can't be used; the text names it.
@@ -89,7 +89,7 @@ class Metric:
         for name in values:
             if name not in known:
                 raise ValueError(f"{name} is unknown{nearest([name], known)}")
-        given: dict[str, Any] = dict(values)  # Any: each is checked by what makes it
+        given: dict[str, Any] = dict(values)  # Any: checked below, and by the constructor
         for name in ("window", "slide"):
             if name in given:
                 given[name] = _whole_number(name, given[name])
@@ -119,7 +119,7 @@ class Metric:
 
     def schema(self, fields: Mapping[str, str]) -> Any:  # Any: pyarrow has no types
         """Build the schema of the table, for these types of fields."""
-        import pyarrow as pa  # slow to load: --help does without
+        import pyarrow as pa  # slow to load, and --help does not need it
 
         time = pa.timestamp("us", tz="UTC")
         return pa.schema(
@@ -136,7 +136,7 @@ class Metric:
 
     @property
     def windows(self) -> int:
-        """Windows that each event is in."""
+        """Number of windows that each event is in."""
         return self.window // self.slide
 
     @property
@@ -180,7 +180,7 @@ def _aggregates(calls: list[str]) -> tuple[Aggregate, ...]:
 
 
 def value_type(kind: str) -> str:
-    """Return the widest type for numbers of a Spark SQL type; other types stay."""
+    """Return bigint for whole numbers, double for float and double, and any other type, also decimal, as it is."""
     kind = plain_type(kind)
     if kind in ("float", "double"):
         return "double"
@@ -207,8 +207,8 @@ def version_of(epoch: int, batch_id: int) -> int:
 def true_counts(rows: Any, metric: Metric) -> Any:  # Any: pyarrow has no types
     """Compute the valid aggregates of each window and its keys from rows of the metric's table.
 
-    Sums, counts and means are added over epochs, minima and maxima are those of all epochs. approx_distinct is the
-    largest one of an epoch: a value that two epochs have seen can't be told from two values.
+    Over all epochs, counts and sums are added, means are weighted by counts, minima and maxima are taken. Of
+    approx_distinct the largest is taken, since it is unknown how many values two epochs have in common.
 
     Args:
         rows: A pyarrow.Table.
@@ -222,7 +222,7 @@ def true_counts(rows: Any, metric: Metric) -> Any:  # Any: pyarrow has no types
     groups = list(metric.group_columns)
     values = ["count", *(aggregate.column for aggregate in metric.aggregates)]
     ordered = rows.sort_by("version")
-    # With a blank in its name, which no field has.
+    # The column's name has a blank, so no field has this name.
     ordered = ordered.append_column("the row", pa.array(range(ordered.num_rows), pa.int64()))
     newest = ordered.group_by([*groups, "epoch"]).aggregate([("the row", "max")]).column("the row_max")
     valid = ordered.take(newest).select([*groups, *values])
@@ -245,11 +245,11 @@ def true_counts(rows: Any, metric: Metric) -> Any:  # Any: pyarrow has no types
 
 
 def counts_view(metric: Metric, table: str, quote: str = '"') -> str:
-    """Write the query of true_counts() in SQL, for a view.
+    """Return a query in SQL, for a view, that computes the same as true_counts().
 
     Args:
-        table: As the engine names it, or a function that reads it, such as ``delta_scan('...')``.
-        quote: What the engine puts around names: Spark takes a backtick.
+        table: Name of the table in the SQL engine, or a call that reads the table, such as ``delta_scan('...')``.
+        quote: Character that the SQL engine has around names: in Spark a backtick.
     """
 
     def named(name: str) -> str:
