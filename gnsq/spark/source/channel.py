@@ -147,8 +147,8 @@ class ChannelClient:
         """Find out which nsqds to ask about which topics.
 
         Returns:
-            Topics by HTTP address, and failures of nsqlookupds. No failures if one nsqlookupd has responded, since each
-            knows all nsqds.
+            Topics by HTTP address, and failures of nsqlookupds. No failures if one nsqlookupd has responded and an nsqd
+            is known, since each nsqlookupd knows all nsqds.
         """
         nsqds = {address: list(self._options.topics) for address in self._configured}
         failures: list[NSQHttpError] = []
@@ -213,7 +213,7 @@ def _address_of_node(node: dict[str, Any]) -> str:  # Any: JSON
 class ChannelMonitor:
     """Creates a query's channel, asks for its depth regularly, and warns if it has messages and no receiver.
 
-    Its methods are called in Spark's thread, not in the thread of the gevent hub. Nothing happens before start().
+    Its methods are called in Spark's thread, not in the thread of the gevent hub. Sends nothing before start().
 
     Args:
         location: Location of the spool, for log lines.
@@ -221,7 +221,7 @@ class ChannelMonitor:
         warn_after: Seconds without a receiver until the warning.
 
     Attributes:
-        depth: The last depth; None if no nsqd has responded.
+        depth: The last depth; None if no nsqd has responded to the last request.
         asked_at: Time of the last request for the depth, by time.monotonic().
     """
 

@@ -17,7 +17,7 @@ MIN_SAMPLES = 2
 QUIET_SECONDS = 2.0
 # Seconds until the warning that a channel has messages but no receiver, and between two such warnings.
 WARN_AFTER, WARN_INTERVAL = 10.0, 60.0
-# Seconds without a new message until an empty batch is needed: if nsqd has messages, and if the depth is unknown.
+# Seconds without a message until an empty batch is needed: first if nsqd has messages, second if the depth is unknown.
 TRIGGER_AFTER_DEPTH, TRIGGER_AFTER_UNKNOWN = 0.5, 5.0
 # Seconds between empty batches that had no effect: the first pause, and the longest.
 RETRY_INITIAL, RETRY_MAXIMUM = 1.0, 60.0
@@ -167,8 +167,8 @@ class Drain:
 class EmptyBatchTrigger:
     """Decides when an empty batch is needed, so that segments that were read are deleted.
 
-    Spark commits a batch only after the next batch. While receivers wait because the spool is full, no next batch
-    comes. A receiver in another process may have a lower limit, so a time without new messages counts, too.
+    Spark calls commit() for a batch only if there is a next batch. While receivers wait because the spool is full,
+    there is none. A receiver in another process may have a lower limit, so a time without new messages counts, too.
 
     Args:
         after_depth: Seconds without a new message if nsqd has messages.

@@ -38,12 +38,12 @@ __all__ = ["Planner", "PlannerTimes", "drain_channel"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that latest() waits for new segments, since Spark calls it again at once.
+# Seconds that latest() waits for new segments, since Spark calls latestOffset() again at once.
 NEW_DATA_TIMEOUT = 0.5
-# Seconds between listings of the spool, on local file systems, and on others, where a listing costs requests. The first
-# number is for receivers in other processes; the second for the planner's own receiver, which reports each segment.
+# Seconds between listings of the spool, on local file systems, and on others, where a listing costs requests. In each
+# pair, the first is for receivers in other processes, the second for the planner's receiver, which reports segments.
 LOCAL_INTERVALS, REMOTE_INTERVALS = (0.02, 0.2), (0.5, 5.0)
-# While the segments of a whole batch are known, the next listing waits this many times as long as the last one took.
+# While the segments of a whole batch are known, the pause after a listing is this many times its duration.
 # A listing of 10,000 segments takes 0.04 s on a local disk, and seconds on an object store.
 LISTING_PAUSE = 10.0
 # While draining: seconds between listings, and seconds for which segments are gathered to a batch.
@@ -79,7 +79,7 @@ class Planner:
     """Plans the batches of one query, and owns the spool's lock and the receiver. Nothing happens before start().
 
     Args:
-        is_batch: Read the segments of the planner's own receiver once, at most options.max_rows; delete nothing.
+        is_batch: Read the segments of the planner's own receiver once, at most options.max_rows rows; delete nothing.
     """
 
     def __init__(self, options: ReadOptions, *, is_batch: bool = False, times: PlannerTimes = TIMES) -> None:
@@ -108,7 +108,7 @@ class Planner:
         # Number of batches that were planned, for take_up_to().
         self._turn = 0
         self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
-        # Of a query that drains: its policy, its last offset when that is known, and the rows counted so far.
+        # While draining: the policy, the last offset once it is known, the end of the counted segments, and their rows.
         self._drain: Drain | None = None
         self._drain_end: Vector | None = None
         self._counted: dict[str, int] = {}
@@ -189,7 +189,7 @@ class Planner:
     # --- offsets
 
     def latest(self, start: Vector) -> dict[str, int]:
-        """Compute the end of the next batch; start itself if there is nothing new.
+        """Compute the end of the next batch. If nothing is new: start, or with_new_revision(start) for an empty batch.
 
         Waits up to half a second for new segments. While draining, waits until a batch is full or all messages came.
 
@@ -281,7 +281,7 @@ class Planner:
         return self._end, backlog
 
     def drain(self) -> list[Segment]:
-        """Wait until all messages have come, stop, and list the segments of this planner's own receiver.
+        """Wait until all messages, or max_rows, have come. Then stop, and list the segments of the planner's receiver.
 
         Raises:
             SpoolError: In the same cases as latest(), and if the messages take more than max_spool_bytes.
@@ -324,7 +324,7 @@ class Planner:
         return self._pending
 
     def _segments_after(self, start: Vector) -> list[Segment]:
-        """List the segments after start. If a number is missing, list the spool again: a listing may miss a new one."""
+        """List the segments after start. If their numbers have a gap, list again: a listing may miss a new segment."""
         waiting = self._pending_after(start)
         if missing([*waiting, *self._listing.quarantined], start, end_vector(waiting)):
             self._list()
@@ -354,8 +354,8 @@ class Planner:
     def _is_trigger_due(self, start: Vector) -> bool:
         """Return True if the segments up to start must be deleted now, since receivers may wait for space.
 
-        A query that drains may delete them itself: with its triggers, Spark commits a batch before it plans the next.
-        Any other query needs an empty batch, after which Spark calls commit().
+        While draining, the planner may delete them itself: with AvailableNow and Once, Spark has committed the
+        last batch before it plans the next batch. Otherwise an empty batch is needed, so that Spark calls commit().
         """
         listing, now, depth = self._listing, time.monotonic(), None
         if self._channel_monitor.asked_at > self._grown_at:
@@ -381,7 +381,7 @@ class Planner:
         self._list()
         self._counted = end_vector(self._listing.segments)
         if self._is_batch:
-            # Segments of others are neither read nor deleted, so they do not count for the limit.
+            # Segments of other receivers are neither read nor deleted, so they do not count for the limit.
             self._limit += self._listing.size
         options, has_http = self._options, self._channel_monitor.has_http
         self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http)

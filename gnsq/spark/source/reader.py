@@ -1,7 +1,7 @@
 """The readers that Spark calls, for streams and batches. They translate Spark's calls to calls of Planner and Spool.
 
 Spark pickles readers into tasks, so a new reader has only options. The process that plans batches makes all other
-objects when it first needs them. The way of a row stands at the top of receiver/receiver.py.
+objects when it first needs them. receiver/receiver.py begins with the way of a row.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._committed: dict[str, int] | None = None
         self._previous_handler: Any = None  # Any: as signal.signal() returns it
         self._is_stopping = False
-        # Number of a signal that came during stop(); 0: none came.
+        # Number of the signal by which stop() must end the process; 0: no signal came.
         self._signal = 0
 
     def __getstate__(self) -> dict[str, object]:
@@ -100,15 +100,15 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return one limit, since Spark takes only one at a time. The planner applies the limits of all options."""
-        # Not ReadAllAvailable: Spark passes that for Trigger.Once, and latestOffset() recognizes Trigger.Once by it.
+        # Not ReadAllAvailable: latestOffset() recognizes Trigger.Once by that limit, which Spark passes for it.
         return ReadMaxBytes(self._options.max_bytes_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Record the depth of the channel."""
+        """Start the planner, so that the query ends when it has read the messages that exist now."""
         self._started_planner(drain=True)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Compute the end of the next batch; start itself if there is nothing new, or the network fails."""
+        """Return the end of the next batch. Return start if nothing is new, or, unless draining, if a call fails."""
         is_once = isinstance(limit, ReadAllAvailable)
         planner = self._started_planner(drain=is_once)
         source = self._options.source
@@ -150,7 +150,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return {**encode_offset(vector, self._options.source), **backlog}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Divide the segments between two offsets into tasks. After a restart this is Spark's first call."""
+        """Divide the segments between two offsets into tasks. After a restart, partitions() may be called first."""
         source = self._options.source
         shares = self._started_planner().partitions(decode_offset(start, source), decode_offset(end, source))
         return [SegmentsPartition(self._options.spool, share) for share in shares]
@@ -162,8 +162,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
     def commit(self, end: Offset) -> None:
         """Let the next latestOffset() delete the segments up to end.
 
-        Spark calls commit() just after it has noted that the batch is done, and before the next batch. Spark does not
-        sync that note; the next batch can. Without the note Spark would need the segments again.
+        Spark calls commit() after it has added the batch to its commit log, and before the next batch. Spark does not
+        sync the log; code in the next batch can do that. If the entry is lost, Spark reads the segments again.
         """
         self._committed = decode_offset(end, self._options.source)
 
@@ -223,7 +223,7 @@ def _end_by_signal(number: int) -> None:
 
 
 class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
-    """Reader of ``spark.read``: drains the channel, or up to maxRows, into a spool, and reads the spool.
+    """Reader of ``spark.read``: drains the channel into a spool, or at most maxRows rows of it, and reads the spool.
 
     Every action on the DataFrame plans again, and so receives again: cache the DataFrame. The spool remains as a copy
     of the messages that were finished, until the user deletes it. Without the option spool, the spool is in Spark's
@@ -235,7 +235,7 @@ class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not 
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Receive messages, and divide their segments into tasks. All these messages are durable and finished."""
+        """Receive messages into segments, and divide these into tasks. All messages are durable and finished."""
         options = self._options
         if not options.spool:
             parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
