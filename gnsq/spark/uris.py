@@ -8,13 +8,13 @@ __all__ = ["join_uri", "redact_uri"]
 
 # Match greedily up to the last @: a secret that is not percent-encoded may contain an @.
 _CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
-# Only in URIs of S3 is the text before the @ a part of a secret: in abfs it is the container, in hdfs a user name.
+# In a URI of S3, the text before the @ is a key even without a password. In abfs it is the container, in hdfs a user.
 _USER = re.compile(r"^(s3[an]?://).*@", re.IGNORECASE)
 _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
 
 
 def redact_uri(location: str) -> str:
-    """Remove the credentials and the query of a URI, since they may be secret. A path is returned unchanged."""
+    """Replace user and password, or the key of S3, by ***, and remove the query of a URI. Return a path unchanged."""
     if not _URI.match(location):
         return location
     return _USER.sub(r"\1***@", _CREDENTIALS.sub(r"\1***@", location)).partition("?")[0]

@@ -23,11 +23,11 @@ class SpoolLock:
     """Lock of a spool, until release() or the death of the process.
 
     A lock on a local file keeps two runs of one query apart. On file systems without locks, the later run gets the
-    spool: each run writes its id, and check() tells the earlier run that it has lost the spool.
+    spool: each run writes its id into owner.json, and check() raises in the earlier run.
 
     Args:
         claim: Identity of the owner, as names and values. The lock is refused if a value differs from the last owner's.
-        timeout: Seconds to wait for another process.
+        timeout: Seconds to wait while another process has the lock.
     """
 
     def __init__(self, store: Store, location: str, claim: dict[str, str], timeout: float) -> None:
@@ -115,7 +115,7 @@ def write_text(file: IO[str], text: str) -> None:
 
 
 def read_owner(store: Store) -> dict[str, object]:
-    """Read the owner's file; empty if there is none, or it is damaged."""
+    """Read the owner's file; return an empty dict if it does not exist or is damaged."""
     try:
         with store.open(_OWNER) as file:
             owner = json.loads(file.read())

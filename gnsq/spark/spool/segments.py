@@ -57,7 +57,7 @@ def segment_columns(messages: Sequence[Message], topics: Sequence[str], received
 def _id_column(values: list[bytes]) -> pa.Array:
     array = pa.array(values, pa.binary())
     try:
-        # Seven times as fast as decoding each id.
+        # cast() is seven times as fast as decoding each id.
         return array.cast(pa.string())
     except pa.ArrowInvalid:
         # nsqd's ids are hexadecimal. Another server may send ids that are not UTF-8; they must not stop the receiver.
@@ -114,10 +114,10 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: pyarro
             raise SegmentCorrupt(f"{name} has other columns: {', '.join(reader.schema.names)}")
         batches = [reader.get_batch(index).replace_schema_metadata(None) for index in range(reader.num_record_batches)]
         for batch in batches:
-            # Wrong offsets in a file would crash the process that reads the rows.
+            # Without this check, wrong offsets in Arrow's buffers could crash the process that reads the rows.
             batch.validate(full=True)
     except (pa.ArrowMemoryError, pa.ArrowCancelled):
-        # The process has failed (no memory, cancelled), and the segment may be whole, so it is not SegmentCorrupt.
+        # The process has failed (no memory, cancelled), and the segment may be whole. Do not raise SegmentCorrupt.
         raise
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise SegmentCorrupt(f"{name} is not a segment: {error}") from error

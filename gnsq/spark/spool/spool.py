@@ -3,7 +3,7 @@
 Layout, below the spool's directory:
 
     owner.json                         the query that reads this spool; locked while it runs (local file systems)
-    RECEIVER/000000000042-10000.arrow  one segment: its number and its rows. Only RECEIVER writes to this directory
+    RECEIVER/000000000042-10000.arrow  one segment: NUMBER-ROWS. Only RECEIVER writes to this directory
     RECEIVER/000000000041-9000.arrow.corrupt  a segment that can't be decoded
     RECEIVER/closed.json               the receiver has ended and writes no more
 
@@ -135,7 +135,7 @@ class Spool:
             return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, timeout)
 
     def check_source(self, source: str) -> None:
-        """Check that a receiver of this source may write into the spool. Without an owner, any may.
+        """Check that a receiver of this source may write into the spool. If no query owns it, all may.
 
         Raises:
             SpoolInUse: If the spool belongs to a query with another source, such as another topic or channel.
@@ -269,7 +269,7 @@ class SpoolWriter:
         store.make_directory(receiver)
 
     def write(self, number: int, columns: Sequence[Any]) -> int:
-        """Write a segment. After it returns, no crash loses the segment.
+        """Write a segment. After write() returns, no crash loses the segment.
 
         Args:
             number: 1 for the first segment, 2 for the second, and so on. If write() raises, the file may still exist.

@@ -1,7 +1,7 @@
 """Durable files below one directory, on any file system that pyarrow knows. Knows no segments.
 
 A file appears whole. On local disks and HDFS it is written under a temporary name (on local disks synced, too) and
-renamed. On object stores, one PUT writes the file.
+renamed. On object stores, it appears when its upload has ended.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gnsq.spark.uris import redact_uri
 __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 
 TEMPORARY = ".tmp-"
-# Here files are written under their final names: a file appears only after its upload, and a rename would copy it.
+# In these stores a file gets its final name at once: it appears only after its upload, and a rename would copy it.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
-# Number of files to delete at the same time, since pyarrow sends three requests to S3 for each file, one after another.
+# Number of files deleted in parallel: for each file, pyarrow sends three requests to S3, one after another.
 _CONCURRENT_DELETIONS = 16
 
 
@@ -81,13 +81,13 @@ class LocalStore:
         self._mode = mode
 
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
-        """Write a whole file durably. Its directory must exist."""
+        """Write a whole file durably. Its directory is made again if it is missing, but the root must exist."""
         target = self.root / path
         try:
             self._write(target, data)
         except FileNotFoundError:
-            # Make the writer's directory again: remove_abandoned() deletes it if it was empty for long. The root is not
-            # deleted. If the root is gone, the disk may be unmounted, and another disk must not get the file.
+            # Make the directory again: remove_abandoned() deletes it if it was empty for long, but never deletes the
+            # root. If the root is gone, the disk may be unmounted, and another disk must not get the file.
             if not self.root.is_dir():
                 raise
             make_directory(target.parent, self._mode)
@@ -125,7 +125,7 @@ class LocalStore:
         return ""
 
     def list(self) -> list[tuple[str, int]]:
-        """List (path, size) of all files, also of temporary ones. Empty if the root directory does not exist."""
+        """List (path, size) of all files in the root and its directories, temporary ones too. Empty without a root."""
         found: list[tuple[str, int]] = []
         for directory in (self.root, *_directories(self.root)):
             with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -138,7 +138,7 @@ class LocalStore:
         return found
 
     def remove(self, *paths: str) -> None:
-        """Delete files that exist."""
+        """Delete files; ignore those that do not exist."""
         for path in paths:
             (self.root / path).unlink(missing_ok=True)
 
@@ -172,7 +172,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A directory of any other pyarrow file system, with the methods of LocalStore."""
+    """A directory of a pyarrow file system that is not local. The methods do the same as those of LocalStore."""
 
     def __init__(self, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
         self._fs = filesystem
