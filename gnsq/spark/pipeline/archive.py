@@ -1,7 +1,7 @@
 """Query archive: writes events to the table archive, and malformed bodies to the table dead and to a topic.
 
 A batch is one pass over its messages: tasks write the files of both tables, the driver commits the files of archive,
-then those of dead, then has the dead letters published. A kill may come after any step. Then the batch runs again:
+then those of dead, then tasks publish the dead letters. A kill may come after any step. Then the batch runs again:
 
     its files are written again, and the files of the killed run stay unused until a vacuum deletes them
     a table whose log already has the batch is not changed

@@ -1,4 +1,4 @@
-"""The tables of a job: where they are, and their columns and partitions. Touches nothing; knows no Spark."""
+"""The tables of a job: where they are, and their columns and partitions. Does no I/O; knows no Spark."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ RETENTION = 7 * DAY
 QUIET = 600.0
 # Limit of the bytes of the files that are merged into one file. That file is in memory until it is written.
 TARGET = 64 * 2**20
-# In a partition that is not complete, files smaller than BUSY_BYTES are merged if they are at least BUSY_FILES.
+# In a partition that is not complete, files below BUSY_BYTES are merged if there are at least BUSY_FILES of them.
 BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
 # Bytes of rows that a merge reads into memory before it writes them as a row group.
 _READ_BYTES = 16 * 2**20

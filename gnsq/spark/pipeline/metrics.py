@@ -78,7 +78,7 @@ class MetricsBatches:
         found = collect_files(
             changed, functools.partial(_write_changed, target=target, metric=metric, epoch=self._epoch)
         )
-        # If the batch has no events, the number is not found, and stays as it was.
+        # If the batch has no events, entered is None, and the table keeps the last number.
         entered = next((file.rows for file in found if file.table == _ENTERED), None)
         is_new = self._table.commit(batch, found, entered)
         publish_files(changed.sparkSession, found, target, functools.partial(metric_body, metric), self._sink)

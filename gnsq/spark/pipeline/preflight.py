@@ -267,7 +267,7 @@ def create_channels(
 ) -> None:
     """Create all channels before one is read: nsqd gives messages that wait in a topic only to its first channel.
 
-    Without once, the first run of a job waits until that succeeds. A topic that no nsqd has is created at configured
+    Without once, the first run of a job tries until they exist. A topic that no nsqd has is created at configured
     nsqds only if new_topic is True or the job has read it before: a misspelled topic would stay there.
 
     Args:

@@ -244,7 +244,7 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
     try:
         filesystem, root = open_location(config.checkpoint_of(query))
     except ValueError:
-        # Only Spark can read this checkpoint (such as hdfs:). Then a batch is known by its number alone.
+        # Only Spark can read this checkpoint (such as hdfs:). Then only its number identifies a batch.
         offsets = 0
     else:
         # Spark writes this file before the batch, and never again, even if the batch runs again.

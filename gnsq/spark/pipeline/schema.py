@@ -38,7 +38,7 @@ _REMARK = re.compile(r"""\bcomment\s+(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|--[
 # Type, and format of a string, in JSON Schema -> Spark SQL type. Other formats only restrict values: they are ignored.
 _JSON_TYPES = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
 _JSON_FORMATS = {"date": "date", "date-time": "timestamp"}
-# Keywords of JSON Schema by which the type depends on something else.
+# Keywords of JSON Schema that make a type depend on other schemas or on values.
 _COMPOSED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 
 
@@ -106,7 +106,7 @@ def parse_fields(text: str, time_field: str) -> tuple[dict[str, str], tuple[str,
     """Read fields from the text of a file: Spark's DDL, or a JSON Schema of an object with scalar properties.
 
     Args:
-        time_field: May be among the fields, as a text or a timestamp. It is left out of the result.
+        time_field: May be among the fields, as a string or a timestamp. It is left out of the result.
 
     Returns:
         Fields (name -> Spark SQL type), which EventSchema must check; and the names of required fields, or None if the
@@ -180,7 +180,7 @@ def _check_composed(name: str, schema: Mapping[str, Any]) -> None:
 
 
 def plain_type(kind: str) -> str:
-    """Return the one spelling that a type and all its synonyms have."""
+    """Return the spelling that is used here for a type and for all its synonyms."""
     kind = kind.strip().lower()
     match = _DECIMAL.fullmatch(kind)
     return f"decimal({int(match[1])},{int(match[2] or 0)})" if match is not None else _SYNONYMS.get(kind, kind)

@@ -86,7 +86,7 @@ def depth_of(config: PipelineConfig, query: str) -> int:
 
 
 def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
-    """Format the state of each query as lines. A fact that can't be found out has a line that says so."""
+    """Format the state of each query as lines. If a fact can't be found out, a line says so."""
     try:
         pid = running_job(Path(config.work))
         yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"

@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 # Properties of a table: the id of its checkpoint; and, with a checkpoint's id appended, the epoch of that checkpoint.
 _OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
-# Delta's property for the columns that have statistics. A column that is added later has none: older files lack it.
+# Delta's property for the columns that have statistics. A column added later has no statistics: older files lack it.
 _STATS = "delta.dataSkippingStatsColumns"
 # Keys that gnsq adds to the information of a commit.
 _BATCH, _FILES, _TRANSACTIONS = "gnsq.batch", "gnsq.files", "gnsq.transactions"
@@ -147,7 +147,7 @@ class Table:
         self._columns = [partition.column] if partition is not None else []
         self._uri, self._options = delta_location(location)
         store = open_store(location, "output")
-        # Only local disks have to be synced.
+        # Set only for a local disk, where files must be synced.
         self._root: Path | None = store.root if isinstance(store, LocalStore) else None
         self._delta: DeltaTable | None = None
         # Values of the field that the table is partitioned by.
@@ -255,7 +255,7 @@ class Table:
 
         Args:
             files: Files of several tables. Those of other tables are left out.
-            entered: Number of events in the aggregation, for TableStatus; None: as before.
+            entered: Number of events in the aggregation, for TableStatus; None: keep the last number.
 
         Returns:
             False if there was nothing to do: neither files nor entered, or the log has the batch already.
@@ -364,7 +364,7 @@ class Table:
         )
 
     def _history(self, newest: int) -> Iterator[dict[str, Any]]:
-        """Yield what the log says about its commits, the newest first."""
+        """Yield the commitInfo of the newest log entries, the newest first."""
         # DeltaTable.history() gives nothing if there is a blank in the path.
         store = open_store(self.location, "output")
         for version in range(newest, max(newest - _HISTORY, -1), -1):

@@ -2,7 +2,7 @@
 
 A batch that changes the aggregates of a window and its keys appends a row to the metric's table. Of the rows of such a
 group in an epoch, the row with the highest version is valid. A new checkpoint begins a new epoch without aggregates, so
-the true counts are the valid rows of all epochs together.
+the true counts combine the valid rows of all epochs.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Metric:
         """Check that the metric fits the fields of events (name -> type).
 
         Raises:
-            ValueError: If a field is missing, or is no number where one is needed.
+            ValueError: If a field is missing, or must be a number and is not.
         """
         for name in (*self.keys, *(aggregate.field for aggregate in self.aggregates)):
             if name not in fields:

@@ -25,7 +25,7 @@ RETRY_INITIAL, RETRY_MAXIMUM = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Messages of a channel: waiting (in its topic, too), in flight, deferred; and its connected subscribers.
+    """Numbers of messages of a channel: waiting (in its topic, too), in flight, deferred; and of its subscribers.
 
     Not exact if an nsqd did not respond: then there are at least this many messages.
     """
@@ -101,7 +101,7 @@ class Drain:
         self._left = 0
 
     def begin(self, now: float) -> None:
-        """Begin to wait. The query has used the time since the last sample, so this time is not counted as idle."""
+        """Begin to wait. The query was busy with a batch since the last sample: this time is not counted as idle."""
         self._last_time = now
 
     def record(self, rows: int, depth: Depth) -> None:

@@ -120,12 +120,12 @@ class Spool:
                 )
 
     def lock(self, owner: str, source: str, timeout: float = 0.0) -> SpoolLock:
-        """Take the spool for one query.
+        """Lock the spool for one query.
 
         Args:
             owner: Name of the query, such as the URI of its checkpoint; may be empty.
             source: Topics and channel that the query reads, as ReadOptions.source.
-            timeout: Seconds to wait for another process that is about to end.
+            timeout: Seconds to wait while another process, which may be ending, has the lock.
 
         Raises:
             SpoolInUse: If the spool belongs to another query, or another process has locked it.
@@ -135,7 +135,7 @@ class Spool:
             return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, timeout)
 
     def check_source(self, source: str) -> None:
-        """Check that a receiver of this source may write into the spool. If no query owns it, all may.
+        """Check that a receiver of this source may write into the spool. If no query owns the spool, any may.
 
         Raises:
             SpoolInUse: If the spool belongs to a query with another source, such as another topic or channel.
