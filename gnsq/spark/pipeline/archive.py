@@ -58,7 +58,7 @@ class ArchiveBatches:
         """
         if not self._is_claimed:
             for table in self._tables:
-                table.claim(batch.owner, take_over=self._take_over)
+                table.claim(batch.owner, take_over=self._take_over, committed=batch.unchecked)
                 # Only the first batch of a run can be in a table already. has() raises if it was committed with other
                 # settings: with these, an event of archive may now belong to dead, and be in both tables, or in none.
                 table.has(batch)

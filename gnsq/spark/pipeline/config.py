@@ -197,7 +197,7 @@ class PipelineConfig:
         try:
             fields, required = parse_fields(Path(path).read_text(encoding="utf-8-sig"), self.time_field)
             EventSchema(fields, self.time_field, ())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"setting fields_file {path}: {str(error).removeprefix('setting fields: ')}") from error
         if self.required_fields is None:
             required = required or ()

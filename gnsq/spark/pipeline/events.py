@@ -93,6 +93,9 @@ def _reason(schema: EventSchema, max_ahead: float) -> Column:
         if plain_type(kind).startswith("timestamp"):
             # Refuse a time without a date: Spark would take it as a time of the current day.
             differs |= F.coalesce(F.get_json_object(text, f"$.{name}").rlike(r"^\s*T?\d{1,2}:"), F.lit(False))
+        elif plain_type(kind) == "date":
+            # Python can't name other years, and so no partition of them.
+            differs |= ~F.coalesce(F.year(F.col(f"event.{name}")).between(1, 9999), F.lit(True))
         reason = reason.when(differs, f"{name} is not of type {kind}")
     reason = reason.when(broken, "a field is not of its type")
     for name in schema.required:

@@ -202,6 +202,8 @@ def _replace(
         present = set(pa.table(delta.get_add_actions()).column("path").to_pylist())
         if not present.issuperset(file.path for file in old):
             break
+        # Of a batch that may not have synced it yet. If it is torn, and others follow, no start can mend it.
+        sync_log(location, f"{delta.version():020}.json")
         try:
             delta.create_write_transaction(
                 actions,

@@ -71,7 +71,7 @@ class MetricsBatches:
             The files that were committed: none if the table has the batch already.
         """
         if self._epoch is None:
-            self._epoch = self._table.claim(batch.owner, take_over=self._take_over)
+            self._epoch = self._table.claim(batch.owner, take_over=self._take_over, committed=batch.unchecked)
             # has() raises if the table has this batch with other settings: the state would not fit the table's rows.
             self._table.has(batch)
         metric, target = self._metric, self._table.target(batch.number)

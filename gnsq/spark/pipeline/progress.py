@@ -12,8 +12,11 @@ import functools
 import hashlib
 import json
 import logging
+import os
+import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,9 @@ logger = logging.getLogger(__name__)
 # Name under which job.py observes the parsed events, by DataFrame.observe().
 OBSERVED = "gnsq"
 _NAME = "progress.json"
+_FILE_URI = re.compile(r"^file:(//[^/]*)?")
+# Files of a query's state that are synced side by side.
+_CONCURRENT_SYNCS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +201,9 @@ def open_location(location: str) -> tuple[Any, str]:
     Raises:
         ValueError: If pyarrow can't open the URI. Spark knows more schemes.
     """
-    if "://" not in location and not location.startswith("file:"):
-        return fs.LocalFileSystem(), str(Path(location).absolute())
+    if "://" not in location or location.startswith("file:"):
+        # As Spark does: %20 in a URI of a file is no blank, and a blank may be there.
+        return fs.LocalFileSystem(), str(Path(_FILE_URI.sub("", location)).absolute())
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError):
@@ -240,7 +247,7 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
     """
     schema = config.schema
     fields = sorted((name, plain_type(kind)) for name, kind in schema.fields.items())
-    settings = [fields, sorted(schema.required), sorted(schema.keys), schema.time_field, config.max_ahead]
+    settings = [fields, sorted(schema.required), sorted(schema.keys), schema.time_field, float(config.max_ahead)]
     try:
         filesystem, root = open_location(config.checkpoint_of(query))
     except ValueError:
@@ -253,10 +260,32 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
         if isinstance(filesystem, fs.LocalFileSystem):
             # Spark syncs nothing, so a power failure may remove files. Without the file in commits, Spark would run the
             # previous batch again, but the source deletes its messages after this batch. Without the file in offsets,
-            # Spark would give this number to another batch. The file metadata has the owner.
+            # Spark would give this number to another batch. The file metadata has the owner; the files in state have
+            # counts, which the spool can't replace.
+            _sync_state(Path(root), batch_id)
             for directory, name in (("", "metadata"), ("commits", batch_id - 1), ("offsets", batch_id)):
                 sync_files(Path(root, directory), f"{name}", f".{name}.crc")
     return BatchIdentity(owner, batch_id, offsets, _hash(json.dumps(settings).encode()))
+
+
+def _sync_state(root: Path, batch_id: int) -> None:
+    """Sync the files of the state that were written since the batch before began; all, if it is not known when."""
+    try:
+        since = Path(root, f"offsets/{batch_id - 1}").stat().st_mtime
+    except FileNotFoundError:
+        since = 0.0
+    with ThreadPoolExecutor(_CONCURRENT_SYNCS) as pool:
+        for directory, _, names in os.walk(root / "state"):
+            new = [name for name in names if _is_since(Path(directory, name), since)]
+            if new or _is_since(Path(directory), since):
+                pool.submit(sync_files, Path(directory), *new)
+
+
+def _is_since(path: Path, since: float) -> bool:
+    try:
+        return path.stat().st_mtime >= since
+    except FileNotFoundError:  # Spark has deleted it
+        return False
 
 
 def _hash(data: bytes) -> int:

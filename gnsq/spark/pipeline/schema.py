@@ -80,6 +80,8 @@ class EventSchema:
         if twice:
             raise ValueError(f"setting fields: {', '.join(twice)} is there twice, to Spark, which ignores case")
         _check_name("time_field", self.time_field)
+        if self.time_field.lower() == "_malformed":
+            raise ValueError(f"setting time_field: {self.time_field!r} is a column of the job's own: rename the field")
         if self.time_field.lower() in lower:
             raise ValueError(
                 f"setting time_field {self.time_field!r} is one of fields, too: it is the column event_time already"

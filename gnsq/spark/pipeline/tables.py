@@ -127,6 +127,11 @@ class BatchIdentity:
     offsets: int
     settings: int
 
+    @property
+    def unchecked(self) -> int:
+        """The batch before, if the checks at the start could not read it in the checkpoint; else -1."""
+        return self.number - 1 if self.offsets == 0 else -1
+
 
 class Table:
     """One table. Methods raise JobFailed, with one line that says what to do, if the store fails.
@@ -150,6 +155,8 @@ class Table:
         # Set only for a local disk, where files must be synced.
         self._root: Path | None = store.root if isinstance(store, LocalStore) else None
         self._delta: DeltaTable | None = None
+        # The newest version whose log entry is known to be on the disk.
+        self._synced_version = -1
         # Values of the field that the table is partitioned by.
         self._values: set[str | None] = set()
 
@@ -275,6 +282,9 @@ class Table:
             delta = self._delta
             assert delta is not None  # has() has opened it
             self._check_values(delta, own)
+            if delta.version() > self._synced_version:
+                # Of a merge that may not have synced it yet. If it is torn, and others follow, no start can mend it.
+                self._sync_entries(self._synced_version, delta.version())
             try:
                 self._write_entry(delta, batch.number, own, transactions)
             except JobFailed as error:
@@ -440,9 +450,15 @@ class Table:
 
     def _missing_fields(self, delta: DeltaTable) -> list[Field]:
         found = {each.name: each.type for each in delta.schema().fields}
+        names = {name.lower(): name for name in found}
         missing = []
         for each in Schema.from_arrow(self.schema).fields:
             if each.name not in found:
+                if each.name.lower() in names:
+                    raise JobFailed(
+                        f"table {self._shown} has column {names[each.name.lower()]}, and the field is {each.name} now: "
+                        "give it the name of before, since case makes no difference"
+                    )
                 missing.append(each)
             elif found[each.name] != each.type:
                 other = "the setting raw as it was" if each.name == "body" else "the field another name"
@@ -465,7 +481,11 @@ class Table:
         """Read the log entries after a version, and sync them on a local disk."""
         with _errors(self.location):
             delta.update_incremental()
-        sync_log(self.location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
+        self._sync_entries(before, delta.version())
+
+    def _sync_entries(self, before: int, last: int) -> None:
+        sync_log(self.location, *(f"{version:020}.json" for version in range(before + 1, last + 1)))
+        self._synced_version = last
 
     def _check_log(self) -> None:
         """Check the log's checkpoint, its newest entries and their files.

@@ -40,6 +40,11 @@ def dead(config):
     return table_rows(f"{config.output}/dead")
 
 
+def test_lost_table_of_a_checkpoint_that_only_spark_can_read_is_not_made_anew(config):
+    with pytest.raises(JobFailed, match="is missing, and its checkpoint has 500 batches"):
+        ArchiveBatches(config)(None, BatchIdentity(OURS, 500, 0, 1))
+
+
 @pytest.mark.spark
 @pytest.mark.subprocess
 def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(spark, fakensqd, config, tmp_path):

@@ -38,6 +38,13 @@ def test_lost_metadata_is_told(tmp_path):
         checkpoint_id(str(tmp_path))
 
 
+def test_uri_of_a_file_is_read_as_spark_reads_it(tmp_path):
+    put_checkpoint(tmp_path / "a b%20ü")
+
+    assert checkpoint_id(f"file://{tmp_path}/a b%20ü") == "a"
+    assert checkpoint_id(f"file:{tmp_path}/a b%20ü") == "a"
+
+
 def test_location_of_sparks_alone_is_told_without_its_secrets():
     with pytest.raises(ValueError, match=r"^s3a://\*\*\*@b/c can't be read without Spark$"):
         checkpoint_id("s3a://key:hush@b/c")
@@ -84,6 +91,23 @@ def test_settings_that_divide_events_from_others_are_part_of_a_batch(config, tmp
 
     assert same == batch
     assert (other.offsets == batch.offsets, other.settings == batch.settings) == (True, False)
+
+
+def test_state_that_the_batch_before_has_written_is_on_the_disk(config, tmp_path, monkeypatch):
+    checkpoint = tmp_path / "work/archive/checkpoint"
+    put_batch(checkpoint, 6, "offsets")
+    for name in ("old.changelog", "7.changelog"):
+        (checkpoint / "state/0/0").mkdir(parents=True, exist_ok=True)
+        (checkpoint / "state/0/0" / name).touch()
+    os.utime(checkpoint / "state/0/0/old.changelog", (0, 0))
+    put_batch(checkpoint, 7, "offsets")
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    identify(config, "archive", "a", 7)
+
+    assert {f"{checkpoint}/state/0/0/7.changelog", f"{checkpoint}/state/0/0"} <= synced
+    assert f"{checkpoint}/state/0/0/old.changelog" not in synced
 
 
 def test_batch_is_on_the_disk_with_the_end_of_the_one_before(config, tmp_path, monkeypatch):

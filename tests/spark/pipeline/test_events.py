@@ -38,6 +38,8 @@ BAD = [
     (b'{%s, "page": "/", "ok": "maybe"}' % TIME, "ok is not of type boolean"),
     (b'{%s, "page": "/", "price": "much"}' % TIME, "price is not of type decimal(6,2)"),
     (b'{%s, "page": "/", "day": "someday"}' % TIME, "day is not of type date"),
+    (b'{%s, "page": "/", "day": "12345-01-01"}' % TIME, "day is not of type date"),
+    (b'{%s, "page": "/", "day": "-0001-01-01"}' % TIME, "day is not of type date"),
     (b'{%s, "page": "/", "ok": 1, "ms": 1}' % TIME, "ok is not of type boolean"),
     (b'{%s, "page": "/", "at": "10:00"}' % TIME, "at is not of type timestamp"),
     (b'{%s, "page": "/", "at": "T10:00:01Z"}' % TIME, "at is not of type timestamp"),

@@ -31,6 +31,7 @@ def test_ddl_has_the_time_and_a_place_for_what_can_not_be_read():
         pytest.param({"a": "int", "A": "int"}, "time", "a", None, "fields: a is there twice", id="case"),
         pytest.param({"a": "int"}, "a", "a", None, "time_field 'a' is one of fields", id="time is a field"),
         pytest.param({"a": "int"}, "a b", "a", None, "time_field: 'a b'", id="time"),
+        pytest.param({"a": "int"}, "_malformed", "a", None, "time_field: '_malformed' is", id="time of the job"),
         pytest.param({"a": "int"}, "time", "b", None, "setting metrics: key 'b' is none of fields: a", id="key"),
         pytest.param({"a": "int"}, "time", "a", ("c",), "required_fields 'c' is none of fields", id="required"),
     ],

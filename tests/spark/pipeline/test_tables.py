@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -258,6 +259,29 @@ def test_new_fields_are_added_and_old_rows_have_none(location):
     put(claimed(location), 2, 3)
     found = reader(location).to_pyarrow_table().sort_by("n").to_pylist()
     assert [(row["n"], row["score"]) for row in found] == [(1, None), (2, 0.5), (3, None)]
+
+
+def test_field_that_differs_from_a_column_in_case_is_refused(location):
+    claimed(location)
+
+    with pytest.raises(JobFailed, match="has column user, and the field is User now: give it the name of before"):
+        claimed(location, schema=SCHEMA.set(1, pa.field("User", pa.string())))
+
+
+def test_entry_of_another_writer_is_on_the_disk_before_a_batch_follows_it(location, monkeypatch):
+    own = claimed(location)
+    put(own, 0, 1)
+    reader(location).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (synced.append(os.readlink(f"/proc/self/fd/{descriptor}")), fsync(descriptor))
+    )
+
+    put(own, 1, 2)
+
+    entries = [Path(path).name for path in synced if path.endswith(".json")]
+    assert entries == [f"{2:020}.json", f"{3:020}.json"]
 
 
 def test_changed_type_is_refused_with_both_named(location):
