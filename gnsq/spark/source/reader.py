@@ -86,6 +86,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._planner: Planner | None = None
         # The end of the segments that latestOffset() may delete.
         self._committed: dict[str, int] | None = None
+        # True with Trigger.Once.
+        self._is_once = False
         self._previous_handler: Any = None  # Any: as signal.signal() returns it
         self._is_stopping = False
         # Number of the signal by which stop() must end the process; 0: no signal came.
@@ -109,8 +111,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the end of the next batch. Return start if nothing is new, or, unless draining, if a call fails."""
-        is_once = isinstance(limit, ReadAllAvailable)
-        planner = self._started_planner(drain=is_once)
+        self._is_once = isinstance(limit, ReadAllAvailable)
+        planner = self._started_planner(drain=self._is_once)
         source = self._options.source
         vector = decode_offset(start, source)
         if self._committed is not None:
@@ -119,7 +121,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         deadline = time.monotonic() + self._options.idle_timeout
         while True:
             try:
-                end = planner.all_available(vector) if is_once else planner.latest(vector)
+                end = planner.all_available(vector) if self._is_once else planner.latest(vector)
                 return encode_offset(end, source)
             except SpoolError:
                 raise
@@ -160,12 +162,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return read_segments(partition, self._columns)
 
     def commit(self, end: Offset) -> None:
-        """Let the next latestOffset() delete the segments up to end.
+        """Let the next latestOffset() delete the segments up to end. With Trigger.Once, delete them now.
 
         Spark calls commit() after it has added the batch to its commit log, and before the next batch. Spark does not
         sync the log; code in the next batch can do that. If the entry is lost, Spark reads the segments again.
         """
-        self._committed = decode_offset(end, self._options.source)
+        vector = decode_offset(end, self._options.source)
+        if self._is_once:
+            # A run with Trigger.Once calls latestOffset() only once, before commit(), so no later call could delete.
+            # Spark added the entry in the run before. It can be lost only in a power failure soon after that run.
+            self._started_planner().commit(vector)
+        else:
+            self._committed = vector
 
     def stop(self) -> None:
         """Shut down. Spark calls stop() when the input of this process ends; in other cases Spark sends SIGTERM."""

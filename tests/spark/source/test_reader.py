@@ -312,6 +312,21 @@ def test_segments_of_a_batch_are_deleted_after_the_next_batch(reader, spool):
     assert [segment.number for segment in spool.listing().segments] == [2]
 
 
+def test_run_of_once_deletes_the_segments_of_the_run_before(reader, spool):
+    writer = spool.writer("r1")
+    writer.write(1, columns(1))
+    first = reader(receivers="external")
+    start = first.latestOffset(first.initialOffset(), ReadAllAvailable())
+    first.stop()
+    writer.write(2, columns(2))
+    second = reader(receivers="external")
+    end = second.latestOffset(start, ReadAllAvailable())
+    second.commit(start)
+
+    assert len(read(second, start, end)) == 1
+    assert [segment.number for segment in spool.listing().segments] == [2]
+
+
 def test_spool_taken_by_another_run_ends_the_first_one(reader, tmp_path):
     first = reader.with_times(PlannerTimes(owner_check=0.0), receivers="external")
     start = first.initialOffset()
