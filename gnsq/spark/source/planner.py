@@ -105,6 +105,8 @@ class Planner:
         self._end: dict[str, int] = {}
         self._grown_at = time.monotonic()
         self._planned: Vector = {}
+        # The end of the last empty batch that latest() has planned.
+        self._renewed: Vector | None = None
         # Number of batches that were planned, for take_up_to().
         self._turn = 0
         self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
@@ -205,8 +207,11 @@ class Planner:
             waiting = self._segments_after(start)
             taken = self._take(waiting)
             if not waiting and self._is_trigger_due(start):
-                if self._drain is None:
-                    return with_new_revision(start)
+                if self._drain is None or start != self._renewed:
+                    self._renewed = with_new_revision(start)
+                    return dict(self._renewed)
+                # The segments could not be deleted after the empty batch. Another empty batch would not help, and a
+                # drain must end.
                 self.commit(start)
             if not self._should_wait(waiting, taken, time.monotonic() - since):
                 return self._plan_up_to(start, taken)
@@ -222,6 +227,7 @@ class Planner:
             self._start_drain()
         for _ in self._poll_until_drained():
             if self._is_trigger_due(start):
+                # Not after an empty batch, since Trigger.Once has only one batch: see NsqStreamReader.commit().
                 self.commit(start)
             if self._is_full() and self._segments_after(start):
                 logger.warning(
@@ -354,8 +360,8 @@ class Planner:
     def _is_trigger_due(self, start: Vector) -> bool:
         """Return True if the segments up to start must be deleted now, since receivers may wait for space.
 
-        While draining, the planner may delete them itself: with AvailableNow and Once, Spark has committed the
-        last batch before it plans the next batch. Otherwise an empty batch is needed, so that Spark calls commit().
+        An empty batch is needed for that: before it Spark calls commit() for the last batch, and code in it can sync
+        Spark's commit log. With Trigger.Once there is none, and the planner deletes the segments itself.
         """
         listing, now, depth = self._listing, time.monotonic(), None
         if self._channel_monitor.asked_at > self._grown_at:

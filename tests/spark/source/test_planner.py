@@ -525,9 +525,13 @@ def test_drain_that_can_not_go_on_is_an_error(planner, spool, monkeypatch):
     spool.writer("r1").write(1, columns(1))
     stream = planner(drain=True, max_spool_bytes=1, idle_timeout=0.5, nsqd_http_addresses=())
     monkeypatch.setattr(Path, "unlink", on_a_read_only_disk)
+    after_empty_batch = stream.latest({"r1": 1})
+    assert stream.partitions({"r1": 1}, after_empty_batch) == []
+    stream.commit({"r1": 1})
 
+    # No further empty batch.
     with pytest.raises(SpoolError, match="spool is full, or can't be written"):
-        stream.latest({"r1": 1})
+        stream.latest(after_empty_batch)
 
 
 # --- drains without a depth

@@ -1,5 +1,6 @@
 """The readers as Spark calls them, without a JVM."""
 
+import contextlib
 import gc
 import pickle
 import signal
@@ -14,6 +15,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructType
 
+from gnsq import NsqdHTTPClient
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
@@ -310,6 +312,25 @@ def test_segments_of_a_batch_are_deleted_after_the_next_batch(reader, spool):
     assert len(read(stream, stream.initialOffset(), first)) == 1
     stream.latestOffset(second, LIMIT)
     assert [segment.number for segment in spool.listing().segments] == [2]
+
+
+def test_drain_with_a_full_spool_deletes_the_segments_of_a_batch_after_an_empty_batch(fakensqd, reader, spool):
+    publish(fakensqd, "clicks", [b"waits"])
+    spool.writer("r1").write(1, columns(1))
+    stream = reader(receivers="external", maxSpoolBytes="1", idleTimeout="5")
+    stream.prepareForTriggerAvailableNow()
+    first = stream.latestOffset(stream.initialOffset(), LIMIT)
+
+    after_empty_batch = stream.latestOffset(first, LIMIT)
+    stream.commit(first)
+    assert read(stream, first, after_empty_batch) == []
+    # A power failure may take the note that the first batch is done, until the empty batch has begun.
+    assert len(read(stream, stream.initialOffset(), first)) == 1
+
+    with contextlib.closing(NsqdHTTPClient.from_url(fakensqd.http_address)) as client:
+        client.empty_channel("clicks", "archive")
+    assert stream.latestOffset(after_empty_batch, LIMIT) == after_empty_batch
+    assert spool.size() == 0
 
 
 def test_run_of_once_deletes_the_segments_of_the_run_before(reader, spool):
