@@ -25,14 +25,13 @@ from gnsq.spark.pipeline.datafiles import DataFile, file_stats, stats_columns, w
 from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.maintenance import lock_tables
 from gnsq.spark.pipeline.progress import checkpoint_id, last_batch
-from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.tables import HOURLY, Table
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 __all__ = ["adopt"]
 
-_HOURLY = re.compile(r"hour=(\d{4}-\d\d-\d\dT\d\d)/(?:batch-(\d{12})-\d+|merged-\d+)\.parquet")
 _LETTERS = re.compile(r"batch-(\d{12})-\d+\.parquet")
 # Owner of the tables if there is no checkpoint.
 _NOBODY = "adopted"
@@ -80,7 +79,7 @@ def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Tabl
         _finish_exchanges(store.root)
     schema, found = table.schema, []
     for path, size in sorted(store.list()):
-        match = _HOURLY.fullmatch(path)
+        match = HOURLY.fullmatch(path)
         if match is None or _is_late(match[2], committed):
             continue
         with store.open(path) as opened, pq.ParquetFile(opened) as parquet:

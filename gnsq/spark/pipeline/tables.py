@@ -54,7 +54,9 @@ from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import counted
 
 __all__ = [
+    "ADOPTED",
     "BatchIdentity",
+    "HOURLY",
     "MERGED",
     "NO_HOOKS",
     "Table",
@@ -74,8 +76,9 @@ _STATS = "delta.dataSkippingStatsColumns"
 _BATCH, _FILES, _TRANSACTIONS = "gnsq.batch", "gnsq.files", "gnsq.transactions"
 # Number of tries of a commit. A try fails if another process changes the table's properties at the same moment.
 _TRIES = 5
-# The application whose transaction says that files of an earlier release are in the table.
-_ADOPTED = "gnsq-adopted"
+# The application whose transaction says that files of an earlier release are in the table; and their paths there.
+ADOPTED = "gnsq-adopted"
+HOURLY = re.compile(r"hour=(\d{4}-\d\d-\d\dT\d\d)/(?:batch-(\d{12})-\d+|merged-\d+)\.parquet")
 # Key in the information of a merge's commit: how many files the merge has added and removed.
 MERGED = "gnsq.merged"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
@@ -335,13 +338,13 @@ class Table:
             JobFailed: If there is another table, or the store fails.
         """
         if self.exists():
-            if self._open().transaction_version(_ADOPTED) is not None:
+            if self._open().transaction_version(ADOPTED) is not None:
                 return None
             raise JobFailed(f"table {self._shown} is there, and has other files: give another output")
         found = files()
         # delta-rs can't make a table in one commit if it has both files and properties that Delta does not define. So
         # make the table in another directory, commit the files there, and write the two entries as one entry here.
-        transactions = [Transaction(_applications(owner)[0], batch_id), Transaction(_ADOPTED, 1)]
+        transactions = [Transaction(_applications(owner)[0], batch_id), Transaction(ADOPTED, 1)]
         with tempfile.TemporaryDirectory() as scratch:
             table = Table(self.name, scratch, self.schema, self.partition)
             table._create(owner)

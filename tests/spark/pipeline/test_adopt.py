@@ -1,6 +1,7 @@
 """Files of an earlier release become tables."""
 
 import datetime as dt
+import os
 from pathlib import Path
 
 import polars
@@ -98,16 +99,50 @@ def test_nothing_is_adopted_again_after_a_merge(config):
     assert bodies(config) == ["1", "2", "3", "4"]
 
 
-def test_vacuum_deletes_no_file_of_an_earlier_release(config, tmp_path):
+OLD = ["08/batch-000000000003-0", "08/merged-000001", "09/batch-000000000003-1", "09/batch-000000000004-0"]
+ALL = {f"hour=2026-01-01T{path}.parquet" for path in OLD}
+
+
+def old_files(config):
+    archive = Path(config.output, "archive")
+    return {str(path.relative_to(archive)) for path in archive.glob("hour=*/*")}
+
+
+def test_vacuum_deletes_adopted_files_that_a_merge_has_replaced(config, tmp_path):
+    other = tmp_path / "output/archive/hour=2026-01-01T08/notes.parquet"
+    other.touch()
+    list(adopt(config))
+    for path in (tmp_path / "output/archive").glob("hour=*/*"):
+        os.utime(path, (0, 0))
+
+    # Only the hour 08 has more than one file.
+    maintain_table(f"{config.output}/archive", retention=3600, quiet=0)
+    # Readers of the version before the merge still need its files. Batch 4, which was not committed, runs again.
+    assert old_files(config) == ALL - {f"hour=2026-01-01T{OLD[3]}.parquet"} | {"hour=2026-01-01T08/notes.parquet"}
+    maintain_table(f"{config.output}/archive", retention=0, quiet=0)
+
+    assert old_files(config) == {f"hour=2026-01-01T{OLD[2]}.parquet", "hour=2026-01-01T08/notes.parquet"}
+    assert bodies(config) == ["1", "2", "3", "4"]
+
+
+def test_vacuum_deletes_no_file_of_an_adoption_that_was_killed(config):
+    archive, _ = archive_tables(config)
+    archive._create("a")
+
+    maintain_table(archive.location, retention=0, quiet=0)
+
+    assert old_files(config) == ALL
+
+
+def test_vacuum_leaves_no_directory_without_files(config, tmp_path):
+    put(tmp_path / "output/archive/hour=2026-01-01T09/batch-000000000002-0.parquet", [event(0, 9)], SCHEMA)
     list(adopt(config))
 
-    maintain_table(f"{config.output}/archive", retention=0, quiet=1e12)
+    for _ in range(2):
+        maintain_table(f"{config.output}/archive", retention=0, quiet=0)
 
-    assert bodies(config) == ["1", "2", "3", "4"]
-    kept = {path.name for path in (tmp_path / "output/archive").glob("hour=*/*")}
-    # Also those that were not adopted: an adoption that was killed goes on with them.
-    batches = {"batch-000000000003-0.parquet", "batch-000000000003-1.parquet", "batch-000000000004-0.parquet"}
-    assert kept == {"merged-000001.parquet", *batches}
+    assert not list((tmp_path / "output/archive").glob("hour=*"))
+    assert bodies(config) == ["0", "1", "2", "3", "4"]
 
 
 def test_table_has_all_files_from_its_first_commit(config):
