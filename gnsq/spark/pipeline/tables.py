@@ -85,8 +85,8 @@ _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # Number of commits at the same moment by which check_store() finds out whether a store has conditional PUT. delta-rs
 # reads the newest version just before it writes the next version, so commits one after the other would show nothing.
 _RIVALS = 4
-# Number of the newest commits in which status() looks for committed_at and maintained_at.
-_HISTORY = 200
+# Number of newest commits in which status() looks for committed_at and maintained_at. Each takes two requests on S3.
+_HISTORY = 50
 # Number of the newest log entries that claim() checks. Older entries have this many synced ones after them.
 _CHECKED_ENTRIES = 20
 _ENTRY = re.compile(r"\d{20}\.json")
@@ -100,7 +100,7 @@ class TableStatus:
 
     Attributes:
         rows, files, size: Of the table's newest version; size in bytes.
-        committed_at: When a batch was committed last; None if the newest _HISTORY log entries do not say it.
+        committed_at: When a batch was committed last; None if the newest 50 log entries do not say it.
         maintained_at: When a merge or a vacuum was last written to the log; None likewise.
         entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
     """
@@ -362,11 +362,9 @@ class Table:
         delta = self._open()
         with _errors(self.location):
             files = pa.table(delta.get_add_actions())
-            history = list(self._history(delta.version()))
+            batch, kept = self._newest_commits(delta.version())
             owners = [name.removeprefix(_EPOCH) for name in delta.metadata().configuration if name.startswith(_EPOCH)]
             entered = [delta.transaction_version(_entered(owner)) for owner in owners]
-        batch = next((commit for commit in history if _BATCH in commit), {})
-        kept = next((commit for commit in history if MERGED in commit or commit["operation"] in _MAINTENANCE), {})
         return TableStatus(
             sum(files.column("num_records").to_pylist()),
             files.num_rows,
@@ -375,6 +373,19 @@ class Table:
             _time(kept),
             sum(filter(None, entered)) if any(number is not None for number in entered) else None,
         )
+
+    def _newest_commits(self, newest: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Find the newest commit of a batch, and that of maintenance; {} for one that is not found."""
+        batch: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
+        for commit in self._history(newest):
+            if not batch and _BATCH in commit:
+                batch = commit
+            if not kept and (MERGED in commit or commit["operation"] in _MAINTENANCE):
+                kept = commit
+            if batch and kept:
+                break
+        return batch, kept
 
     def _history(self, newest: int) -> Iterator[dict[str, Any]]:
         """Yield the commitInfo of the newest log entries, the newest first."""
@@ -677,6 +688,8 @@ def check_store(location: str) -> None:
             list(pool.map(functools.partial(_commit_probe, threading.Barrier(_RIVALS)), rivals, range(_RIVALS)))
         version = DeltaTable(uri, storage_options=options).version()
         store.remove(*(path for path, _ in store.list()))
+        # Both, since pyarrow makes an object for a directory that has lost its last file.
+        store.remove_directory("_delta_log")
         store.remove_directory("")
     if version != _RIVALS:
         raise JobFailed(
@@ -688,8 +701,6 @@ def check_store(location: str) -> None:
 def _commit_probe(barrier: threading.Barrier, delta: DeltaTable, number: int) -> None:
     barrier.wait()
     properties = CommitProperties(app_transactions=[Transaction(str(number), 0)])
-        # Both, since pyarrow makes an object for a directory that has lost its last file.
-        store.remove_directory("_delta_log")
     delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)
 
 

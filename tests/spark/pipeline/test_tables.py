@@ -127,6 +127,37 @@ def test_status_tells_of_files_and_times(location):
     assert table(location).status().maintained_at is not None
 
 
+def tear_entries(location, count):
+    """Let each later reading of the oldest entries fail. delta-rs reads a checkpoint instead."""
+    reader(location).create_checkpoint()
+    for name in log(location)[:count]:
+        Path(location, "_delta_log", name).write_bytes(b"{")
+
+
+def test_status_reads_no_older_entries_than_it_needs(location):
+    archive = claimed(location)
+    put(archive, 0, 1)
+    put(archive, 1, 1)
+    reader(location).optimize.compact()
+    put(archive, 2, 1)
+    tear_entries(location, 3)
+
+    status = table(location).status()
+
+    assert None not in (status.committed_at, status.maintained_at)
+
+
+def test_status_does_not_read_all_entries_of_a_table_without_maintenance(location):
+    archive = claimed(location)
+    for batch_id in range(60):
+        archive.commit(BatchIdentity(OURS, batch_id, 1, 1), [], 1)
+    tear_entries(location, 1)
+
+    status = table(location).status()
+
+    assert (status.committed_at is None, status.maintained_at) == (False, None)
+
+
 def test_numbers_of_entered_events_outlive_merges_and_the_cleanup_of_the_log(location):
     put(claimed(location), 0, 1, entered=7)
     archive = claimed(location, THEIRS, take_over=True)
