@@ -221,7 +221,7 @@ def test_table_that_is_gone_is_not_made_anew_unless_that_is_meant(config, tmp_pa
     commits = tmp_path / "work/metrics/checkpoint/commits"
     commits.mkdir()
     for batch_id in (1, 2):
-        (commits / str(batch_id)).touch()
+        (commits / str(batch_id)).write_text('v1\n{"nextBatchWatermarkMs":0}')
     (tmp_path / "output").rename(tmp_path / "mounted elsewhere")
 
     with pytest.raises(JobFailed, match=r"/counts is missing, and its checkpoint has 3 batches: mount .*--take-over"):
