@@ -86,7 +86,7 @@ _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # reads the newest version just before it writes the next version, so commits one after the other would show nothing.
 _RIVALS = 4
 # Number of newest commits in which status() looks for committed_at and maintained_at. Each takes two requests on S3.
-_HISTORY = 50
+_HISTORY = 120
 # Number of the newest log entries that claim() checks. Older entries have this many synced ones after them.
 _CHECKED_ENTRIES = 20
 _ENTRY = re.compile(r"\d{20}\.json")

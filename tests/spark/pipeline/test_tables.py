@@ -149,7 +149,7 @@ def test_status_reads_no_older_entries_than_it_needs(location):
 
 def test_status_does_not_read_all_entries_of_a_table_without_maintenance(location):
     archive = claimed(location)
-    for batch_id in range(60):
+    for batch_id in range(130):
         archive.commit(BatchIdentity(OURS, batch_id, 1, 1), [], 1)
     tear_entries(location, 1)
 
