@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["PRIVATE", "check_mode", "make_directory", "open_or_create", "sync_directory", "sync_files", "write_file"]
+__all__ = ["PRIVATE", "check_mode", "make_directory", "open_or_create", "sync_directory", "write_file"]
 
 # Mode that gives access to the owner only.
 PRIVATE = 0o700
@@ -93,14 +93,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_files(directory: Path, *names: str) -> None:
-    """Write files that another program has made to the disk, and their directory. Leave out files that are gone."""
-    for name in names:
-        with contextlib.suppress(FileNotFoundError), open(directory / name, "rb") as file:
-            os.fsync(file.fileno())
-    sync_directory(directory)
 
 
 def _create(path: Path, access: int, mode: int | None) -> int:

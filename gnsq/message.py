@@ -126,8 +126,7 @@ class Message:
 
     @property
     def age(self) -> float:
-        """Seconds since the publish, never below 0: the wall clock of this host minus that of nsqd's host at the
-        publish."""
+        """Seconds since the publish, never below 0: this host's clock now, minus that of nsqd's host at the publish."""
         return max(0.0, (time.time_ns() - self.timestamp) / 1e9)
 
     @property
@@ -176,8 +175,7 @@ class Message:
 
         Args:
             time_ms: 0 or more; nsqd limits it to its max-req-timeout (default: 1 h). None: the delay that the
-                Consumer computes from the attempts (options requeue_delay, requeue_initial and so on); 0 if there is no
-                Consumer.
+                Consumer computes from the attempts (requeue_delay, requeue_initial and so on); 0 without a Consumer.
             backoff: If True, the Consumer counts the requeue as a failure for its backoff.
 
         Raises:

@@ -71,8 +71,7 @@ class Options:
             beside: Further classes of options that the owner takes. The error text lists these options, too.
 
         Raises:
-            TypeError: If a name is not an option (the text has similar options, then all options), or a value has the
-                wrong type.
+            TypeError: If a name is not an option (the text has similar ones, then all), or a value has the wrong type.
             ValueError: If a value is out of bounds.
         """
         names = {field.name for field in dataclasses.fields(cls)}
@@ -194,8 +193,7 @@ class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
 class ConnectionOptions(Options):
     """Options of a connection to nsqd's TCP port. Source of the bounds: nsqd client_v2.go, Set*().
 
-    nsqd itself checks the upper bounds that depend on its flags. output_buffer_timeout is in milliseconds, as it was in
-    gnsq 1.0.
+    nsqd itself checks the upper bounds that its flags set. output_buffer_timeout is in milliseconds, as in gnsq 1.0.
     """
 
     timeout: float = option(

@@ -234,8 +234,7 @@ class InterceptedSession:
         return ended
 
     def _reply(self, end: Sequence[FaultStep] = ()) -> bool:
-        """Do the steps for the reply, which may be empty, to the command in progress. Return True if they end the
-        connection."""
+        """Do the steps for the reply to the command in progress. Return True if they end the connection."""
         event, output = self._event, self._session.output
         event.point, event.now, event.client_id = Point.REPLY, self._session.now, self._session.names[0]
         steps = self._faults.apply_rules(event, [*map(Send, output), *end])

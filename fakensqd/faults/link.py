@@ -83,8 +83,7 @@ class Link:
         """Add a toxic after the other toxics. Connections that exist already get the toxic, too.
 
         Args:
-            upstream: True: only for the bytes that clients send. False: only for the bytes that they receive. Default:
-                for both.
+            upstream: True: only for bytes that clients send. False: only for bytes that they receive. Default: both.
             connection: Number of the connection that gets the toxic, from 1; default: all connections.
             kept: True: clear() keeps the toxic.
         """

@@ -80,8 +80,7 @@ class Event:
     Attributes:
         kind: Name of the command; "message" or "heartbeat"; path of the request. Empty for a connection.
         connection: Number of the connection, from 1, in the order of accepting; 0 for HTTP.
-        client_id: The client_id in IDENTIFY; before IDENTIFY, the client's address. On nsqlookupd, the nsqd's broadcast
-            address.
+        client_id: That of IDENTIFY; before IDENTIFY, the client's address. On nsqlookupd, the nsqd's broadcast address.
         topic, channel: Names in the command or request, else of the subscription; empty if there are none.
         bodies: Bodies of the messages, or the body of IDENTIFY, AUTH or a request.
         raw: The body of a command as received.

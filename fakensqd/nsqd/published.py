@@ -97,8 +97,7 @@ class MessageAssertions(ABC):
         Use ``assert nsqd.messages("orders") == [b"1", b"2"]`` to compare all messages and their order.
 
         Args:
-            bodies: Each body must have been published at least as often as it is given here. Without bodies, any
-                message is enough.
+            bodies: Each body must have been published at least as often as given here. Default: any message is enough.
             count: How often exactly each body must have been published; without bodies, how many messages in all.
             timeout: Seconds of real time to wait until the assertion is true.
 

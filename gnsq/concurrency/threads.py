@@ -238,8 +238,7 @@ class CrossThreadFuture(Generic[T]):
         if self.is_done:
             return True
         if get_hub_if_exists() is None:
-            # Wait in short steps: if a signal comes just before the system call, the interpreter handles the signal
-            # only after the call.
+            # Wait in short steps: a signal that comes just before the system call is handled only after the call.
             end = time.monotonic() + timeout
             while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
                 if time.monotonic() >= end:

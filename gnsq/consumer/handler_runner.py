@@ -244,8 +244,7 @@ class HandlerRunner:
             )
 
     def overdue(self) -> list[RunningHandler]:
-        """Return the handlers that still run after their message has timed out. The handler that has run longest is
-        the first."""
+        """Return the handlers that still run after their message has timed out, the longest-running one first."""
         late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
 

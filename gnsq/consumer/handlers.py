@@ -138,8 +138,7 @@ class HandlerSignal(Signal):
         sender: Any = ANY,  # Any: as in blinker's signature
         weak: bool = True,
     ) -> _HandlerT:
-        """Check a receiver by check_handler(), and connect it as blinker does, weakly by default. May be used as a
-        decorator."""
+        """Check a receiver by check_handler(), and connect it as blinker does, weakly by default. Also a decorator."""
         check_handler(receiver, f"receiver of {self._name}")
         super().connect(receiver, sender, weak)
         if weak:

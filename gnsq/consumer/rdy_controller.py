@@ -158,8 +158,7 @@ class RdyController:
             self.schedule_update()
 
     def check_in_flight(self, connection: Connection) -> None:
-        """Raise NSQProtocolError if more messages than connection.in_flight_limit are in flight. Timed out messages are
-        not counted."""
+        """Raise NSQProtocolError if more than connection.in_flight_limit messages are in flight and not timed out."""
         self._drop_timed_out()
         if connection.in_flight > connection.in_flight_limit:
             raise NSQProtocolError(
@@ -292,8 +291,7 @@ class RdyController:
         self.schedule_update()
 
     def _drop_timed_out_if_due(self, now: float) -> None:
-        """Search for timed out messages at intervals. Without that, messages that are never answered would count as in
-        flight for ever."""
+        """Search for timed out messages at intervals: messages without an answer would be in flight for ever."""
         if self._timeout_check_due is not None and now >= self._timeout_check_due:
             self._drop_timed_out()
             self._timeout_check_due = None

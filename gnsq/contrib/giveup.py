@@ -39,8 +39,7 @@ __all__ = [
 class LogGiveupHandler:
     """Write the body of each message to a log, as text. Bytes that are not UTF-8 are written as ``\\xNN``.
 
-    A body with newlines takes several lines. JSONLogGiveupHandler writes one line per message, from which the body can
-    be restored.
+    A body with newlines takes several lines. JSONLogGiveupHandler writes one line, from which the body can be restored.
 
     Args:
         log: Function that is called with the text; default: sys.stdout.write. If the function is a method of an object
@@ -83,8 +82,7 @@ class JSONLogGiveupHandler(LogGiveupHandler):
 
 
 class DirectoryGiveupHandler:
-    """Write each message to a file of its own: the JSON of JSONLogGiveupHandler, plus ``topic``, ``channel`` and
-    ``nsqd``.
+    """Write each message to a file of its own: the JSON of JSONLogGiveupHandler, plus topic, channel and nsqd.
 
     A file gets its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, when it is complete. It is on the disk when the handler
     returns. If a message is given up again, its file is replaced.

@@ -87,8 +87,7 @@ class NsqdHTTPClient(HTTPClient):
             timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:
-            NewlineInMessage: If a message contains a newline and binary is False. The class is a ValueError and an
-                NSQException.
+            NewlineInMessage: If a message has a newline and binary is False. It is a ValueError and an NSQException.
             ValueError: If there are no messages, or one message is empty.
             TypeError: If messages is not an iterable, or one message is neither bytes nor str.
         """
@@ -216,8 +215,7 @@ class NsqdHTTPClient(HTTPClient):
         Args:
             topic, channel: Return only this topic or channel. nsqd omits a topic that does not have the channel.
             include_clients: False omits the lists of clients. By default nsqd includes them.
-            include_mem: False omits the statistics of nsqd's memory. By default nsqd includes them, and pauses briefly
-                to collect them.
+            include_mem: False omits the statistics of nsqd's memory. To collect them, nsqd pauses briefly.
         """
         if topic:
             assert_valid_topic_name(topic)
@@ -262,8 +260,7 @@ class NsqdHTTPClient(HTTPClient):
         """Check that nsqd is healthy. Return b"OK".
 
         Raises:
-            NSQHttpError: If nsqd is not healthy, for example after a failed write to disk. The error has status 500 and
-                the reason.
+            NSQHttpError: If nsqd is not healthy, for example after a failed write: status 500, and the reason.
         """
         response: bytes = self.request("GET", "ping")
         return response

@@ -129,8 +129,7 @@ class Writer:
             self._flushed.wait()
 
     def close(self) -> None:
-        """Discard queued commands, and end run() and wait_flushed(). The caller must fail the pending requests
-        itself."""
+        """Discard queued commands, and end run() and wait_flushed(). The caller must fail pending requests."""
         self._closed = True
         self._discard()
         self._flushed.set()

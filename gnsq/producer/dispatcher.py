@@ -274,8 +274,7 @@ class Dispatcher:
         """Wait until a publish has capacity, or has ended.
 
         Raises:
-            NSQNotSentTimeout: If there is no capacity, and the caller can't wait: it is the hub itself or a receiver of
-                signals.
+            NSQNotSentTimeout: If there is no capacity, and the caller (the hub or a signal's receiver) can't wait.
         """
         if publish.reserved_bytes or publish.done:
             return
@@ -323,8 +322,7 @@ class Dispatcher:
                 self.send(publish)
 
     def remove(self, link: Link) -> None:
-        """Submit no further publishes to a link. Its pending publishes continue. A link that was removed before is
-        ignored."""
+        """Submit no further publishes to a link. Its pending publishes continue. Removing it again has no effect."""
         for links in (self.links, self.stalled_links):
             if link in links:
                 links.remove(link)
@@ -425,8 +423,7 @@ class Dispatcher:
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
         """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed.
 
-        If a batch was not sent, its other members are submitted again. The caller must have withdrawn an unsent
-        batch from the link.
+        If a batch was not sent, its other members are submitted again. The caller must have withdrawn such a batch.
         """
         was_sent = waiting_for is WaitingFor.RESPONSE
         members = publish.unfinished()

@@ -204,8 +204,7 @@ class ProducerLifecycle:
             self._closed.wait(timeout)
 
     def close_at_exit(self) -> None:
-        """At the end of the program, close a threaded producer. For another producer, log how many publishes are not
-        confirmed."""
+        """At the end of the program, close a threaded producer. For others, log how many publishes are unconfirmed."""
         runtime = self.runtime
         if self._threaded:
             self._close_and_log(self.close, self._close_timeout)

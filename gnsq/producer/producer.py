@@ -467,8 +467,7 @@ class Producer:
     ) -> bytes | PublishResult:
         """Publish messages in one MPUB and wait until nsqd has confirmed them. Arguments and errors as for publish().
 
-        nsqd stores all messages or none. Only if nsqd's disk fails meanwhile, nsqd may have stored some of them; then
-        NSQUnknown is raised.
+        nsqd stores all messages or none, unless its disk fails meanwhile: it may have some, and NSQUnknown is raised.
 
         Raises:
             ValueError: In the cases of publish(), and if the messages together are longer than max_body_size.

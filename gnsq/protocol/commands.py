@@ -100,8 +100,7 @@ def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
 
 
 def multipublish_body(messages: Iterable[bytes]) -> bytes:
-    """Build the body of MPUB, and of HTTP's binary /mpub: the number of messages, then size and body of each
-    message."""
+    """Build the body of MPUB, and of HTTP's binary /mpub: number of messages, then size and body of each one."""
     if isinstance(messages, (bytes, bytearray, str)):
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
     parts = [b""]

@@ -319,8 +319,7 @@ def with_hint(error: NSQErrorCode) -> NSQErrorCode:
 
 
 def max_req_timeout(error: NSQException | None) -> int | None:
-    """Read nsqd's limit of a REQ's delay from the error that refuses a REQ, and return it in milliseconds. Return None
-    for other errors.
+    """Read nsqd's limit of a REQ's delay (ms) from the error that refuses a REQ. Return None for other errors.
 
     The error's text has the limit in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
     """

@@ -8,7 +8,6 @@ from gnsq.errors import NSQException
 
 __all__ = [
     "JobFailed",
-    "JobStopped",
     "RowsNotPublished",
     "SegmentCorrupt",
     "SpoolError",
@@ -41,10 +40,6 @@ class RowsNotPublished(NSQException):
 
 class JobFailed(NSQException):
     """The job can't begin, or a query has failed. The error's text is one line."""
-
-
-class JobStopped(JobFailed):
-    """A signal has stopped a job before it was done."""
 
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")

@@ -44,14 +44,12 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """Path of the file within the spool. It contains the number of rows, so that a listing is enough to count
-        them."""
+        """Path of the file within the spool. It has the number of rows, so that a listing is enough to count rows."""
         return f"{self.receiver}/{self.number:012d}-{self.rows}.arrow"
 
 
 def encode_offset(vector: Vector, source: str) -> dict[str, object]:
-    """Encode a vector as the JSON object for Spark's checkpoint. The source names what is read, such as topics and
-    channel."""
+    """Encode a vector as JSON for Spark's checkpoint. The source names what is read, such as topics and channel."""
     return {"v": VERSION, "s": source, "r": dict(sorted(vector.items()))}
 
 
@@ -197,8 +195,7 @@ def distribute(segments: Sequence[Segment], groups: int, max_bytes: int) -> list
     shares: list[list[Segment]] = [[] for _ in range(groups)]
     before = 0
     for segment in segments:
-        # The middle of a segment decides its group, so that one large segment does not push the rest into the last
-        # group.
+        # The middle of a segment decides its group, so that a large segment does not push all others to the last group.
         middle = before + segment.size / 2
         shares[min(int(middle * groups / total), groups - 1) if total else 0].append(segment)
         before += segment.size

@@ -231,8 +231,7 @@ def publish(
     """Publish all rows of record batches, and return after nsqd has confirmed each row.
 
     Raises:
-        ValueError: If a row has no body or no topic, if nsqd would refuse it, or if a file that an option names can't
-            be used.
+        ValueError: If a row has no body or topic, if nsqd would refuse it, or if a file of an option is not usable.
         RowsNotPublished: If any row was not confirmed by nsqd. Its ``__cause__`` is an error of the Producer.
     """
     publisher = _Publisher(options, origin, max_buffered_bytes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import JobFailed, JobStopped
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
 from gnsq.texts import counted
@@ -213,6 +213,8 @@ def run_job(
 
 def _stopped(once: bool, unread: str = "") -> bool:
     """Return False, as run_job() does after a signal. With once, raise JobStopped instead, since not all was read."""
+    from gnsq.spark.pipeline.process import JobStopped  # slow to load, as in run_job()
+
     if once:
         raise JobStopped(f"stopped before all was read ({unread or 'nothing yet'}): start again")
     return False

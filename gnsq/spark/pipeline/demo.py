@@ -20,11 +20,10 @@ import click
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from gnsq.spark.errors import JobStopped
 from gnsq.spark.java import find_java
 from gnsq.spark.pipeline.__main__ import run_job
 from gnsq.spark.pipeline.config import YEAR, PipelineConfig
-from gnsq.spark.pipeline.process import StopRequest
+from gnsq.spark.pipeline.process import JobStopped, StopRequest
 from gnsq.texts import counted
 
 if TYPE_CHECKING:

@@ -18,12 +18,16 @@ from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.spool.ownership import try_lock, wait_for_lock, write_text
 
-__all__ = ["StopRequest", "lock_job", "running_job"]
+__all__ = ["JobStopped", "StopRequest", "lock_job", "running_job"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NAME = "job.json"
 # Seconds that lock_job() waits for another job that was told to stop just before.
 TIMEOUT = 5.0
+
+
+class JobStopped(JobFailed):
+    """A signal has stopped a job before it was done."""
 
 
 def lock_job(work: Path, timeout: float = TIMEOUT) -> IO[str]:

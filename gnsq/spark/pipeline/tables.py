@@ -20,6 +20,7 @@ import datetime as dt
 import functools
 import json
 import logging
+import os
 import re
 import tempfile
 import threading
@@ -39,7 +40,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from gnsq.localfiles import make_directory, sync_directory, sync_files
+from gnsq.localfiles import make_directory, sync_directory
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.datafiles import (
     DataFile,
@@ -63,6 +64,7 @@ __all__ = [
     "TableStatus",
     "check_store",
     "delta_location",
+    "sync_files",
     "sync_log",
 ]
 
@@ -643,6 +645,14 @@ def _time(entry: Mapping[str, Any]) -> dt.datetime | None:
 
 def _type(kind: Any) -> str:
     return str(getattr(kind, "type", kind))
+
+
+def sync_files(directory: Path, *names: str) -> None:
+    """Write files that another program has made to the disk, and their directory. Leave out files that are gone."""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError), open(directory / name, "rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(directory)
 
 
 def sync_log(location: str, *names: str) -> None:

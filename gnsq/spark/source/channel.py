@@ -174,8 +174,7 @@ class ChannelClient:
         return found
 
     def _advertised_addresses(self) -> set[str]:
-        """Ask the configured nsqds for the addresses that they advertise to nsqlookupd, so that none is counted
-        twice."""
+        """Ask the configured nsqds for the addresses that nsqlookupd has of them, so that none is counted twice."""
         for address, client in self._configured.items():
             if address not in self._advertised:
                 # If an nsqd is down, this address stays unknown, and nsqlookupd may name the nsqd a second time. That
@@ -254,8 +253,7 @@ class ChannelMonitor:
             self._hub.call(self._start)
 
     def ask(self, interval: float = MIN_POLL_INTERVAL) -> Depth | None:
-        """Ask for the depth now. Return None if no nsqd responds, or if the last request was less than interval seconds
-        ago."""
+        """Ask for the depth now. Return None if no nsqd responds, or if the last request is newer than interval."""
         if not self.has_http or time.monotonic() - self.asked_at < interval:
             return None
         return self._hub.call(self._ask)

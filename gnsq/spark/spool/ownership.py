@@ -1,5 +1,4 @@
-"""Ownership of a spool. A query deletes the segments that it has read, so two queries on one spool would lose
-messages."""
+"""Ownership of a spool: a query deletes the segments that it has read, so a second query would lose messages."""
 
 from __future__ import annotations
 
