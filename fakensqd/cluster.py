@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 
 __all__ = ["FakeCluster"]
 
-# TCP port of nsqd N: base_port + _NSQD_PORT + N * _PORT_STEP. _PORTS: distance of a daemon's ports from its TCP port.
+# TCP port of nsqd N: base_port + _NSQD_PORT + N * _PORT_STEP; likewise of nsqlookupd N. _PORTS: added to that port.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
 _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}

@@ -78,7 +78,7 @@ class LookupReport:
         self.failures: dict[str, str] = {}
         self.wrong: set[str] = set()
         self.empty_rounds = 0
-        # Addresses at which an nsqlookupd has answered.
+        # Addresses that have given a usable answer once.
         self._confirmed: set[str] = set()
 
     def warn(self, address: str, text: str, *arguments: object) -> None:

@@ -57,7 +57,7 @@ class BrokerEvents:
 
 
 class _Broker(Protocol):
-    """The part of Broker that topics and channels use."""
+    """What MessageHolder and Channel use of Broker."""
 
     options: NsqdOptions
     events: BrokerEvents

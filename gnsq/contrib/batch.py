@@ -61,7 +61,7 @@ class BatchHandler:
             NSQRequeueMessage with backoff=False.
         handle_message: Called with each message when its batch runs. Returns the item for the batch; default: the
             message. If handle_message raises, this message is requeued, and the others stay in the batch.
-        handle_batch_error: Called with (error, messages, batch) before the messages are requeued.
+        handle_batch_error: Called with (error, messages, items) before the messages are requeued.
         handle_message_error: Called with (error, message) before the message is requeued.
         timeout: Seconds that a message may wait for its batch; None: no limit except half of msg_timeout.
         spawn: Function that runs a batch; default: in a new greenlet. Or the number of batches that may run at the same

@@ -119,7 +119,7 @@ class InFlightMessages:
         return not self._owner_thread.is_current
 
     def call_in_owner_thread(self, function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Call a function in the hub of the connection's thread, soon.
+        """Call a function soon, in a greenlet of the connection's thread.
 
         Raises:
             NSQConnectionClosed: If the connection is closed, or the thread has ended.

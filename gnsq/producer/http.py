@@ -204,7 +204,7 @@ def make_http_clients(
     """Make the HttpClients if there are URLs or http is True. Otherwise return None.
 
     Raises:
-        TypeError, ValueError: In the cases of HttpClients, and if http_options are given for a producer over TCP.
+        TypeError, ValueError: As HttpClients(); if http is not a bool; if http_options are given without HTTP.
     """
     if not isinstance(http, bool):
         raise TypeError(f"http must be a bool, not a {type(http).__name__}; options of HTTP are http_options")

@@ -172,7 +172,7 @@ class ProducerRuntime:
         """Connect to an nsqd, and reconnect whenever the connection is lost.
 
         Raises:
-            ValueError: If the address is not valid.
+            ValueError: Over HTTP, if the address is not valid.
         """
         with self._marked():
             for pool in self._pools:

@@ -114,7 +114,7 @@ def open_session(
             try:
                 _prepare(spark)
             except (PySparkException, Py4JError) as error:
-                # A session with a bad setting has no queries, and each call to it takes seconds.
+                # After a bad setting there are no queries, and to ask Spark for them takes seconds.
                 is_usable = False
                 raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
             yield spark

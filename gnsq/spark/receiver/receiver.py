@@ -23,8 +23,8 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #     offset into its checkpoint.
 #  9. `NsqStreamReader.partitions` in spark/source/reader.py divides the segments into tasks. Each task yields rows by
 #     `read_segments` in spark/source/reader.py. `Spool.read` in spark/spool/spool.py decodes and checks the rows.
-# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. After the next batch `Spool.prune`
-#     in spark/spool/spool.py deletes the segments. A batch that failed is read again from the same segments.
+# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `Spool.prune` in
+#     spark/spool/spool.py deletes the segments: in the next latestOffset(), or at once with Trigger.Once.
 #
 # States of a receiver, and the reasons to pause:
 #
@@ -101,7 +101,7 @@ class Receiver:
 
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
-        max_rows: Rows to receive; None for no limit.
+        max_rows: The most messages to receive; None: no limit.
         write_timeout: Seconds that close() waits for a write.
 
     Attributes:

@@ -65,8 +65,8 @@ class DepthSample:
     """What the planner knows at one time about the spool and the channel.
 
     Attributes:
-        rows: Rows that came into the spool since the start. The spool is listed after the request for the depth, so
-            these rows include every message that was finished before the request.
+        rows: Rows that came into the spool since the drain began. The spool is listed after the request for the
+            depth, so the rows include what receivers finished before the request.
         depth: None if there was no request for the depth, or no nsqd has responded.
         is_paused: True if nothing can be received: the spool is full, or can't be written.
         is_reached: True if an nsqd was reached at any time, as far as the planner knows.
