@@ -236,7 +236,7 @@ class Daemon(Server):
 
     @property
     def faults_http_address(self) -> str:
-        """``host:port`` of ``/faults``, which answers in every state; empty without ``faults_over_http``."""
+        """Address of a port for ``/faults`` that answers even after down(); empty without such a port."""
         return self._faults_port.address
 
     # --- faults and transcript ----------------------------------------------------------------------------------------

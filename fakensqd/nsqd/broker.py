@@ -24,7 +24,7 @@ class Broker:
     """All topics of one nsqd.
 
     Args:
-        options: nsqd's flags. The broker uses the sizes of queues, and the timeouts and delays of messages.
+        options: nsqd's flags. Topics, channels and statistics read a few of them.
         events: Functions that the broker calls when something happens; default: it calls none.
         epoch_ns: The wall clock's time at now = 0, in nanoseconds since 1970.
 

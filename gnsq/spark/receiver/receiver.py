@@ -101,7 +101,7 @@ class Receiver:
 
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
-        max_rows: The most messages to receive; None: no limit.
+        max_rows: The most messages to write; None: no limit.
         write_timeout: Seconds that close() waits for a write.
 
     Attributes:

@@ -25,7 +25,7 @@ class SpoolLock:
     spool: each run writes its id into owner.json, and check() raises in the earlier run.
 
     Args:
-        claim: Identity of the owner, as names and values. The lock is refused if a value differs from the last owner's.
+        claim: Names and values that identify the query. The lock is refused if a value differs from the last owner's.
         timeout: Seconds to wait while another process has the lock.
     """
 
