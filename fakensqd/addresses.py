@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def _remove_dead_socket(path: str) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            remove_socket_file((path, UNIX_PORT))
+            if stat.S_ISSOCK(os.stat(path).st_mode):  # connecting to any other file is refused, too
+                remove_socket_file((path, UNIX_PORT))
         except OSError:
             pass
 

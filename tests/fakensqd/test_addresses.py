@@ -178,3 +178,12 @@ def test_new_topic_waits_five_seconds_for_channels_of_an_nsqlookupd(clock):
         clock.advance(0.2)
 
         assert channel.depth == 1
+
+
+def test_file_that_is_no_socket_is_not_replaced_by_one(tmp_path):
+    file = tmp_path / "nsqd.sock"
+    file.write_text("kept")
+
+    with pytest.raises(OSError, match="in use"):
+        open_socket((str(file), UNIX_PORT), listening=True)
+    assert file.read_text() == "kept"
