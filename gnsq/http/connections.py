@@ -90,10 +90,10 @@ class Connections:
         register_after_fork(self)
 
     def close(self, *, in_own_thread: bool) -> None:
-        """Close all connections, so that waiting calls fail. If in_own_thread is False, their hub does this later."""
+        """Close all connections, so that waiting calls fail. If in_own_thread is False, their hub does so later."""
         self.closed = "client was closed while it waited for a response"
         if not in_own_thread:
-            # If the hub was destroyed, its queue raises ValueError.
+            # If the hub was destroyed, its queue raises ValueError, and the connections are closed here.
             with contextlib.suppress(ValueError):
                 self._queue.call_soon_threadsafe(self._end)
                 return
@@ -130,7 +130,7 @@ class Connections:
             timeout: Seconds; None: use the client's option timeout.
 
         Raises:
-            NSQHttpError: If the client is closed. If the timeout is over: NSQHttpTimeout or NSQHttpUnreachable.
+            NSQHttpError: If the client is closed before the end. If time is over: NSQHttpTimeout or NSQHttpUnreachable.
         """
         call = Call(self, what, self.options.timeout if timeout is None else timeout)
         token = _current_call.set(call)
@@ -150,11 +150,11 @@ class Connections:
         """Send a request and read the response. Does not follow redirects.
 
         Args:
-            fresh: True to use a new connection.
+            fresh: True: close the idle connections first, so that the request uses a new one.
 
         Raises:
-            NoResponse: If the connection or the response is broken.
-            NSQHttpError: If the client is closed, or the response is too long or has a Content-Encoding.
+            NoResponse: If no connection can be made, or the connection or the response is broken.
+            NSQHttpError: If the client is closed, or the response is too long or has an encoding such as gzip.
         """
         with self._slots:
             call.connected = call.sent = False
@@ -189,7 +189,7 @@ class Call:
         ends: Time at which the timeout is over, as time.monotonic().
         connected: True if the current request has begun to make a connection.
         sent: True if any byte of the current request may have been sent.
-        socket: The socket of the current request.
+        socket: The socket to which the current request is sent; None before and after.
     """
 
     def __init__(self, connections: Connections, what: str, timeout: float) -> None:
@@ -206,7 +206,7 @@ class Call:
         """Send a request and return the response. Retry if that is safe.
 
         Raises:
-            NSQHttpError: If there is no response.
+            NSQHttpError: If there is no response, or it is refused: too long, or with an encoding such as gzip.
         """
         self._what = f"{method} {url}"
         request = requests.Request(method, url, self._connections.headers, data=body, params=params)
@@ -239,7 +239,7 @@ class Call:
 
 
 def _may_be_repeated(method: str, failure: NoResponse) -> bool:
-    """Return True if a retry may succeed and is safe: the request was not sent, or is a GET and changes nothing."""
+    """Return True if a retry may succeed and is safe: nothing was sent, or it is a GET that has not timed out."""
     if failure.final:
         return False
     return not failure.sent or (method == "GET" and not failure.timed_out)

@@ -42,7 +42,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpOptionsDict(TypedDict, total=False):
-    """Typed keywords for HttpOptions. Some allow more types than the fields there: the types that gnsq 1.0 accepted."""
+    """Typed keywords for HttpOptions. Some allow more types than the fields there, such as those of gnsq 1.0."""
 
     timeout: float | tuple[float, float] | urllib3.Timeout | None
     connect_timeout: float | None
@@ -189,7 +189,7 @@ def check_port(port: Any) -> int:  # Any: gnsq 1.0 accepted "4151", too
 
 
 def check_scheme(scheme: str) -> str:
-    """Return the scheme if it is http or https."""
+    """Return the scheme if it is http or https; otherwise raise ValueError."""
     if scheme not in PORTS:
         raise ValueError(f"scheme {scheme!r} must be http or https")
     return scheme

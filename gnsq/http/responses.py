@@ -33,7 +33,7 @@ class Response:
     location: str = ""
 
     def redirects(self, method: str) -> bool:
-        """Return True if the request must be sent to another URL. A POST is redirected only if it stays a POST."""
+        """Return True if the request must be sent to another URL. A POST is sent again only if it stays a POST."""
         return bool(self.location) and self.status in _REDIRECTS.get(method, _REDIRECTS_OF_OTHERS)
 
     @property
@@ -136,7 +136,7 @@ def _refusal(call: str, response: Response, status: int, text: str) -> NSQHttpEr
 
 
 def _hint(status: int, text: str, body: bytes) -> str:
-    """Return what to do about an error, if that is known. Source: nsqd http.go, options.go."""
+    """Return a hint about an error; empty if there is none. Source: nsqd http.go, options.go."""
     if status == 413 and text == "BODY_TOO_BIG":
         return "more than nsqd's --max-body-size in one request: publish fewer messages in one call, or raise it"
     if status == 413 and text != "INVALID_VALUE":

@@ -38,7 +38,7 @@ MAX_RESPONSE_SIZE = 64 * 1024
 
 def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
     """Check options before connecting, and load the files of tls_options once for all connections. Return the options,
-    in which a new tls_context replaces tls_options if TLS is wanted.
+    in which a new tls_context replaces tls_options if TLS is wanted without a tls_context.
 
     Raises:
         ValueError, TypeError: If tls_options can't be used.
@@ -64,8 +64,8 @@ class TransportStack:
     Attributes:
         transport: The topmost transport; None before connect().
         decoder: Decodes the bytes that the transport receives.
-        on_frame: Called with (type, data) for each frame that a handshake reads.
-        expected: Describes what the connection waits for now, for the error text of a timeout.
+        on_frame: Called with (type, data) for each frame that a handshake reads; None: no call.
+        expected: Describes what connect() or the handshake waits for now, for the error text of a timeout.
         encrypted: True after TLS has started.
     """
 
@@ -204,7 +204,7 @@ class TransportStack:
 
 
 def _error_in_clear_text(first: bytes) -> NSQErrorCode | None:
-    """Decode an error frame that nsqd sent in clear text instead of TLS. Source: nsqd protocol_v2.go IDENTIFY."""
+    """Decode an error frame, if nsqd sent one in clear text instead of TLS. Source: nsqd protocol_v2.go IDENTIFY."""
     try:
         frame = FrameDecoder(MAX_RESPONSE_SIZE).next_frame(first)
     except NSQFrameError:

@@ -1,6 +1,6 @@
 """One connection to nsqd's TCP port. Owns its three greenlets: reader, writer and liveness check.
 
-Consumer and Producer decide about messages and RDY; ConnectionPool decides when to reconnect.
+Consumer decides about messages and RDY, Producer about publishes, ConnectionPool when to reconnect.
 """
 
 # The way of a message, from the socket to the handler and back as FIN:
@@ -16,7 +16,7 @@ Consumer and Producer decide about messages and RDY; ConnectionPool decides when
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
 #  8. `Message.finish_if_unanswered` in message.py is called after the handler has returned.
 #  9. `InFlightMessages.finish` in nsqd/in_flight.py reduces the number of messages in flight.
-# 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` in nsqd/writer.py.
+# 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` if it sleeps.
 # 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
 #     sends the FINs together.
 #
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds; enough for the event loop to look at all sockets once, so that the reader reads the data that has arrived.
 HUB_ROUND = 0.01
-# If more messages than the highest RDY count plus this are in flight, nsqd ignores RDY. A smaller excess is normal:
+# If the messages in flight exceed the highest RDY count by more than this, nsqd ignores RDY. A lower excess is normal:
 # after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.
 IN_FLIGHT_MARGIN = 2500
 # Seconds in which the reader may still receive nsqd's error after a send has failed.
@@ -107,7 +107,7 @@ class Connection:
         on_error: Called with (connection, NSQErrorCode) for each error frame; None: no call.
         on_closed: Called with (connection) when the connection is closed, before its pending requests fail.
         pending: Requests that have no response yet.
-        submit: Function that queues a request. Raises NSQConnectionClosed if the connection is closed.
+        submit: Function that queues or sends a request. Raises NSQConnectionClosed if the connection is closed.
         in_flight_messages: Messages in flight, and the callbacks for FIN and REQ.
         ready_count, highest_ready_count: The RDY count that was sent last, and the highest one that was sent.
         in_flight_limit: highest_ready_count + IN_FLIGHT_MARGIN.
@@ -163,16 +163,16 @@ class Connection:
     # --- open and close
 
     def open(self, transport: Transport | None = None) -> Identity:
-        """Connect, perform the handshake, and start to read and write.
+        """Connect, perform the handshake, and start to read and write. If this fails, the connection is closed.
 
         Args:
             transport: A stream to use instead of a new TCP connection.
 
         Raises:
-            NSQSocketError: If nothing listens, or the connection breaks.
+            NSQSocketError: If nothing listens, TLS can't begin, or the connection breaks or is aborted.
             NSQTimeout: If connecting and the handshake together take longer than options.timeout.
-            NSQProtocolError: If the peer is not nsqd.
-            NSQErrorCode: If nsqd refuses the handshake. Each of these errors closes the connection.
+            NSQErrorCode, NSQProtocolError: If nsqd refuses the handshake, or the peer is not nsqd.
+            NSQException: If nsqd lacks the wanted TLS or wants a secret, or the connection was opened before.
         """
         if self._opened or self.state is not ConnectionState.INIT:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")
@@ -218,7 +218,7 @@ class Connection:
         Raises:
             ValueError: If a name is not valid; nothing was sent.
             NSQErrorCode: If nsqd refuses the SUB. The connection is closed then.
-            NSQTimeout, NSQConnectionClosed: If no response came.
+            NSQTimeout, NSQConnectionClosed, NSQProtocolError: If no response came, or another one than OK.
         """
         assert_valid_topic_name(topic, self.options.max_name_length)
         assert_valid_channel_name(channel, self.options.max_name_length)
@@ -302,7 +302,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """True after open(), until close() or abort() is called."""
+        """True after open(), until the connection is lost, or close() or abort() is called."""
         return self.state in (ConnectionState.CONNECTED, ConnectionState.SUBSCRIBED)
 
     @property
@@ -312,7 +312,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Number of messages in flight: delivered and not answered."""
+        """Number of messages in flight: delivered, and neither answered nor counted as timed out."""
         return self.in_flight_messages.in_flight
 
     def stats(self) -> ConnectionStats:
@@ -388,12 +388,12 @@ class Connection:
         return response
 
     def send(self, command: bytes) -> None:
-        """Queue a command that has no response. The writer joins all queued commands into one send. Raises
+        """Queue a command that has no response. The writer joins queued commands into larger sends. Raises
         NSQConnectionClosed if the connection is closed."""
         self._writer.put(command)
 
     def ready(self, count: int) -> None:
-        """Send RDY.
+        """Send RDY. Raise the errors of send(), too.
 
         Raises:
             ValueError: If the count is negative or above nsqd's max_rdy_count; nothing was sent.
@@ -459,7 +459,7 @@ class Connection:
                 let_others_run()
                 data = recv(READ_SIZE)
             else:
-                # Only responses came. Usually no more data waits now, and the next data will also have only responses.
+                # No message came. Usually no more data waits now, and the next data will also have only responses.
                 data = transport.recv_unless_handled(READ_SIZE, self._resolve_oks)
             if not data and self._write_shut_down:
                 self.abort()
@@ -531,7 +531,7 @@ class LivenessMonitor:
 
     Args:
         timeout: Seconds that one send may take.
-        heartbeat_interval: Seconds; nsqd may be silent for two intervals. 0: there are no heartbeats.
+        heartbeat_interval: Seconds; nsqd may be silent for less than two intervals. 0: nsqd may always be silent.
     """
 
     def __init__(self, timeout: float, heartbeat_interval: float, now: float) -> None:

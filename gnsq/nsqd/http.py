@@ -1,4 +1,4 @@
-"""nsqd's HTTP API: one method for each endpoint. A method checks its arguments before it sends a request.
+"""nsqd's HTTP API: methods for all endpoints except /debug. A method checks its arguments before it sends a request.
 
 Source: nsqd http.go.
 """
@@ -30,8 +30,8 @@ class NewlineInMessage(NSQException, ValueError):
 class NsqdHTTPClient(HTTPClient):
     """Client of nsqd's HTTP API.
 
-    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. If nsqd does not
-    know an endpoint that had another path before nsqd 1.0, the request is sent again to that path.
+    All methods that send a request raise NSQHttpError as request() does, and ValueError for invalid names. If nsqd does
+    not know an endpoint's path, and versions before 1.0 had another one, that is tried (not with defer or binary).
 
     Args:
         host, port: Address of nsqd's HTTP port.
@@ -61,8 +61,8 @@ class NsqdHTTPClient(HTTPClient):
             timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:
-            ValueError: If the message is empty, or defer is negative.
-            TypeError: If the message is neither bytes nor str, or defer is not an int.
+            ValueError: If the message is empty, defer is negative, or the topic is not valid.
+            TypeError: If the message is neither bytes (or bytearray, memoryview) nor str, or defer is not an int.
         """
         assert_valid_topic_name(topic)
         body = _body("data", data)
@@ -88,8 +88,8 @@ class NsqdHTTPClient(HTTPClient):
 
         Raises:
             NewlineInMessage: If a message has a newline and binary is False. It is a ValueError and an NSQException.
-            ValueError: If there are no messages, or one message is empty.
-            TypeError: If messages is not an iterable, or one message is neither bytes nor str.
+            ValueError: If there are no messages, one message is empty, or the topic is not valid.
+            TypeError: If messages is not an iterable or is a single message, or one message is neither bytes nor str.
         """
         assert_valid_topic_name(topic)
         if isinstance(messages, (bytes, bytearray, memoryview, str)):
@@ -210,7 +210,7 @@ class NsqdHTTPClient(HTTPClient):
         include_clients: bool | None = None,
         include_mem: bool | None = None,
     ) -> NsqdStats | bytes:
-        """Return statistics, as a dict or as text (bytes).
+        """Return statistics: a dict, or with text=True nsqd's text as bytes.
 
         Args:
             topic, channel: Return only this topic or channel. nsqd omits a topic that does not have the channel.
@@ -250,7 +250,7 @@ class NsqdHTTPClient(HTTPClient):
             The new value, in the form that config() returns.
 
         Raises:
-            ValueError: If the value is empty, or the name of the option is not valid.
+            ValueError, TypeError: If the value is empty or JSON can't hold it, or the option's name is not valid.
         """
         name = _option(option)
         body = _body("value", value if isinstance(value, (bytes, bytearray, memoryview, str)) else json.dumps(value))
@@ -266,7 +266,7 @@ class NsqdHTTPClient(HTTPClient):
         return response
 
     def info(self) -> dict[str, Any]:
-        """Return version, ports and limits."""
+        """Return what nsqd says about itself: its version, host names, ports and some limits."""
         response: dict[str, Any] = self.request("GET", "info")
         return response
 

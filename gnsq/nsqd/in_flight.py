@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 
-# Seconds. A short time_left makes TOUCH come earlier, but not below this: nsqd checks timeouts only every 0.1 s.
+# Seconds. A short time_left makes TOUCH come earlier, but no sooner than this: nsqd checks timeouts only every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
 
 
@@ -54,12 +54,12 @@ class InFlightMessages:
 
     Args:
         nsqd: Address of the nsqd.
-        send: Function that queues a command. Raises NSQConnectionClosed if the connection is closed.
+        send: Function that queues or sends a command. Raises NSQConnectionClosed if the connection is closed.
         check: Function that raises NSQConnectionClosed if the connection is closed. Called in any thread.
         finish: Function that queues FIN for a message id; default: send is called with FIN.
 
     Attributes:
-        in_flight: Number of messages that were delivered and are not answered.
+        in_flight: Number of delivered messages that are neither answered nor counted as timed out.
         msg_timeout: Seconds after which nsqd requeues an unanswered message; None if unknown.
         max_msg_timeout: Seconds from the delivery until TOUCH can no longer keep a message in flight; None if unknown.
         max_req_timeout: nsqd's longest delay of REQ, milliseconds; None if unknown.
@@ -188,7 +188,7 @@ class InFlightMessages:
         self._touched += 1
 
     def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
-        """Touch a message every interval seconds. Return a function that stops the touching."""
+        """Touch a message at least every interval seconds. Return a function that stops the touching."""
         stopped = Event()
         self._spawn_touches(message, interval, stopped)
 
@@ -224,7 +224,7 @@ class InFlightMessages:
         self._remove()
 
     def record_refused_answer(self, error: NSQErrorCode) -> None:
-        """Log nsqd's refusal of a FIN, REQ or TOUCH for a timed out message. Count the message, except after TOUCH."""
+        """Log nsqd's refusal of a FIN, REQ or TOUCH for a timed out message. Except for a TOUCH, add 1 to timed_out."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
         self._rate_limited.log(
@@ -242,7 +242,7 @@ class InFlightMessages:
 
     @_in_owner_thread
     def untrack_async(self, messages: Sequence[Message]) -> None:
-        """Remove one or more async or timed out messages. Called before their answers are sent."""
+        """Remove one or more async or timed out messages, and record latencies. Called before the answers are sent."""
         self.async_messages.difference_update(messages)
         # Consecutive messages with the same time of arrival came in one read. Their latencies are recorded together.
         now, arrived, count = self.now(), messages[0].received, 0
@@ -261,7 +261,7 @@ class InFlightMessages:
 
 
 def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, subject: str) -> None:
-    """Touch a message until stopped is set, the message is answered, or TOUCH can no longer keep it in flight.
+    """Touch a message until stopped is set, the message is answered, TOUCH can't keep it, or the connection closes.
 
     Args:
         interval: Seconds between two touches. A touch comes earlier if half of the message's time_left is shorter.

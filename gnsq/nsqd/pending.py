@@ -21,20 +21,20 @@ from gnsq.texts import without_address
 __all__ = ["ConfirmedLimits", "PendingCall", "PendingRequest", "PendingRequests", "connection_lost_error"]
 
 
-# Bytes. If a connection is reset and a request larger than this has no response, nsqd may have refused its body.
+# Bytes. If a connection is reset and a sent request larger than this has no response, nsqd may have refused its body.
 RISKY_SIZE = 1024
 _OK_FRAME = encode_frame(RESPONSE, OK)
 
 
 class PendingRequest(Protocol):
-    """A command that has a response. Exactly one of its four ``on_`` methods is called, once.
+    """A command that has a response. One of its four ``on_`` methods is called once, unless cancel_unsent() removes it.
 
     Attributes:
         command: The bytes to send.
         size: Number of bytes of the command.
         largest_message: Bytes of the largest message in the command.
         mpub_body_size: Bytes of an MPUB's body; 0: the command is not an MPUB.
-        defer: Milliseconds of a DPUB; 0: the command is not a DPUB.
+        defer: Delay of a DPUB in milliseconds; 0: no delay, or the command is not a DPUB.
         topic: Topic of a publish; empty: the command is not a publish.
     """
 
@@ -64,7 +64,7 @@ class ConfirmedLimits:
     """The largest sizes and delays that this nsqd has confirmed. Pure.
 
     Attributes:
-        largest_message: Bytes of the largest message.
+        largest_message: Bytes of the largest confirmed message.
         topics: Topics with a confirmed publish. nsqd may refuse all other topics. None: nsqd allows all topics.
     """
 
@@ -75,7 +75,7 @@ class ConfirmedLimits:
         self._defer = 0
 
     def may_be_refused(self, request: PendingRequest) -> bool:
-        """Return True if nsqd may refuse a request."""
+        """Return True if a request exceeds what nsqd has confirmed: nsqd may refuse it."""
         return (
             request.largest_message > self.largest_message
             or request.mpub_body_size > self._mpub_body_size
@@ -84,7 +84,7 @@ class ConfirmedLimits:
         )
 
     def record_confirmed(self, request: PendingRequest) -> None:
-        """Record that nsqd has confirmed a request."""
+        """Record that nsqd has confirmed a request. Called only for requests that were sent alone."""
         self.largest_message = max(self.largest_message, request.largest_message)
         self._mpub_body_size = max(self._mpub_body_size, request.mpub_body_size)
         self._defer = max(self._defer, request.defer)
@@ -125,7 +125,7 @@ class PendingRequests:
         unsent: Requests that wait to be sent. Other modules may read ``unsent`` and ``sent``, but not change them.
         sent: Requests that wait for their response, the oldest first.
         unsent_bytes: Sum of the sizes of unsent.
-        blocked: True if nothing may be sent until all sent requests have their responses.
+        blocked: True if no request may be sent until all sent requests have their responses.
     """
 
     def __init__(self, unblock: Callable[[], None]) -> None:
@@ -196,7 +196,7 @@ class PendingRequests:
         return len(self.unsent)
 
     def _sort(self) -> None:
-        """Put the requests that nsqd may refuse after the others: the smallest first, unless topics are checked.
+        """Put the requests that nsqd may refuse after the others, sorted by delay and sizes unless topics are checked.
 
         So the others need not wait for the responses to these requests. But if sending was blocked for the first
         request before, this request keeps its place: otherwise new requests could delay it again and again.
@@ -248,7 +248,7 @@ class PendingRequests:
             self._resolved.set()
 
     def resolve_oks(self, data: bytes) -> bool:
-        """If the data has only complete OK frames, resolve the oldest requests and return True; otherwise False."""
+        """If the data is only complete OK frames for sent requests, resolve these and return True; otherwise False."""
         count, rest = divmod(len(data), len(_OK_FRAME))
         if rest or count > len(self.sent) or data != _OK_FRAME * count:
             return False

@@ -57,12 +57,12 @@ class ReconnectOptions(Options):
         )
 
 
-# Seconds after which a connection is stable. The loss of a connection before that time counts as a failed attempt.
+# Seconds after which a connection is stable. When a stable connection is lost, the failures before it do not count.
 STABLE_AFTER = 10.0
 
 
 class State(enum.Enum):
-    """The state of a Consumer or Producer. It changes only to a later one, but in a forked child it may become INIT."""
+    """The state of a Consumer or Producer. It changes only to one further down; in a forked child also to INIT."""
 
     INIT = "init"
     RUNNING = "running"
@@ -101,9 +101,9 @@ class _Reconnector:
     """State of one address.
 
     Attributes:
-        attempted: Set after the first attempt to connect.
+        attempted: Set when the first attempt to connect has ended, or the pool is closed.
         wake_event: Ends the wait between two attempts.
-        failures: Failed attempts in a row.
+        failures: Failed attempts and lost connections in a row, since the last stable connection was lost.
         stable: When the last stable connection was opened. The first failure of a kind after this time is logged,
             even if one of the same kind was logged less than a minute ago.
         last_no_fault: When a connection was last lost without a fault of the nsqd.
@@ -129,8 +129,8 @@ class ConnectionPool(Generic[_Connection]):
             example for the response to SUB. If it raises an exception, the attempt has failed.
         on_lost: Called with each connection that is closed after setup has succeeded.
         closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the pool
-            reconnects immediately, even if the address is not permanent. After a second such loss within
-            reconnect_initial seconds, the pool reconnects reconnect_initial seconds later.
+            reconnects immediately, even if the address is not permanent, unless it was released. After a second such
+            loss within reconnect_initial seconds, the pool reconnects reconnect_initial seconds later.
     """
 
     not_connected_text, lost_text = "not connected", "connection lost"
@@ -167,11 +167,11 @@ class ConnectionPool(Generic[_Connection]):
         return self._closing or (self._pid is not None and self._pid != os.getpid())
 
     def add(self, address: str, *, permanent: bool) -> None:
-        """Connect to an address in the background, unless it was added before.
+        """Connect to an address in the background, unless the pool has it already or is closed.
 
         Args:
             permanent: True: reconnect after each failure. False: remove the address after a failed attempt or a lost
-                connection. For an address that was added before, this argument has an effect only after release().
+                connection with fault. If the pool has the address already, this has an effect only after release().
         """
         if self._pid is None:
             self._pid = os.getpid()
@@ -196,13 +196,13 @@ class ConnectionPool(Generic[_Connection]):
             self.retry(address)
 
     def retry(self, address: str) -> None:
-        """Try to connect to an address now: end the wait before the next attempt."""
+        """If the pool waits before its next attempt to connect to an address, end the wait."""
         reconnector = self._reconnectors.get(address)
         if reconnector is not None:
             reconnector.wake_event.set()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a greenlet belongs to the pool or to one of its connections."""
+        """Return True if a greenlet is that of an address, or one of an open connection's own."""
         return any(reconnector.greenlet is greenlet for reconnector in self._reconnectors.values()) or any(
             connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )
@@ -237,12 +237,12 @@ class ConnectionPool(Generic[_Connection]):
         return {address: error for address, error in failures.items() if address not in self.connections}
 
     def retain_only(self, addresses: Collection[str]) -> None:
-        """Forget the past failures of all addresses that are not given."""
+        """Forget the failures of removed addresses that are not among the given ones."""
         for address in self._past_failures.keys() - addresses:
             del self._past_failures[address]
 
     def close(self, timeout: float) -> None:
-        """Drain and close all connections at the same time; abort those that take longer than timeout seconds."""
+        """Drain and close all connections; abort those that take longer than timeout seconds or are not open yet."""
         self._closing = True
         for connection in list(self._opening):
             connection.abort()

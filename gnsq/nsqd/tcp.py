@@ -67,7 +67,7 @@ class NsqdTCPClient:
         state: One of gnsq.states: INIT, CONNECTED, DISCONNECTED.
         identity: The result of IDENTIFY.
         ready_count: The RDY count that was sent last.
-        last_response, last_message: Times of the last received response and message, as ``time.time()``.
+        last_response, last_message: ``time.time()`` of the last received response and message; at first of __init__.
 
     Raises:
         ValueError, TypeError: For an option that is out of bounds or does not exist.
@@ -99,7 +99,7 @@ class NsqdTCPClient:
         self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = handshake.identify_body(self.options)
         for name in given:
-            # An attribute has the value that IDENTIFY sends: hostname and client_id are not None, durations are in ms.
+            # An attribute has the value that IDENTIFY sends, if any: hostname is not None, heartbeat_interval is in ms.
             setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
         self.state = states.INIT
         self.ready_count = 0
@@ -161,14 +161,14 @@ class NsqdTCPClient:
 
     @property
     def is_starved(self) -> bool:
-        """True if at least 85 % of the messages that RDY allows are in flight."""
+        """True if at least 85 % of the messages that RDY allows, and at least one message, are in flight."""
         return commands.is_starved(self.in_flight, self.ready_count)
 
     def connect(self) -> None:
         """Connect and send the magic ("  V2"). Do nothing if connected.
 
         Raises:
-            NSQException: If the connection was closed before, or another greenlet is connecting.
+            NSQException: If it was closed before, another greenlet is connecting, or address_resolver fails.
             NSQSocketError, NSQTimeout: If no connection can be made.
         """
         if self.is_connected:
@@ -209,8 +209,8 @@ class NsqdTCPClient:
         self.close_stream()
 
     def identify(self) -> dict[str, object] | None:
-        """Send IDENTIFY, start TLS and compression if wanted, and send AUTH if nsqd requires it. Return nsqd's
-        response, or None if it was a plain OK.
+        """Send IDENTIFY, start TLS and compression if wanted, and send AUTH if nsqd requires it. Return the
+        response to IDENTIFY, or None if it was a plain OK.
 
         Raises:
             NSQErrorCode: If nsqd refuses IDENTIFY or AUTH. Every exception closes the connection.
@@ -266,8 +266,8 @@ class NsqdTCPClient:
         is sent before a heartbeat is returned; the connection is closed before a fatal error is returned.
 
         Raises:
-            NSQTimeout: If nothing came within options.timeout.
-            NSQConnectionClosed: If nsqd has closed the connection. Then the client is closed, too.
+            NSQTimeout: If no complete frame came within options.timeout.
+            NSQSocketError: If the connection broke; NSQConnectionClosed: if nsqd has closed it. The client is closed.
             NSQFrameError: If the bytes are not a frame. Then the connection is closed.
         """
         stack = self._connected
@@ -288,7 +288,7 @@ class NsqdTCPClient:
         Raises:
             NSQErrorCode: If nsqd sends an error instead.
             NSQTimeout: If no response came within options.timeout.
-            NSQException: If the frame is neither the expected response nor an error.
+            NSQException: If another frame came, or read_response() raises it.
         """
         with self._time_limit(f"no response {expected!r}"):
             frame_type, data = self.read_response()
@@ -303,8 +303,8 @@ class NsqdTCPClient:
         """Read until the connection is closed, and send the signals.
 
         Raises:
-            NSQTimeout: If nothing came within options.timeout.
-            NSQSocketError: If the connection broke.
+            NSQTimeout: If no complete frame came within options.timeout.
+            NSQSocketError, NSQFrameError: If the connection broke, or the bytes are not a frame.
         """
         while self.is_connected:
             try:
@@ -420,7 +420,7 @@ class NsqdTCPClient:
         """Send bytes.
 
         Raises:
-            NSQException: If TLS is wanted and has not started. Before TLS only the magic and IDENTIFY may be sent.
+            NSQException: If TLS is wanted and has not started, and the bytes are neither the magic nor IDENTIFY.
             NSQTimeout: If nsqd does not read the bytes within options.timeout; the connection is closed.
             NSQSocketError: If the connection is closed or breaks.
         """

@@ -1,7 +1,7 @@
 """Sends the commands of one connection. The commands are queued, and one greenlet sends all queued commands together.
 
-Only this module writes to the socket, so no lock is needed. If the greenlet sleeps and no other request is pending,
-submit() sends its request itself, in the greenlet of the caller, unless there is TLS or compression.
+After the handshake only this module writes to the socket, so no lock is needed. If the greenlet sleeps and no other
+request is pending, submit() sends its request in the caller's greenlet, unless there is TLS or compression.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Writer:
         # True while the greenlet sleeps: a new command must wake it. True after close(): a new command must be refused.
         self._needs_attention = False
         self._commands: list[bytes] = []
-        # Ids for which FIN must be sent after the commands. To build all FINs together takes a tenth of the time.
+        # Ids for which FIN must be sent after _commands. To build all FINs together takes a tenth of the time.
         self._finished_ids: list[bytes] = []
         # The unsent rest of a request that submit() has sent in part.
         self._unsent_tail = b""
@@ -123,7 +123,7 @@ class Writer:
             self.sending_since = None
 
     def wait_flushed(self) -> None:
-        """Wait until all queued commands are sent, or the writer is closed."""
+        """Wait until all that may be sent now is sent, or the writer is closed."""
         while not self._sleeping and not self._closed:
             self._flushed.clear()
             self._flushed.wait()
@@ -150,7 +150,7 @@ class Writer:
     def _peer_has_closed(self) -> bool:
         """Return True if nsqd has closed the connection and the reader has not noticed that yet: the hub was blocked.
 
-        Then no request must be sent: the reader will notice the close, and unsent requests are certainly not executed.
+        Checked only after PEER_CHECK_AFTER without requests. If True, no request must be sent: the reader will notice.
         """
         now, before = self._now(), self._sent_at
         self._sent_at = now

@@ -1,9 +1,9 @@
 """Builds the commands of the V2 protocol, and decodes their lines and bodies for a server. Pure.
 
-Functions that build a command check its arguments first. They raise TypeError for a wrong type, and ValueError for a
-value that nsqd would refuse: a name that is not valid, a negative number, an empty body, a message id that is not
-valid. CommandDecoder does not check that a command is legal: its caller must do that. Source: the V2 specification;
-nsqd protocol_v2.go.
+Functions that build a command check names, message bodies, message ids and numbers first. They raise ValueError for a
+name or id that is not valid, a negative number, and an empty or too long body; TypeError for another wrong type. They
+know none of nsqd's limits. CommandDecoder does not check that a command is legal: its caller must do that. Source: the
+V2 specification; nsqd protocol_v2.go.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 MAGIC_V2: Final = b"  V2"
 NOP: Final = b"NOP\n"
 
-# A connection is starved if the messages in flight are at least this part of its RDY count.
+# A connection is starved if the messages in flight are at least this part of its RDY count, and at least one.
 STARVED_AT: Final = 0.85
 
 # Bytes of a line. nsqd reads lines through a bufio.Reader of 16 KiB. Source: protocol_v2.go IOLoop, ReadSlice.
@@ -129,7 +129,7 @@ def ready(count: int) -> bytes:
 
 
 def is_starved(in_flight: int, ready_count: int) -> bool:
-    """Return True if a connection has nearly as many messages in flight as its RDY count allows.
+    """Return True if at least 85 % of the messages that RDY allows, and at least one message, are in flight.
 
     Source: the client guide, "is_starved".
     """
@@ -149,7 +149,7 @@ def finish_all(message_ids: Sequence[bytes], *, check: bool = True) -> bytes:
     """Build FIN for each of one or more ids.
 
     Args:
-        check: False for ids that are known to be valid, such as ids that nsqd has sent.
+        check: False for ids that are known to be valid. If True, an id that is not valid is an error as in finish().
     """
     # One join of all ids, even with the check, takes a tenth of the time of a finish() for each id.
     if not check or (b"".join(message_ids).isalnum() and set(map(len, message_ids)) == {MESSAGE_ID_SIZE}):

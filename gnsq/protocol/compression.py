@@ -42,18 +42,18 @@ class Codec(Protocol):
         """Compress bytes, and return all that the peer needs to decompress them now."""
 
     def decompress(self, data: bytes, limit: int) -> bytes:
-        """Decompress received bytes. Return about limit bytes at most.
+        """Decompress received bytes. Return at most limit bytes, or one chunk of snappy if that is longer.
 
         The caller must repeat the call with b"" until it returns b"", and only then pass the next received bytes. So
         memory is bounded even if few bytes decompress to many.
 
         Raises:
-            NSQProtocolError: If the bytes are not compressed by this codec.
+            NSQProtocolError: If the bytes are not a valid stream of this codec, or come after the end of the stream.
         """
 
 
 class Deflate:
-    """Raw deflate. All bytes of a connection, in one direction, are one deflate stream.
+    """Raw deflate. All bytes that are compressed in one direction of a connection are one deflate stream.
 
     Args:
         level: Compression level of the bytes that are sent: 1 (fastest) to 9 (smallest).
@@ -84,7 +84,7 @@ class Deflate:
 
 
 class Snappy:
-    """Snappy's framing format: an identifier, then chunks of up to 64 KiB with a checksum each.
+    """Snappy's framing format: an identifier, then chunks, each with a checksum and up to 64 KiB of content.
 
     Raises:
         ImportError: If python-snappy can't be imported.
@@ -98,7 +98,7 @@ class Snappy:
         self._decompressor = snappy.StreamDecompressor()
         self._buffer = bytearray()
         self._identified = False
-        # Number of bytes to skip: the rest of a chunk that has no content.
+        # Number of bytes to skip when they arrive: the rest of a skippable chunk.
         self._skip = 0
 
     def compress(self, data: bytes) -> bytes:
@@ -148,12 +148,12 @@ class Snappy:
             if kind == _UNCOMPRESSED:
                 size = stop - content
             elif kind == _COMPRESSED and content + 1 < stop:
-                # The size usually takes one or two bytes. Decoding them without a call halves the time of small chunks.
+                # The size usually takes one or two bytes. To decode it without a call halves the time of small chunks.
                 size, more = buffer[content], buffer[content + 1]
                 if size >= 0x80:
                     size = size - 0x80 + (more << 7) if more < 0x80 else _announced_size(buffer[content : content + 5])
                 if size > _MAX_CONTENT:
-                    # Refuse the chunk now: python-snappy may allocate this size before the bytes arrive.
+                    # Refuse the chunk now: python-snappy may allocate this size before it finds the chunk invalid.
                     raise NSQProtocolError(
                         "the received bytes are no snappy stream: "
                         f"a chunk announces {size} bytes, the most is {_MAX_CONTENT}"

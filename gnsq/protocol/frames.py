@@ -54,7 +54,7 @@ DEFAULT_MAX_FRAME_SIZE: Final = 256 * 1024 * 1024
 _HEADER = struct.Struct(">ii")
 _SIZE = struct.Struct(">i")
 
-# Bytes; twice the size of a read. If a larger frame arrives in several reads, its bytes are collected in a BytesIO,
+# Bytes; two reads of READ_SIZE. If a larger frame arrives in several reads, its bytes are collected in a BytesIO,
 # which returns them without a copy.
 LARGE_FRAME_SIZE = 128 * 1024
 
@@ -115,7 +115,7 @@ class FrameDecoder:
     def feed(self, data: bytes, read_messages: ReadMessages | None = None) -> list[Frame]:
         """Add received bytes, and return all frames that are complete now, in order.
 
-        An error of a frame's size is stored in ``failure`` if there are frames before the frame, otherwise raised.
+        An error of a frame's size is stored in ``failure`` if this call has read frames before it, otherwise raised.
 
         Args:
             read_messages: Function that reads message frames, so that they are not returned. If a complete message
@@ -192,7 +192,7 @@ class FrameDecoder:
         The handshake uses this method: bytes after a response, which take_remaining() returns, may be encrypted.
 
         Raises:
-            NSQFrameError: In the cases of feed().
+            NSQFrameError: If the size of this frame is below 4 or above max_frame_size.
         """
         if self._large is not None:
             ended = self._feed_large(self._large, data)
@@ -242,7 +242,7 @@ class FrameDecoder:
         return headers, large.getvalue(), data[missing:]
 
     def take_remaining(self) -> bytes:
-        """Return and remove all bytes that were not returned in a frame."""
+        """Return and remove all bytes after the last frame that was returned or read."""
         rest = bytes(self._tail)
         if self._large is not None:
             rest += self._large.getvalue()
@@ -257,7 +257,7 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Number of received bytes that were not returned in a frame."""
+        """Number of received bytes after the last frame that was returned or read."""
         return len(self._tail) + (0 if self._large is None else self._large.tell())
 
     def _check_partial(self) -> None:

@@ -38,7 +38,7 @@ __all__ = [
     "upgrade_steps",
 ]
 
-# max_rdy_count of a server that does not negotiate. Source: the client guide, "nsqd Max RDY Count".
+# max_rdy_count of a server that does not announce it. Source: the client guide, "nsqd Max RDY Count".
 DEFAULT_MAX_RDY_COUNT = 2500
 # nsqd's defaults in seconds. A server that does not negotiate may use these defaults and not the client's values.
 DEFAULT_MSG_TIMEOUT = 60.0
@@ -80,13 +80,13 @@ class StartCompression:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The result of IDENTIFY. Durations are in seconds. A value that the server did not send is None or a default.
+    """The results of IDENTIFY and AUTH. Durations are in seconds. A value that the server did not send has its default.
 
     A server that responds with a plain OK may use the client's values or its own defaults. In this case msg_timeout is
     the shorter of these two (None if the client asked for no value), and heartbeat_interval the longer.
 
     Attributes:
-        heartbeat_interval: 0 if heartbeats are switched off.
+        heartbeat_interval: The interval that the client asked for; 0 if heartbeats are switched off.
         response: The server's response to IDENTIFY; empty if it was a plain OK.
         auth: The server's response to AUTH; empty if AUTH was not sent.
         warnings: Texts for the user about problems that do not prevent the connection.
@@ -106,7 +106,7 @@ class Identity:
 
     @property
     def counts_rdy_down(self) -> bool:
-        """True if nsqd takes RDY as the number of further messages, and not as the limit of messages in flight.
+        """True if nsqd takes, or may take, RDY as the number of further messages, not as the limit of those in flight.
 
         Source: nsqd, "don't decrement RDY count", released with 0.3.0.
         """
@@ -137,7 +137,7 @@ def handshake(options: ConnectionOptions) -> Handshake:
     """Yield all steps of a handshake, after which SUB and PUB may be sent. Return the Identity.
 
     Raises:
-        NSQException: If nsqd does not offer the wanted TLS, or requires AUTH and there is no secret.
+        NSQException: If nsqd refuses a step, does not offer the wanted TLS, or requires AUTH and there is no secret.
         ImportError: If snappy is wanted and python-snappy can't be imported; nothing was sent.
     """
     if options.snappy:
@@ -147,7 +147,7 @@ def handshake(options: ConnectionOptions) -> Handshake:
 
 
 def identify_steps(options: ConnectionOptions) -> Handshake:
-    """Yield the steps of handshake() that follow the magic. nsqd accepts these steps more than once before SUB."""
+    """Yield the steps of handshake() after the magic. nsqd accepts IDENTIFY repeatedly before SUB, but AUTH once."""
     yield Write(commands.identify(identify_body(options)))
     identity = _identity((yield from _read_response("IDENTIFY")), options)
     if identity.auth_required and options.auth_secret is None:
@@ -262,7 +262,7 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
 
 
 def _tls(response: Mapping[str, object], options: ConnectionOptions) -> bool:
-    """Return True if TLS must be started. Raise if TLS is wanted and nsqd does not offer it."""
+    """Return True if TLS must be started. Raise if TLS is wanted and not offered, or offered and not wanted."""
     offered = bool(response.get("tls_v1"))
     if options.wants_tls and not offered:
         how = "it runs without --tls-cert and --tls-key" if response else "it answers IDENTIFY with a plain OK"
@@ -282,7 +282,7 @@ def _compression(response: Mapping[str, object], options: ConnectionOptions) -> 
     if options.snappy:
         return Snappy()
     level = response.get("deflate_level")
-    # A server may respond with level 0, which is not valid: the example in the specification has level 0.
+    # Use the default for a level that is not valid: the response in the specification's example has level 0.
     return Deflate(level if isinstance(level, int) and 1 <= level <= 9 else DEFAULT_DEFLATE_LEVEL)
 
 
@@ -319,7 +319,7 @@ def with_hint(error: NSQErrorCode) -> NSQErrorCode:
 
 
 def max_req_timeout(error: NSQException | None) -> int | None:
-    """Read nsqd's limit of a REQ's delay (ms) from the error that refuses a REQ. Return None for other errors.
+    """Read nsqd's limit of a REQ's delay (ms) from the error for a longer delay. Return None for other errors.
 
     The error's text has the limit in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
     """
