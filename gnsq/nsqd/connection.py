@@ -163,7 +163,7 @@ class Connection:
     # --- open and close
 
     def open(self, transport: Transport | None = None) -> Identity:
-        """Connect, perform the handshake, and start to read and write. If this fails, the connection is closed.
+        """Connect, perform the handshake, and start to read and write. A failure closes the connection.
 
         Args:
             transport: A stream to use instead of a new TCP connection.
@@ -172,7 +172,7 @@ class Connection:
             NSQSocketError: If nothing listens, TLS can't begin, or the connection breaks or is aborted.
             NSQTimeout: If connecting and the handshake together take longer than options.timeout.
             NSQErrorCode, NSQProtocolError: If nsqd refuses the handshake, or the peer is not nsqd.
-            NSQException: If nsqd lacks the wanted TLS or wants a secret, or the connection was opened before.
+            NSQException: If nsqd lacks the wanted TLS, AUTH needs a secret, or the connection was opened before.
         """
         if self._opened or self.state is not ConnectionState.INIT:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")

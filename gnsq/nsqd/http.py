@@ -31,7 +31,7 @@ class NsqdHTTPClient(HTTPClient):
     """Client of nsqd's HTTP API.
 
     All methods that send a request raise NSQHttpError as request() does, and ValueError for invalid names. If nsqd does
-    not know an endpoint's path, and versions before 1.0 had another one, that is tried (not with defer or binary).
+    not know an endpoint's path, and versions before 1.0 had another one, that one is tried (not with defer or binary).
 
     Args:
         host, port: Address of nsqd's HTTP port.

@@ -103,10 +103,10 @@ class _Reconnector:
     Attributes:
         attempted: Set when the first attempt to connect has ended, or the pool is closed.
         wake_event: Ends the wait between two attempts.
-        failures: Failed attempts and lost connections in a row, since the last stable connection was lost.
+        failures: Failed attempts and losses with fault in a row. The loss of a stable connection begins a new row.
         stable: When the last stable connection was opened. The first failure of a kind after this time is logged,
             even if one of the same kind was logged less than a minute ago.
-        last_no_fault: When a connection was last lost without a fault of the nsqd.
+        last_no_fault: When a connection was last lost for a reason that is not a fault of the nsqd.
     """
 
     permanent: bool
@@ -170,8 +170,8 @@ class ConnectionPool(Generic[_Connection]):
         """Connect to an address in the background, unless the pool has it already or is closed.
 
         Args:
-            permanent: True: reconnect after each failure. False: remove the address after a failed attempt or a lost
-                connection with fault. If the pool has the address already, this has an effect only after release().
+            permanent: True: reconnect after each failure. False: remove the address after a failed attempt or a
+                loss that the nsqd caused. If the pool has the address already, this has an effect only after release().
         """
         if self._pid is None:
             self._pid = os.getpid()
@@ -202,7 +202,7 @@ class ConnectionPool(Generic[_Connection]):
             reconnector.wake_event.set()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a greenlet is that of an address, or one of an open connection's own."""
+        """Return True if a greenlet is the pool's greenlet of an address, or one of an open connection's own."""
         return any(reconnector.greenlet is greenlet for reconnector in self._reconnectors.values()) or any(
             connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )

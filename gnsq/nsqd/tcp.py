@@ -65,12 +65,12 @@ class NsqdTCPClient:
 
     Attributes:
         state: One of gnsq.states: INIT, CONNECTED, DISCONNECTED.
-        identity: The result of IDENTIFY.
+        identity: The result of identify(); before it, defaults.
         ready_count: The RDY count that was sent last.
-        last_response, last_message: ``time.time()`` of the last received response and message; at first of __init__.
+        last_response, last_message: ``time.time()`` of the last response and message; at first the time of creation.
 
     Raises:
-        ValueError, TypeError: For an option that is out of bounds or does not exist.
+        ValueError, TypeError, ImportError: For an option that does not exist, is out of bounds or can't be used.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class NsqdTCPClient:
         """Connect and send the magic ("  V2"). Do nothing if connected.
 
         Raises:
-            NSQException: If it was closed before, another greenlet is connecting, or address_resolver fails.
+            NSQException: If the client was closed, another greenlet is connecting, or address_resolver fails.
             NSQSocketError, NSQTimeout: If no connection can be made.
         """
         if self.is_connected:
@@ -313,7 +313,7 @@ class NsqdTCPClient:
                 return
 
     def handle_response(self, data: bytes) -> bytes:
-        """Answer a heartbeat with NOP, and send on_response."""
+        """Send the signal on_response, for a heartbeat after answering it with NOP."""
         self.last_response = time.time()
         if data == HEARTBEAT:
             self.nop()
@@ -321,7 +321,7 @@ class NsqdTCPClient:
         return data
 
     def handle_error(self, data: bytes) -> NSQErrorCode:
-        """Send on_error, and close the connection if the error is fatal."""
+        """Send the signal on_error, and close the connection if the error is fatal."""
         error = with_hint(make_error(data))
         self.on_error.send(self, error=error)
         if error.fatal:
@@ -329,7 +329,7 @@ class NsqdTCPClient:
         return error
 
     def handle_message(self, data: bytes) -> Message:
-        """Count a message as in flight, and send on_message."""
+        """Count a message as in flight, and send the signal on_message."""
         messages = self._in_flight_messages
         try:
             message = Message(*decode_message(data), messages, messages.now())

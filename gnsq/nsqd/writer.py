@@ -123,7 +123,7 @@ class Writer:
             self.sending_since = None
 
     def wait_flushed(self) -> None:
-        """Wait until all that may be sent now is sent, or the writer is closed."""
+        """Wait until all commands, and the requests that may be sent now, are sent, or the writer is closed."""
         while not self._sleeping and not self._closed:
             self._flushed.clear()
             self._flushed.wait()

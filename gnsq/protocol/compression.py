@@ -48,7 +48,7 @@ class Codec(Protocol):
         memory is bounded even if few bytes decompress to many.
 
         Raises:
-            NSQProtocolError: If the bytes are not a valid stream of this codec, or come after the end of the stream.
+            NSQProtocolError: If the bytes are not a valid stream of this codec, or follow the end of the stream.
         """
 
 
