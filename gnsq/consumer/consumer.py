@@ -1,7 +1,7 @@
 """The Consumer: its public methods, start and close, discovery of nsqds, and the connections to them.
 
-Other classes do the work: connections read and write; MessageDispatcher passes messages to handlers and sets RDY. The
-comment at the top of nsqd/connection.py lists the steps of a message.
+Other classes do the work: connections read and write, MessageDispatcher passes messages to handlers, and RdyController
+sends RDY. The comment at the top of nsqd/connection.py lists the steps of a message.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = ["Consumer"]
 #     +------+           +---------+           +---------+                                     +--------+
 #         |                   |                                                                    ^
 #         |                   +--- its thread ends (threaded), or this is a forked child process --+
-#         +------------------------------ close(), or start() failed ------------------------------+
+#         +------------------- close(), or start() of a threaded consumer failed ------------------+
 
 # Seconds by which close(timeout) of a threaded consumer may wait longer than this timeout.
 JOIN_GRACE = 5.0
@@ -80,24 +80,24 @@ class Consumer:
         name: Name of the logger (default ``gnsq.consumer.TOPIC.CHANNEL``) and of the consumer in log lines (default
             ``TOPIC/CHANNEL``).
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. If it returns, the message
-            is finished, unless it is answered or async. If the handler raises an exception, the message is requeued.
+            is finished, unless it is answered or async. If it raises, the message is requeued, unless it is answered.
         threaded: True: run on a thread with its own gevent hub, for the Python prompt or programs that block their hub.
             Handlers run on that thread: a handler that blocks its hub delays other handlers and answers to heartbeats.
         keywords: Options of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
     NSQ may deliver messages more than once, and in any order. Receivers of on_message and on_giving_up may wait. If one
-    of them raises an exception, the message is requeued. Receivers of all other signals must not wait, since some of
-    them run in the greenlet that reads a connection. If one of them raises an exception, the exception is logged.
+    of them raises an exception, the message is requeued if it is not answered. Receivers of all other signals must not
+    wait: some of them run in the greenlet that reads a connection. If one of these raises, the exception is logged.
 
     The signal on_backoff is new since gnsq 1.0. Its keywords are ``phase`` ("start", "continue", "end"), ``failures``
-    (number of failures in a row) and ``duration`` (of the pause, in seconds).
+    (counted failures, minus the successes since) and ``duration`` (of the pause, in seconds; 0 with "end").
 
     Raises:
         ValueError: If no address is given, or a name, address or option is not valid.
         TypeError: If an address or option has the wrong type, or an option does not exist; if message_handler, or an
-            override of handle_message() or handle_messages(), is a coroutine function or a generator function, or if
-            message_handler can't be called as handler(consumer, message=message). Connecting such a receiver to
-            on_message or on_giving_up also raises TypeError.
+            override of handle_message() or handle_messages(), is a coroutine or generator function, or message_handler
+            can't be called as handler(consumer, message=message). Connecting such a receiver raises it, too.
+        ImportError: If the option snappy is set and python-snappy can't be imported.
     """
 
     max_tries = OptionAttribute()
@@ -204,8 +204,8 @@ class Consumer:
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
-        self._looked_up = False  # True if any nsqlookupd has responded to the last query_lookupd()
-        # Time of the loss of each nsqd that was lost and is not connected again.
+        self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
+        # Time of the loss of each nsqd that was lost and is not connected again; of the last max_nsqds of them.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()
 
@@ -224,10 +224,11 @@ class Consumer:
         connect to each known nsqd.
 
         An nsqd that is down is not an error: the consumer connects to it later. If a threaded consumer still runs when
-        the program ends, the consumer is closed. The program waits for that, up to close_timeout.
+        the program ends, the consumer is closed. The program waits for that, up to 5 s longer than close_timeout.
 
         Raises:
-            RuntimeError: If there is no handler, or if a callback that the hub itself runs starts a threaded consumer.
+            RuntimeError: If there is no handler; if a callback that the hub itself runs starts a threaded consumer; if
+                no thread can be started for it; with block=True, in the case of join().
         """
         if self._overrides <= {"handle_finish"} and not list(self.on_message.receivers_for(self)):
             raise RuntimeError(
@@ -289,13 +290,13 @@ class Consumer:
 
     def close(self, timeout: float | None = None) -> None:
         """Shut down: request no more messages, wait until delivered messages are answered, requeue unanswered messages
-        after close_timeout, close the connections, and send on_close.
+        after close_timeout, close the connections, and send on_close. If start() was not called, none of this is done.
 
-        close() starts the shutdown and returns; join() waits for the end. close() may be called by a handler, a signal
-        handler or another thread, while the consumer connects, and more than once.
+        Without a timeout, close() starts the shutdown and returns; join() waits for the end. close() may be called by a
+        handler, a signal handler or another thread, while the consumer connects, and more than once.
 
         Args:
-            timeout: Seconds, instead of close_timeout. If given, wait as join() does, but do not wait if join() raises.
+            timeout: Seconds, 0 or more, instead of close_timeout. If given, wait as join() does, unless join() raises.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
@@ -320,7 +321,7 @@ class Consumer:
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
         """Wait until the consumer has closed, or the timeout (seconds) is over.
 
-        A call in a handler does not wait for other handlers that call join().
+        In a handler, after close(), this does not wait for handlers in join(). In the hub itself it returns at once.
 
         Raises:
             RuntimeError: If the consumer is not threaded, and join() is called in another thread than start().
@@ -393,13 +394,12 @@ class Consumer:
 
     @property
     def is_running(self) -> bool:
-        """True after start() and before close()."""
+        """True from start() until close() or the end of the consumer's thread. False in a child that is forked then."""
         return self._state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
-        """For a readiness probe: True if the consumer runs and is subscribed to an nsqd. If this is False,
-        stats().not_ready has the reason."""
+        """For a readiness probe: True if the consumer runs and is subscribed to an nsqd. Else see stats().not_ready."""
         connections = list(self._pool.connections.values())
         return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
 
@@ -407,7 +407,7 @@ class Consumer:
     def is_healthy(self) -> bool:
         """For a liveness probe: True if the consumer runs and can receive, even while no nsqd has the topic.
 
-        The consumer can receive if an nsqd is connected, or if an nsqlookupd responds and no nsqd has failed. False if
+        It can receive if an nsqd is connected, or an nsqlookupd answered the last query and no nsqd failed. False if
         a server at one of lookupd_http_addresses is not nsqlookupd. Reasons are in stats(): failures, lookupd_failures.
         """
         if not self.is_running or self._nodes.report.wrong:
@@ -500,17 +500,17 @@ class Consumer:
     # exception, the exception is logged.
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Call the handlers, then finish or requeue the message. A worker greenlet calls this method. conn is None if
-        the connection is lost."""
+        """Call the handlers, then finish or requeue the message unless it is answered or async. A worker greenlet calls
+        the override of a subclass instead of the handlers. conn is None if the connection is lost."""
         self._runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
         """Handle all waiting messages with one call, in a worker greenlet. If a subclass overrides this method, the
         override is called instead of handle_message(), and calls handlers of on_message only through super().
 
-        Messages that the override leaves unanswered become async. If the override raises, they are requeued, which
-        counts as one failure, and on_exception is sent with the first of them. Messages with more attempts than
-        max_tries are not in the list. handler_timeout is the limit of the whole call.
+        Messages that the override leaves unanswered become async. If it raises, they are requeued: this counts as one
+        failure, and on_exception is sent with the first of them (not for an NSQRequeueMessage). Messages with more
+        attempts than max_tries are not in the list. handler_timeout is the limit of the whole call.
         """
         for message in messages:
             self._dispatcher.handle_one(message)
@@ -568,7 +568,7 @@ class Consumer:
         return self.options.poll_interval(self._clock.monotonic() - since for since in self._lost_nsqds.values())
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Start connecting to an nsqd. If that fails, try again when an nsqlookupd names the nsqd. Does not wait."""
+        """Start connecting to an nsqd. If that fails, try again only when an nsqlookupd names it. Does not wait."""
         self._in_owner_thread(functools.partial(self._pool.add, format_address(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:

@@ -1,7 +1,7 @@
 """Passes messages from connections to handlers, and the results of handlers to RdyController.
 
-Connects WorkerPool, HandlerRunner and RdyController with the connections. Knows nothing of nsqlookupd, of threads, or
-of the start and close of the consumer.
+Connects WorkerPool, HandlerRunner and RdyController with the connections. Knows nothing of nsqlookupd, of the
+consumer's own thread, or of the start and close of the consumer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls a consumer's handlers, then finishes or requeues the message. Logs messages that failed or timed out.
 
-Knows the signals and options of the consumer, but neither its connections nor its workers.
+Knows the signals and options of the consumer, but neither its connections nor its WorkerPool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["HandlerRunner"]
 GIVEN_UP_LINES = 10
 # Limit of the given up messages whose ids are remembered. The ids take 2 MB of memory.
 MAX_GIVEN_UP = 10_000
-# Limit of the messages whose last failure is remembered, and limit of the characters of the error's text in it.
+# Limit of the messages whose last failure is remembered, and limit of the characters of an error in such a failure.
 MAX_FAILURES = 1000
 MAX_ERROR_CHARACTERS = 200
 
@@ -74,12 +74,12 @@ class HandlerRunner:
     """Calls the handlers of one consumer.
 
     Args:
-        running: Returns the messages whose handlers run.
+        running: Returns the messages whose handlers run, with the greenlets of the handlers.
         unanswered: Returns the messages whose handlers run, and the async messages.
 
     Attributes:
         receivers: The handlers to call. Set by the dispatcher before each read's messages are handled.
-        failed: Number of calls of handlers that raised an exception other than NSQRequeueMessage.
+        failed: Number of Exceptions and Timeouts that handlers raised, except NSQRequeueMessage for on_message.
         given_up: Number of messages that were given up after they had been delivered more often than max_tries.
         handlers_timed_out: Number of messages that timed out while their handler ran.
         async_timed_out: Number of async messages that timed out.
@@ -115,9 +115,9 @@ class HandlerRunner:
         self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
-        """Call the handlers, then finish or requeue the message. Return True if the message is answered and not async.
+        """Call the handlers, then answer the message. Return False if it is async, unless a give-up handler got it.
         This method raises no Exception, but may raise another BaseException."""
-        # This method is called for each message. So it uses try, which costs nothing, and not _log_answer_errors().
+        # This method is called for each message. So it enters _log_answer_errors() only after an exception.
         try:
             options = self._consumer.options
             if 0 < options.max_tries < message.attempts:
@@ -142,13 +142,13 @@ class HandlerRunner:
                 self._on_handler_exception(message, error)
             else:
                 return message.finish_if_unanswered()
-        except Exception:  # FIN or REQ has failed
+        except Exception:  # FIN or REQ has failed, or a receiver of the message's signals
             with self._log_answer_errors(message):
                 raise
         return not message.is_async()
 
     def handle_with_override(self, function: Callable[[Message], object], message: Message) -> bool:
-        """Call an overridden handle_message(). A message that it leaves unanswered becomes async."""
+        """Call an overridden handle_message(). Unless it raises, a message that it leaves unanswered becomes async."""
         try:
             check_ran(type(self._consumer).handle_message, function(message))
         except BaseException as error:  # noqa: BLE001  # the override may raise anything
@@ -160,8 +160,8 @@ class HandlerRunner:
     def handle_batch_with_override(
         self, function: Callable[[list[Message]], object], messages: list[Message]
     ) -> list[Message]:
-        """Call an overridden handle_messages(). Messages that it leaves unanswered become async. If it raises, these
-        messages are requeued. Return the messages that are answered and not async."""
+        """Give up messages with too many attempts, and call an overridden handle_messages() with the others. Those left
+        unanswered become async; if it raises, they are requeued. Return the messages that are answered, not async."""
         options = self._consumer.options
         limit = options.max_tries or math.inf
         due = [message for message in messages if message.attempts <= limit]
@@ -244,7 +244,7 @@ class HandlerRunner:
             )
 
     def overdue(self) -> list[RunningHandler]:
-        """Return the handlers that still run after their message has timed out, the longest-running one first."""
+        """Return the handlers that still run after their unanswered message timed out, the longest-running first."""
         late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
 
@@ -256,7 +256,7 @@ class HandlerRunner:
             self.log_given_up_summary()
 
     def log_overdue(self) -> None:
-        """Log overdue handlers, once in each INTERVAL."""
+        """Log the longest-running overdue handler and the number of the others, at most once in each INTERVAL."""
         now = self._clock.monotonic()
         late = self.overdue() if now >= self._next_overdue_line else []
         if not late:
@@ -338,7 +338,7 @@ class HandlerRunner:
     # --- failures
 
     def _give_up(self, message: Message) -> None:
-        """Call the give-up handlers, then finish the message. If one handler fails, requeue the message instead."""
+        """Call the give-up handlers, then finish the message unless answered or async. If one fails, requeue it."""
         consumer = self._consumer
         receivers = list(consumer.on_giving_up.receivers_for(consumer))
         _remember(self._given_up, (message.nsqd, message.id), None, MAX_GIVEN_UP)
@@ -365,7 +365,7 @@ class HandlerRunner:
         message.finish_if_unanswered()
 
     def _unseen_failure(self, message: Message) -> str:
-        """Return a text for an unknown failure. It says if this process still has an earlier, unanswered delivery."""
+        """Return a text for an unknown failure. It says if the consumer still has an earlier, unanswered delivery."""
         is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
@@ -389,7 +389,7 @@ class HandlerRunner:
         _remember(self._failures, (message.nsqd, message.id), text, MAX_FAILURES)
 
     def _on_failure(self, message: Message, error: BaseException, what: str = "handler") -> None:
-        """Log an exception of a handler, send on_exception, and requeue the message.
+        """Log an exception of a handler, send on_exception, and requeue the message if it is not answered.
 
         Args:
             what: Name of the handler in the log line.

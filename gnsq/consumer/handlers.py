@@ -21,8 +21,8 @@ __all__ = ["Handler", "HandlerSignal", "check_handler", "check_ran", "check_runs
 class Handler(Protocol):
     """Signature of message_handler, and of the receivers of a Consumer's on_message and on_giving_up.
 
-    If the handler returns, the message is finished, unless it is answered or async; the returned value is not used. If
-    the handler raises an exception, the message is requeued.
+    If the handler returns, the message is finished, unless it is answered or async. If it raises an exception, or
+    returns a coroutine or generator, the message is requeued, unless it is answered. Other results are not used.
     """
 
     def __call__(self, consumer: Any, /, *, message: Message) -> None:  # Any: a handler may want a subclass of Consumer
@@ -52,7 +52,7 @@ def check_ran(function: object, result: object) -> None:
     """Check that a call has run the code of a function. If the result is a coroutine or a generator, no code has run.
 
     Raises:
-        TypeError: If the result is a coroutine or a generator. The coroutine or generator is closed.
+        TypeError: If the result is a coroutine, a generator (these are closed) or an async generator.
     """
     returned: Any = type(result)  # Any: for mypy, a type has the __hash__ of its instances, which may be None
     kind = _not_run_kind(returned)
@@ -70,7 +70,7 @@ def check_runs(function: Callable[..., object], what: str) -> None:
         what: Name of the argument, for the error text.
 
     Raises:
-        TypeError: If the function is a coroutine function, a generator function, an async generator, a partial of one
+        TypeError: If the function is a coroutine function, an (async) generator function, a partial of one
             of these, or an object whose ``__call__`` is one of these.
     """
     called: Any = function  # Any: anything that can be called

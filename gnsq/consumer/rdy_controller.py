@@ -40,13 +40,13 @@ class RdyController:
     """Sends RDY on a consumer's connections.
 
     Args:
-        options: The initial options. configure() changes them, but set_max_in_flight() changes max_in_flight.
+        options: The initial options. configure() changes some of them, and set_max_in_flight() max_in_flight.
         connections: Open connections by address. The ConnectionPool changes this mapping.
         unanswered: Returns the messages whose handlers run, and the async messages.
         on_timed_out: Called with messages whose msg_timeout is over.
-        not_attempted: Returns the number of addresses to which no connection has been tried yet.
-        on_phase: Called with (phase, failures, seconds). The phase is "start" for the first pause of a backoff,
-            "continue" for a further pause, and "end" when the backoff ends.
+        not_attempted: Returns the number of addresses to which the first attempt to connect has not ended.
+        on_phase: Called with (phase, failures, seconds of the pause). The phase is "start" for the first pause of a
+            backoff, "continue" for a further pause, and "end" when the backoff ends (0 seconds).
         owner: The Consumer that log lines name.
     """
 
@@ -86,7 +86,7 @@ class RdyController:
         self._probe_due = 0.0
         # Time of the next search for timed out messages; None while no message is in flight.
         self._timeout_check_due: float | None = None
-        # Until this time, RDY is reserved for each address to which a connection is being made.
+        # Until this time, RDY is reserved for each address to which the first attempt to connect has not ended.
         self._expected_until: float | None = None
         # _due: time of the next update of RDY if no event comes before. _sleeping_until: time until which run() sleeps.
         self._due: float | None = None
@@ -113,7 +113,7 @@ class RdyController:
         self._update_rdy()
 
     def configure(self, options: ConsumerOptions) -> None:
-        """Apply changed options."""
+        """Apply the options that may change while the consumer runs, except max_in_flight."""
         self._idle_timeout = self._policy.idle_timeout = options.low_ready_idle_timeout
         self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
@@ -183,7 +183,7 @@ class RdyController:
             self._end_probe()
 
     def record_success(self) -> None:
-        """Count a success. While backoff.phase is OFF, a call has no effect."""
+        """Count a success. A call has an effect only while backoff.phase is PROBING."""
         try:
             changed = not self._stopped and self.backoff.record_success(self._clock.monotonic())
         except Exception:  # a user's backoff_strategy may raise any exception
@@ -193,7 +193,7 @@ class RdyController:
             self._change_phase("end" if self.backoff.phase is BackoffPhase.OFF else "continue")
 
     def record_neutral(self, connection: Connection) -> None:
-        """Record an answer that counts neither as a success nor as a failure."""
+        """Record an answer, or the loss of the connection, that counts neither as a success nor as a failure."""
         if connection is self._probed:
             self._end_probe()
 
@@ -239,7 +239,7 @@ class RdyController:
         """Send each connection its RDY count.
 
         Args:
-            at: Time for which the update was scheduled. By rounding it may be later than the clock.
+            at: Time for which the update was scheduled; by rounding it may be later than the clock. 0: an event.
         """
         self._update_scheduled = False
         if self._stopped:

@@ -35,17 +35,17 @@ class _ConnectionRdy:
         limit: max_rdy_count of its nsqd.
         counts_down: True if its nsqd subtracts 1 from RDY for each message.
         last: When the last message came; before the first message: when the connection was added.
-        idle_since: Time since which no message is in flight; None if one is, or was in flight at the last decide().
+        idle_since: If there are turns: time since which no message is in flight; None if one is, or was at decide().
         rdy: RDY that was sent last.
         remaining: If its nsqd counts RDY down: the RDY that was sent last, minus the messages that came since then.
         is_new: True until the first message.
         starved_at: When the connection was starved last.
         arriving: Number of messages that may still arrive because nsqd sent them before it read a lower RDY.
         arriving_until: Time until which these messages may arrive.
-        raised_at: When RDY was raised from 0; None after the next message.
+        raised_at: When RDY was raised from 0; None after the next message or a lower RDY.
         turn: When the connection's turn began; None while it waits for a turn, or if there are no turns.
         turn_renewed: When the turn began or was last extended.
-        has_backlog: True if messages came in the last turn, and were still coming when the turn ended.
+        has_backlog: True after a message, until a turn of the connection ends because no messages came.
         had_turn: True if the connection had a turn in this rotation. In a rotation each connection gets one turn.
     """
 
@@ -84,11 +84,11 @@ class _ConnectionRdy:
 
 
 class RdyPolicy(Generic[Key]):
-    """Distributes max_in_flight to connections. RDY is raised only while the sum of max(RDY, messages in flight) over
-    all connections stays within max_in_flight.
+    """Distributes max_in_flight to connections. RDY is raised only while the sum of max(RDY, messages in flight plus
+    those that may still arrive) over all connections stays within max_in_flight.
 
     A connection begins with RDY 1. After its first message, its RDY is raised: all connections with messages get equal
-    RDY counts. A connection that had no message for idle_timeout is reduced to RDY 1 while others are starved.
+    RDY counts. One that had no message for idle_timeout, and has none in flight, has RDY 1 while others are starved.
 
     If max_in_flight is lower than the number of connections, some have RDY 1 (a turn) and the others wait with RDY 0.
     Turns come in random order. A connection without messages loses its turn after idle_timeout, or after grace if a
@@ -273,7 +273,7 @@ class RdyPolicy(Generic[Key]):
         return lowered
 
     def _free(self, in_flight: Mapping[Key, int], now: float) -> int:
-        """Return the unused part of max_in_flight. It may be negative after max_in_flight was lowered."""
+        """Return the unused part of max_in_flight. It may be negative, for example after max_in_flight was lowered."""
         return self.max_in_flight - sum(
             state.max_in_flight(in_flight.get(key, 0), now) for key, state in self._states.items()
         )
@@ -416,7 +416,7 @@ class RdyPolicy(Generic[Key]):
                     # As many messages are in flight as RDY allows: no other is on its way, so an answer frees the RDY.
                     self._end_turn(key, now, is_silent=False)
         waiting = self._order[self.max_in_flight :]
-        # Choose the length of a turn so that each waiting connection without messages gets a turn within turn_timeout.
+        # Choose a length, at least grace, so that each waiting connection without backlog gets a turn in turn_timeout.
         self._turn_seconds = max(self.turn_timeout / max(len(waiting) - self._waiting_with_backlog, 1), self.grace)
 
     def _is_wanted(self) -> bool:

@@ -52,7 +52,7 @@ class Shutdown:
         self._log = log
         self._requeued = 0
         self._done = Event()
-        # Number of handlers that are in join(). They wait for the shutdown, so the shutdown can't wait for them.
+        # Number of handlers that are in join(). wait_for_others() does not wait for their messages.
         self._waiting_handlers = 0
 
     def run(self) -> None:

@@ -45,9 +45,9 @@ class WorkerPool:
     Args:
         name: Name of the greenlets.
         concurrency: Function that returns the limit of workers that run at the same time.
-        handle: Function that is called with each message, in a worker. Returns True if the message is answered. Must
-            not raise an Exception.
-        handle_batch: If given, called instead of handle, with the whole inbox. Returns the messages that are answered.
+        handle: Function that is called with each message, in a worker. Returns True if its latency is to be
+            recorded: if the message is answered and not async. Must not raise an Exception.
+        handle_batch: If given, called instead of handle, with the whole inbox. Returns those answered, not async.
         on_dropped: Called with each message that timed out in the inbox.
 
     Attributes:
@@ -108,7 +108,7 @@ class WorkerPool:
         return gevent.getcurrent() in self._workers
 
     def put(self, messages: Iterable[Message]) -> None:
-        """Add messages to the inbox, and start a worker if there are fewer than allowed."""
+        """Add messages to the inbox, and start a worker if there are fewer than allowed and none is about to start."""
         # If all workers are busy for longer than msg_timeout, the messages in the inbox time out, and nsqd delivers
         # them again, possibly many times: drop the old deliveries.
         self._drop_timed_out()
@@ -147,8 +147,8 @@ class WorkerPool:
     def _work(self) -> None:
         """Handle messages until the inbox is empty or MAX_RUN_SECONDS are over.
 
-        Before each message another worker is spawned, so that a handler that waits does not delay the other messages.
-        This worker, and the one that continues after MAX_RUN_SECONDS, start in the next round of the event loop.
+        If more messages wait, another worker is spawned before each call of a handler: so a handler may wait.
+        Such a worker, and the one that continues after MAX_RUN_SECONDS, start in the next round of the event loop.
         Between two rounds the loop reads its sockets; between two callbacks (such as those of sleep(0)) it does not.
         So even many handlers that only compute delay heartbeats by at most MAX_RUN_SECONDS and the time of one handler.
         """
