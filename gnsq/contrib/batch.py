@@ -41,10 +41,10 @@ class BatchHandler:
     A batch runs when one of these is true:
 
     - The batch is full.
-    - Its first message has waited ``timeout`` seconds, or half of the msg_timeout of one of its messages is over. A
+    - Its first message has waited ``timeout`` seconds, or one of its messages for half of the time that it had left. A
       RuntimeWarning says that batch_size is too large, or timeout too short.
-    - The consumer is starved: all its messages in flight wait in this batch, and nsqd sends no more. A RuntimeWarning
-      says that batch_size is too large: it should be below ``max_in_flight``, which is divided among the nsqds.
+    - The consumer is starved, and all its messages in flight wait in this batch. If that is noticed when a message is added, a
+      RuntimeWarning says that batch_size is too large: max_in_flight, divided among the nsqds, should be above it.
     - The consumer closes.
 
     A message that times out before its batch runs is left out, since nsqd delivers it again. A batch that runs longer
@@ -57,13 +57,13 @@ class BatchHandler:
     Args:
         batch_size: Number of messages of a full batch.
         handle_batch: Called with the list of the results of handle_message. If it returns, all messages are finished.
-            If it raises, all are requeued. Backoff counts that as a failure, unless the exception is an
-            NSQRequeueMessage with backoff=False.
+            If it raises, all are requeued. Backoff counts that as a failure, but for an NSQRequeueMessage only if its
+            ``backoff`` is True, or is None and the consumer's option backoff_on_requeue is True.
         handle_message: Called with each message when its batch runs. Returns the item for the batch; default: the
             message. If handle_message raises, this message is requeued, and the others stay in the batch.
         handle_batch_error: Called with (error, messages, items) before the messages are requeued.
         handle_message_error: Called with (error, message) before the message is requeued.
-        timeout: Seconds that a message may wait for its batch; None: no limit except half of msg_timeout.
+        timeout: Seconds that a message may wait for its batch; None: no limit except half of its time left.
         spawn: Function that runs a batch; default: in a new greenlet. Or the number of batches that may run at the same
             time: further batches, and messages after them, wait.
         clock: The clock of the consumer, if the consumer was given one.
@@ -107,7 +107,7 @@ class BatchHandler:
         self._watcher: gevent.Greenlet | None = None
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Add a message to the batch. Waits only if the batch is full and the limit of running batches is reached."""
+        """Add a message to the batch. Waits only if the batch must run and the limit of running batches is reached."""
         message.enable_async()
         self._consumer = consumer
         now = self._clock.monotonic()

@@ -44,7 +44,7 @@ class LogGiveupHandler:
     Args:
         log: Function that is called with the text; default: sys.stdout.write. If the function is a method of an object
             with a flush(), such as a file, flush() is called, too.
-        newline: Written after each message. If it is bytes, such as b"\\n", log is called with bytes.
+        newline: Written after each message. If it is bytes, log is called with bytes: the unchanged body and newline.
     """
 
     def __init__(self, log: Callable[[Any], object] | None = None, newline: str | bytes = "\n") -> None:
@@ -53,7 +53,7 @@ class LogGiveupHandler:
         self.newline = newline
 
     def format_message(self, message: Message) -> str | bytes:
-        """Return the text of a message; may be overridden."""
+        """Return the text of a message, or its body if newline is bytes; may be overridden."""
         return message.body if isinstance(self.newline, bytes) else message.body.decode("utf-8", "backslashreplace")
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
@@ -77,7 +77,7 @@ class JSONLogGiveupHandler(LogGiveupHandler):
     """
 
     def format_message(self, message: Message) -> str | bytes:
-        """Return the text of a message; may be overridden."""
+        """Return the JSON of a message, without newline; may be overridden."""
         return json.dumps(_record(message))
 
 
@@ -157,7 +157,7 @@ class NsqdGiveupHandler:
         return message.body
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Publish a message to the first nsqd that accepts it.
+        """Publish a message to the next nsqd, or to the first one after it that accepts the message.
 
         Raises:
             NSQException: If no nsqd accepts it. The text has the error of each nsqd.
@@ -204,7 +204,7 @@ class ProducerGiveupHandler:
 
 
 def _record(message: Message) -> dict[str, object]:
-    """Return a message as an object for JSON, from which all its data can be restored."""
+    """Return an object for JSON, from which a message's timestamp, attempts, id and body can be restored."""
     record: dict[str, object] = {
         "timestamp": message.timestamp,
         "attempts": message.attempts,

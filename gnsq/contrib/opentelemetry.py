@@ -154,7 +154,7 @@ class TracedProducer(_Producer):
         envelope: Publish bodies in envelopes with the trace context; the module's docstring says which handlers must
             remove them. An envelope with only a traceparent adds 80 bytes, which count for max_msg_size. A body that is
             in an envelope already (it is forwarded, or close() returned it) is published unchanged. There are no
-            envelopes without an SDK, or if the headers are too large; a warning is logged in the second case.
+            envelopes without an SDK or headers, or if the headers are too large; then a warning is logged.
         tracer_provider: Default: the global one, even if it is set later.
     """
 
@@ -262,7 +262,7 @@ class TracedProducer(_Producer):
         return result
 
     def _prefix(self) -> bytes:
-        """Return the bytes of an envelope before its body, with the current trace context; empty without headers."""
+        """Return the bytes of an envelope before its body, with the current trace context; empty if that has none."""
         headers: dict[str, str] = {}
         propagate.inject(headers)
         try:
@@ -358,7 +358,7 @@ def _remove_envelope(message: Message) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _sender_context(headers: dict[str, str]) -> Iterator[Sequence[trace.Link]]:
-    """Make the context of the headers the current one during the block, and yield the link to the sender's span."""
+    """Make the context of the headers the current one during the block; yield a link to the sender's span, if any."""
     context = propagate.extract(headers, contexts.get_current())
     sender = trace.get_current_span(context).get_span_context()
     token = contexts.attach(context)
@@ -370,7 +370,7 @@ def _sender_context(headers: dict[str, str]) -> Iterator[Sequence[trace.Link]]:
 
 
 def _is_recording(tracer_provider: trace.TracerProvider | None) -> bool:
-    """Return True if an SDK records spans."""
+    """Return True if an SDK, or any other provider that is not a no-op, is set up."""
     used = trace.get_tracer_provider() if tracer_provider is None else tracer_provider
     return not isinstance(used, (ProxyTracerProvider, NoOpTracerProvider))
 

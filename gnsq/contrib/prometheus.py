@@ -197,9 +197,9 @@ def _counts_samples(labels: tuple[str, ...], counts: MessageCounts, *, is_total:
 class StatsCollector:
     """Collector of prometheus_client. Each scrape reads stats() of consumers and producers.
 
-    Metrics of consumers begin with ``gnsq_consumer_`` and have the labels ``topic`` and ``channel``. Metrics of single
-    nsqds also have the label ``nsqd``. Consumers of the same topic and channel are added up. Metrics of producers begin
-    with ``gnsq_producer_`` and have no label except ``nsqd``; all producers are added up.
+    Metrics of consumers begin with ``gnsq_consumer_`` and have the labels ``topic`` and ``channel``, some also ``nsqd``
+    or ``state``. Consumers of the same topic and channel are added up, except for the gauges in _MAXIMA. Metrics of
+    producers begin with ``gnsq_producer_`` and have no label except ``nsqd``; all producers are added up.
 
     Counters never fall. The counters of an nsqd stay when its connection is closed, and continue with its next
     connection. The counts of a connection between its last scrape and its close have the label ``nsqd="closed"``. So
@@ -252,7 +252,7 @@ class StatsCollector:
         before = self._seen[source]
         now: dict[_Key, float] = {}
         samples = list(_consumer_samples(stats) if isinstance(stats, ConsumerStats) else _producer_samples(stats))
-        # Growth of the total of each family. The counters of its single nsqds together can't grow by more than that.
+        # Growth of the total of each family with nsqds. The counters of its single nsqds together can't grow by more.
         left = {key.family: value - before.get(key, 0) for key, value, is_total in samples if is_total}
         for key, value, is_total in samples:
             family = _FAMILIES[key.family]
