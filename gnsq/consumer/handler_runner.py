@@ -373,7 +373,7 @@ class HandlerRunner:
         return "timed out, and is still unanswered here" if is_here else "not seen here"
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
-        """Return True if a message was given up. FIN of such a message counts neither as a success nor as a failure."""
+        """Return True if _give_up() was called with a message. Its FIN counts neither as a success nor as a failure."""
         return (nsqd, message_id) in self._given_up
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:

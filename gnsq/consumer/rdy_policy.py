@@ -426,8 +426,8 @@ class RdyPolicy(Generic[Key]):
         return not searching or self._waiting_with_backlog > searching
 
     def _end_turn(self, key: Key, now: float, *, is_silent: bool) -> None:
-        """Give the turn of a connection to a random waiting one that had no turn in this rotation. If the connection
-        is not known to have messages, waiting ones that are known to have messages are preferred."""
+        """Give the turn of a connection to a random waiting one that had no turn in this rotation; if none waits, renew
+        it. If the connection is not known to have messages, waiting ones that are known to have them are preferred."""
         state = self._states[key]
         waiting = [other for other in self._order[self.max_in_flight :] if other not in self._ended]
         if not waiting:

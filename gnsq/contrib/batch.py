@@ -43,7 +43,7 @@ class BatchHandler:
     - The batch is full.
     - Its first message has waited ``timeout`` seconds, or one of its messages for half of the time that it had left. A
       RuntimeWarning says that batch_size is too large, or timeout too short.
-    - The consumer is starved, and all its messages in flight wait in this batch. If that is noticed when a message is added, a
+    - The consumer is starved, and all its messages in flight wait in this batch. If a message is added then, a
       RuntimeWarning says that batch_size is too large: max_in_flight, divided among the nsqds, should be above it.
     - The consumer closes.
 

@@ -197,7 +197,7 @@ class ProducerGiveupHandler:
         """Publish a message.
 
         Raises:
-            NSQException: In the cases of Producer.publish().
+            NSQException, ValueError, TypeError: As Producer.publish(), if no nsqd has confirmed it, or it is not valid.
         """
         with message.touching():
             self.producer.publish(self.topic, self.format_message(message))
