@@ -1,4 +1,4 @@
-"""Automatic batches: sends publishes to one topic together as one MPUB. Each publish has its own deadline and outcome.
+"""Automatic batches: sends publishes with one topic and key as one MPUB. Each publish has its own deadline and outcome.
 
 This module owns batches until they are sent. A batch is sent in the same way as a single publish.
 """
@@ -74,7 +74,7 @@ class Batcher:
     """Collects publishes with the same topic and key in a batch.
 
     A batch is sent when it has batch_messages messages, when the next message would make it longer than batch_bytes or
-    max_body_size (if this option is set), or when its first publish has waited for batch_linger seconds.
+    max_body_size (if set), when batch_linger seconds have passed since it was opened, or when flush() is called.
 
     Args:
         send: Called with each batch, and with each publish that is sent alone.
@@ -117,7 +117,7 @@ class Batcher:
             yield from batch.members
 
     def stop_waiting(self) -> None:
-        """Send all batches. From now on, send each batch at the end of the hub's round in which it was opened."""
+        """Send all batches. From now on, send each by the end of the hub's round in which it was opened."""
         self._linger = 0.0
         self.flush()
 

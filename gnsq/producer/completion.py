@@ -130,7 +130,7 @@ class Deadlines:
         check_links: Function that checks the connections.
 
     Attributes:
-        due: Time of the next check of deadlines, monotonic seconds.
+        due: Time of the next check of deadlines, monotonic seconds; NO_DEADLINE: none is scheduled.
     """
 
     def __init__(

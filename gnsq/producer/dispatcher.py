@@ -13,19 +13,19 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #     thread publishes, `publish_from_thread` in producer/lifecycle.py passes the publish to the producer's hub.
 #  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if too few are left, the publish waits for
 #     `Dispatcher.admit_waiting`.
-#  4. `Batcher.add` in producer/batching.py collects publishes to one topic, if batch_messages is set.
+#  4. `Batcher.add` in producer/batching.py collects publishes with one topic and key, if batch_messages is set.
 #  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
 #  6. `TcpLink` in producer/routing.py is the link over one connection. Its submit is `Writer.submit` in nsqd/writer.py,
 #     which passes the publish to `PendingRequests.put` in nsqd/pending.py.
 #  7. `Writer.run` in nsqd/writer.py sends `PendingPublish.command` in producer/publish.py. But if nothing else is
 #     pending on the connection, the caller's greenlet sends it by `TcpTransport.send_nowait` in transport.py.
-#  8. `Dispatcher.publish` waits. If no other publish is pending, `BusyPoller.poll` polls for the response.
+#  8. `Dispatcher.publish` waits. If no other publish is pending, `BusyPoller.poll` may poll for the response.
 #  9. `Connection` in nsqd/connection.py reads OK; `PendingRequests.resolve_oks` in nsqd/pending.py finds the publish.
 # 10. `PendingPublish.on_response` in producer/publish.py marks it as done, and `CompletionQueue.add` in
 #     producer/completion.py counts it and wakes the caller.
 #
-# The states of a publish, from submit() to its outcome. No publish is retried after its deadline:
-#
+# The states of a publish, from submit() to its outcome. If nsqd has refused an earlier try, or may have executed it,
+# the deadline ends the publish as REFUSED or UNKNOWN instead of NOT SENT:
 #      submit()                         retry: refused by this nsqd, not executed, or allow_duplicates
 #         |                           +-----------------------------------------------+
 #         v                           v                                               |
@@ -93,7 +93,7 @@ class Dispatcher:
         no_connection_error: Makes the error that tells why there is no connection. Called with a text that tells how
             long the publish waited, such as "within 5 s".
         owner: The Producer whose name is in the log lines.
-        busy_poller: Polls for the response if only one publish is pending. None: the hub sleeps until a response comes.
+        busy_poller: If only one publish is pending, it may poll for the response. None: there is no polling.
 
     Attributes:
         links: The links that publishes are submitted to.
@@ -101,9 +101,9 @@ class Dispatcher:
         batcher: Collects batches; None if batch_messages is not set.
         complete: Function to call with a publish that has ended. The hub soon counts the publish and wakes its caller.
         deadlines: Checks deadlines and stalled links.
-        pending: Number of publishes whose callers were not woken yet.
+        pending: Number of publishes that were submitted, and not yet counted as confirmed or failed.
         pending_bytes: Bytes that these publishes have reserved.
-        signal_greenlets: Greenlets that run receivers of signals. Until a receiver returns, its greenlet must not wait.
+        signal_greenlets: Greenlets that run receivers of signals now. A receiver must not wait for a publish.
     """
 
     # Slots save 6 % of a publish's time: with more than 30 attributes CPython makes a dict, which is slower to read.
@@ -389,7 +389,7 @@ class Dispatcher:
     def _refuse_topic(self, publish: PendingPublish, error: NSQException) -> None:
         """End a publish whose topic nsqd refused; after NSQUnauthorized, all publishes to this topic on the same link.
 
-        With this error nsqd closes the connection, and executes nothing after the refused command. If the other
+        With NSQUnauthorized nsqd closes the connection, and executes nothing after the refused command. If the other
         publishes were retried, nsqd would refuse them, too, and close a connection each time. HTTP has no such error.
 
         Source: nsqd protocol_v2.go, CheckAuth.
@@ -553,7 +553,7 @@ class Dispatcher:
         """End all publishes that no link has. From now on, a publish that fails on a link is not retried.
 
         Returns:
-            The publishes that have failed since stop_accepting().
+            The publishes that have failed since stop_accepting(). Those that fail later are appended to this list.
         """
         self._closing = self._closed = True
         if self._busy_poller is not None:
@@ -571,7 +571,7 @@ class StallDetector:
     """Finds links that have not responded for too long. Pure: reads no clock, moves no publish.
 
     Args:
-        limit: Seconds. A link is stalled if its oldest sent request has had no response for this time.
+        limit: Seconds. A link has stalled if partition() has found the same oldest sent request for this time.
     """
 
     def __init__(self, limit: float) -> None:
@@ -604,15 +604,15 @@ class BusyPoller:
 
     Waking a sleeping processor takes 30 to 60 us on a virtual machine, which is longer than an nsqd nearby takes
     to respond. While the loop polls, it asks for events without sleeping, and handles all events. The cost is processor
-    time: at most the time that the loop would otherwise sleep. There is no polling if publishes come with pauses, or if
-    responses take long.
+    time: at most the time that the loop would otherwise sleep. There is no polling if publishes come with pauses, and
+    little if responses take long.
 
     Args:
         now: Returns monotonic seconds. Not the producer's clock, since the time of a manual clock does not pass while
             the loop polls.
 
     Attributes:
-        rounds: Number of rounds of the event loop that did not sleep.
+        rounds: Number of rounds of the event loop while this object let it poll.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -627,8 +627,8 @@ class BusyPoller:
         self._skip = self._left_to_skip = 0
 
     def poll(self, publish: PendingPublish) -> None:
-        """Poll for the response to the only pending publish, if the publish follows the previous one closely and
-        earlier responses came fast."""
+        """Poll for the response to the only pending publish, if the call follows the previous one closely, and the
+        publish need not be skipped since responses to earlier ones came late."""
         now = self._now()
         is_sequential, self._last_publish = now - self._last_publish < SEQUENTIAL_WITHIN, now
         if not is_sequential:
