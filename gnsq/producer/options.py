@@ -18,7 +18,7 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 
     publish_timeout: float
     allow_duplicates: bool
-    strategy: str | Callable[..., Any]  # Any: one of the links that the function was given
+    strategy: str | Callable[..., Any]  # Any: the function returns one of the links that it was given
     connections_per_nsqd: int
     http_requests_at_once: int
     max_pending_bytes: int
@@ -48,7 +48,7 @@ class ProducerOptions(Options):
     allow_duplicates: bool = option(
         False, "publishes whose connection was lost before the response are sent again, until their deadline"
     )
-    strategy: str | Callable[..., Any] = option(  # Any: one of the links that the function was given
+    strategy: str | Callable[..., Any] = option(  # Any: the function returns one of the links that it was given
         "round_robin",
         "chooses the nsqd for each publish: `round_robin`, `least_pending`, `primary` (the first given address "
         "that is connected), `consistent` (by `key=`), or a function of (links, key)",

@@ -83,8 +83,8 @@ def decide(
     """Decide what happens to a publish that was not confirmed.
 
     Unless allow_duplicates is True, a retry creates no duplicate. If the error concerns the nsqd, the publish is
-    retried until each nsqd has refused it once, or the only nsqd twice. If the error concerns the message, the publish
-    is not retried, since every nsqd would refuse it. But each message of a refused batch is retried alone.
+    retried until it was refused as often as there are nsqds, and at least twice. If the error concerns the message, the
+    publish is not retried, since every nsqd would refuse it; but then each message of a batch is retried alone.
 
     Args:
         refusals: Number of earlier refusals of this publish by nsqds.
@@ -226,7 +226,7 @@ class PublishOwner(Protocol):
     """Decides how publishes end, and gives the capacity of ended publishes to other publishes.
 
     Attributes:
-        pending: Number of publishes whose callers were not woken yet.
+        pending: Number of publishes that were submitted, and not yet counted as confirmed or failed.
         pending_bytes: Bytes that these publishes have reserved.
     """
 
@@ -260,8 +260,8 @@ class PendingPublish:
         owner: The Dispatcher that the publish was submitted to.
         done: True if the publish has ended.
         error: Why the publish was not confirmed; None if it was confirmed or has not ended.
-        body: The message. Empty if there are several messages, or if the message is no longer needed.
-        size: Length of the command in bytes.
+        body: The message. Empty in a MultiPublish, or if the message is no longer needed.
+        size: Length of the command over TCP in bytes; the same number is used over HTTP.
         largest_message: Length of the largest message in bytes.
         mpub_body_size: Length of an MPUB's body in bytes; 0 for other commands.
         defer: Milliseconds; 0: not deferred.
@@ -269,13 +269,13 @@ class PendingPublish:
         members: The publishes in a batch; empty if this is not a batch.
         is_batchable: True if the publish may be put into a batch.
         reserved_bytes: Bytes of max_pending_bytes that the publish has reserved; 0 while it waits for capacity.
-        link: The last link that the publish was submitted to.
+        link: The last link that the publish was submitted to; None while it waits for a retry.
         waiter: Greenlet that waits in Dispatcher.publish(). It is resumed when the publish ends.
         result: Object that gets the outcome when the publish ends, if there is no waiter.
         on_capacity: Called when the publish gets capacity, or when it ends without capacity.
         key: Argument of the strategy.
         refused_by, refusals, refused_error: Addresses of nsqds that refused it, number and last error of the refusals.
-        lost_error: Why an earlier try got no response, if the publish was sent again after that; otherwise None.
+        lost_error: Why nsqd may have executed an earlier try, if the publish was retried after that; otherwise None.
     """
 
     owner: PublishOwner
@@ -319,7 +319,7 @@ class PendingPublish:
 
     @property
     def address(self) -> str:
-        """Address of the last nsqd that the publish was submitted to."""
+        """Address of the nsqd of ``link``; the text "nsqd" if there is no link."""
         return self.link.address if self.link is not None else "nsqd"
 
     @property
@@ -332,7 +332,7 @@ class PendingPublish:
         return () if self.done else (self,)
 
     def drop_bodies(self) -> None:
-        """Free the messages of a publish that was sent and has ended. Its response may still come."""
+        """Free the messages of a sent publish, after it or a member of it has ended. A response may still come."""
         self.body = b""
 
     # --- called by the link; see nsqd.pending.PendingRequest

@@ -52,7 +52,7 @@ def least_pending() -> Strategy:
 
 
 def primary(addresses: Iterable[str]) -> Strategy:
-    """Use the first connected nsqd of a list. Of this nsqd's links, use the link with the fewest pending publishes.
+    """Use the first nsqd of a list that has a link. Of its links, use the link with the fewest pending publishes.
 
     Args:
         addresses: Addresses of nsqds, the preferred one first. Other nsqds come last, sorted by address.
@@ -66,9 +66,8 @@ def primary(addresses: Iterable[str]) -> Strategy:
 
 
 def consistent(links: Sequence[Link], key: Key) -> Link:
-    """Use the same nsqd for the same key in every process, and of its links the one with the fewest pending publishes.
-
-    When an nsqd is lost, only its keys move to other nsqds, and they move back when it returns (rendezvous hashing).
+    """Use one nsqd for each key, the same in all processes with the same nsqds. Of its links, use the one with the
+    fewest pending publishes. If an nsqd is lost, only its keys move, until it returns (rendezvous hashing).
 
     Raises the errors of checked_key().
     """
