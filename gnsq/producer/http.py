@@ -1,7 +1,6 @@
 """Publishing over HTTP: links to the HTTP ports of nsqds, the pool that pings nsqds, and the rules for responses.
 
 A link sends several requests at the same time. So nsqd may not get the publishes in the order of the calls.
-
 Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for the errors over TCP.
 """
 
@@ -85,7 +84,7 @@ _REJECTED = {401, 403, 404, 405, 407, 421, 429}
 
 
 def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = False) -> NSQErrorCode | None:
-    """Return nsqd's refusal of a publish as an NSQErrorCode, as over TCP; None if nsqd may have stored the publish.
+    """Return the refusal of a publish as an NSQErrorCode, as over TCP; None if the response is not clearly a refusal.
 
     Args:
         multi: True for a multipublish.
@@ -141,8 +140,8 @@ def is_nsqd_response(error: NSQHttpError) -> bool:
 # Seconds. Limit of the wait for a connection if http_options does not set it. The limit is short since the publish can
 # be sent to another nsqd.
 CONNECT_TIMEOUT = 5.0
-# Seconds. A request times out this long before the deadline of its publish. So the error of the request, which tells if
-# the request was sent, is known before the publish ends.
+# Seconds. A request times out up to this long before the deadline of its publish. So the error of the request, which
+# tells if the request was sent, is known before the publish ends.
 DEADLINE_MARGIN = 0.01
 # Seconds. Limit of the wait for nsqd's version.
 INFO_TIMEOUT = 5.0
@@ -154,14 +153,14 @@ class HttpClients:
 
     Args:
         urls: One URL or ``host[:port]``, or a list, tuple or set of them.
-        options: Options of HttpOptions. Without ``timeout``, only the deadline of the publish limits a request.
+        options: Options of HttpOptions. Without ``timeout``, nsqd may respond to a publish until its deadline.
 
     Attributes:
         max_requests: Limit of the concurrent requests to each nsqd.
-        max_seconds: Limit of the duration of a request.
+        max_seconds: Limit of the duration of a request; infinite without the option ``timeout``.
 
     Raises:
-        TypeError, ValueError: In the cases of NsqdHTTPClient.from_url().
+        TypeError, ValueError: In the cases of NsqdHTTPClient.from_url(); if an argument has the wrong type.
     """
 
     def __init__(
@@ -184,8 +183,8 @@ class HttpClients:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses in the given order, without duplicates. They have the form ``host:port``; but if a URL has more
-        parts, such as a path, the address is this URL without its password.
+        """The addresses in the given order (a set is sorted), without duplicates. They have the form ``host:port``;
+        but if a URL has more parts, such as a path, the address is this URL without its password.
         """
         return list(self._urls)
 
@@ -221,7 +220,7 @@ def check_no_tcp_options(addresses: Collection[str], options: ProducerOptions, r
 
     Args:
         addresses: TCP addresses.
-        rest: Names of the given options that are neither in ProducerOptions nor in ReconnectOptions.
+        rest: Names of the given options that are not in ProducerOptions.
 
     Raises:
         ValueError: If TCP addresses or options of TCP are given.
@@ -403,7 +402,7 @@ class HttpLink:
 
         Raises:
             NSQHttpError: If the response is not OK, or if no response came.
-            NSQInvalid: If nsqd is too old; nothing was sent.
+            NSQInvalid: If nsqd is too old; the publish was not sent.
         """
         client = self.client
         if publish.mpub_body_size or publish.defer:
@@ -471,12 +470,12 @@ def _deadline(publish: PendingPublish) -> float:
 
 
 class HttpPool(ConnectionPool[HttpLink]):
-    """Links to the HTTP ports of nsqds. Pings each nsqd until it responds, and again after a request has failed.
+    """Links to the HTTP ports of nsqds. Pings each nsqd until it responds, and again after its link has ended.
 
     Args:
         dispatcher: Gets each link that the pool has opened.
-        on_response: Called with each response to a publish.
-        on_error: Called with each error of nsqd.
+        on_response: Called with OK for each publish that nsqd has confirmed.
+        on_error: Called with each error with which a publish was refused.
         owner: The Producer whose name is in the log lines.
     """
 
