@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Start:
-    """One attempt to start a producer. The greenlet that acquires ``token`` makes the attempt. ``done`` is set when the
-    attempt has succeeded or failed."""
+    """One attempt to start a producer. The caller that acquires ``token`` makes the attempt, or cancels it to close the
+    producer. ``done`` is set when the attempt has succeeded, has failed or was cancelled."""
 
     __slots__ = ("done", "token")
 
@@ -109,11 +109,11 @@ class ProducerLifecycle:
         """Start the producer if it is not running: a threaded producer in its own thread, others in the calling thread.
 
         Args:
-            limit: Seconds to wait if another thread is starting the producer; 0: do not wait.
+            limit: Seconds to wait if another thread or greenlet is starting the producer; 0: do not wait.
 
         Raises:
             NSQNotSentClosed: If the producer was closed.
-            NSQNotSentTimeout: If another thread is starting the producer and takes longer than the limit.
+            NSQNotSentTimeout: If another thread or greenlet is starting the producer and takes longer than the limit.
             RuntimeError: If the hub itself must start a threaded producer: the hub can't wait for the new thread.
         """
         with self._marked():
@@ -163,7 +163,7 @@ class ProducerLifecycle:
     # --- close
 
     def close(self, timeout: float) -> list[Unconfirmed]:
-        """Close the producer. If another call is closing it, wait for the end of that call.
+        """Close the producer. If another call is closing it, wait for the end of that call, about up to the timeout.
 
         If the caller is the hub itself or a greenlet that the close waits for, the close continues in the background.
 
@@ -172,8 +172,8 @@ class ProducerLifecycle:
             background, or if another call closes the producer.
 
         Raises:
-            NSQTimeout: If the close takes much longer than the timeout because the producer's thread does not run its
-                hub. The close continues.
+            NSQTimeout: If the close takes ``grace`` seconds longer than the timeout, for example because the hub of the
+                producer's thread does not run. The close continues.
         """
         may_wait = not self._is_reentrant()
         with self._marked():

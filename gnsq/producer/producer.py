@@ -51,16 +51,16 @@ class Producer:
 
     Args:
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
-        nsqd_http_addresses: URLs or ``host[:port]``, to publish over HTTP instead of to nsqd_tcp_addresses.
+        nsqd_http_addresses: URL or ``host[:port]``, or a list, tuple or set of these: publish over HTTP, not over TCP.
         max_backoff_duration: Seconds; longest wait before the producer connects to an nsqd again, but not more than a
-            quarter of publish_timeout. The option reconnect_maximum replaces both limits.
+            quarter of publish_timeout, nor less than 0.1. The option reconnect_maximum replaces these limits.
         lookupd_http_addresses: URL or ``host[:port]`` of an nsqlookupd, or a list or tuple of these: publish to all
             nsqds that the nsqlookupds know.
         lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to nsqlookupd. The
             defaults of ``timeout`` and ``max_response_size`` are 5 s and 16 MiB.
         http: Publish over HTTP to the nsqds that nsqlookupd knows. Not needed together with nsqd_http_addresses.
         http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for publishing over HTTP. Over HTTP,
-            options of ConnectionOptions can't be given.
+            max_name_length is the only option of ConnectionOptions that can be given.
         threaded: Run on a thread with a hub of its own, for programs that block threads without running a hub.
         name: Name of the producer in log lines; default: ``producer-1`` and so on.
         keywords: Options of ProducerOptions, ReconnectOptions and ConnectionOptions.
@@ -68,13 +68,13 @@ class Producer:
     Every publish ends in one of four ways, at its deadline at the latest. If publish() returns, nsqd has confirmed the
     message. NSQErrorCode: nsqd has refused the message. NSQNotSent: nsqd has not stored the message and will not, so
     the program may safely publish the message again. NSQUnknown: the message was sent but got no response, so nsqd may
-    have it. A publish that was not sent, or that an nsqd refused because of its own state (it is exiting, for example),
-    is retried until its deadline, on another nsqd if there is one.
+    have it. A publish that was not executed is retried until its deadline. One that an nsqd refused because of its own
+    state (it is exiting, for example) is tried as often as there are nsqds, and at least twice.
 
     Methods may be called from any thread. The thread that started the producer must run its hub, unless the producer is
     threaded. After a fork the child makes new connections; the parent continues the pending publishes.
 
-    Receivers of the producer's signals run in the greenlet that reads responses, so they can't wait for a response:
+    Receivers of all signals but on_close run in the greenlet that reads responses, so they can't wait for a response:
     publish() raises RuntimeError there. Use publish_async() instead.
 
     Raises:
@@ -167,7 +167,8 @@ class Producer:
         This call is not necessary, since the first publish starts the producer.
 
         Raises:
-            NSQException: If the producer was closed.
+            NSQException: If the producer was closed, or its thread has ended.
+            RuntimeError: If the hub itself calls this, and the producer is threaded.
         """
         if self._lifecycle.state is State.RUNNING:
             self.logger.warning("%s: producer is running already", self.name)
@@ -205,7 +206,7 @@ class Producer:
             False if some publishes have not ended within the timeout.
 
         Raises:
-            ValueError: If the timeout is negative, infinite or not a number. All methods with a timeout raise this.
+            ValueError: If the timeout is negative, too large or not a number. All methods with a timeout raise this.
         """
         limit = _checked_timeout(timeout, self.options.close_timeout)
         runtime = self._lifecycle.runtime
@@ -232,8 +233,8 @@ class Producer:
             for the end of the first one, and returns an empty list, too.
 
         Raises:
-            NSQTimeout: If the close takes much longer than the timeout because the producer's thread does not run its
-                hub. The producer is closed when the hub runs again.
+            NSQTimeout: If the close takes a second longer than the timeout, for example because the producer's thread
+                does not run its hub. The close continues when the hub runs.
         """
         return self._lifecycle.close(_checked_timeout(timeout, self.options.close_timeout))
 
@@ -290,10 +291,11 @@ class Producer:
         )
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Add an nsqd to publish to. If the producer uses HTTP, the port is an HTTP port.
+        """Add an nsqd to publish to, and start the producer if needed. Over HTTP, the port is an HTTP port.
 
         Raises:
             ValueError: If the address is not valid.
+            NSQException: If the producer was closed, or its thread does not run its hub.
         """
         added = format_address(*parse_address(format_address(address, port)))
         runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
@@ -380,7 +382,7 @@ class Producer:
                 before the first publish, which otherwise finds no connection.
             timeout: Seconds for capacity, connection, sending and response together; default: publish_timeout.
             raise_error: If False, do not wait: call publish_async(), and return its PublishResult.
-            key: For the strategy ``consistent``: messages with the same key go to the same nsqd.
+            key: Argument of the strategy. With ``consistent``, messages with the same key go to the same nsqd.
 
         Returns:
             b"OK".
@@ -388,8 +390,9 @@ class Producer:
         Raises:
             ValueError, TypeError: If an argument is not valid or exceeds a limit of the options; nothing was sent.
             NSQErrorCode: If nsqd has responded with an error; nsqd has not stored the message.
-            NSQNotSent: If nsqd has not executed the publish: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
+            NSQNotSent: If nsqd has not executed the publish, such as NSQNoConnections or NSQNotSentTimeout.
             NSQUnknown: If no response came; nsqd may have the message: NSQUnknownTimeout, NSQUnknownClosed.
+            RuntimeError: If the hub itself or a receiver of the producer's signals calls this.
         """
         if not raise_error:
             return self.publish_async(topic, data, defer, block, timeout, key=key)
@@ -408,14 +411,14 @@ class Producer:
         """Publish a message without waiting for nsqd's response.
 
         Unless block is False, the call waits for capacity (max_pending_bytes). If the call starts the producer, it also
-        waits for a connection, up to a second. In the hub itself, for example in a callback, the call never waits:
-        without capacity it raises NSQNotSentTimeout, and without a connection the message waits until there is one.
+        waits for the first attempts to connect, up to a second. In the hub itself, for example in a callback, it never
+        waits: without capacity it raises NSQNotSentTimeout, and without a connection the message waits for one.
 
         Returns:
             The result, an AsyncResult of gevent. Any thread can wait for it; get() returns or raises as publish() does.
 
         Raises:
-            The errors of publish(), if they occur before the publish has capacity. The result gets later errors.
+            The errors of publish(), if the publish is not accepted. The result gets the errors of an accepted publish.
         """
         return self._submit(self._make_publish(topic, data, defer, timeout, key), block)
 
@@ -470,7 +473,7 @@ class Producer:
         nsqd stores all messages or none, unless its disk fails meanwhile: it may have some, and NSQUnknown is raised.
 
         Raises:
-            ValueError: In the cases of publish(), and if the messages together are longer than max_body_size.
+            ValueError: In the cases of publish(), and if the body of the MPUB is longer than max_body_size.
         """
         publish = self._make_multipublish(topic, messages, timeout, key)
         return self._submit_and_wait(publish, block) if raise_error else self._submit(publish, block)
@@ -487,7 +490,7 @@ class Producer:
         """Publish any number of messages in chunks. Each chunk is an MPUB, and several chunks are sent concurrently.
 
         Args:
-            messages: Any iterable. A message is taken from the iterable only when the message can be sent.
+            messages: Any iterable of bytes. Messages are taken from it for one chunk at a time.
             timeout: Seconds, for each chunk.
             raise_error: If False, continue after a chunk that fails, or a message that can't be published.
 
@@ -495,10 +498,10 @@ class Producer:
             The outcome of each chunk, in the order of the messages.
 
         Raises:
-            NSQManyFailed: If a chunk failed. The error has all chunks; after the failure, no message was taken from the
-                iterable. With raise_error=False, only if the iterable itself raised an exception (the ``__cause__``) or
-                the producer was closed.
-            ValueError, TypeError: If the topic is not valid, or the key is not valid for the strategy.
+            NSQManyFailed: If a chunk failed. The error has all chunks that were submitted; once the failure was known,
+                no message was taken from the iterable. With raise_error=False, only if the iterable itself raised an
+                exception (the ``__cause__``) or the producer was closed.
+            ValueError, TypeError: If the topic, the key or the timeout is not valid, or messages is a str or bytes.
             RuntimeError: If called in the hub itself.
         """
         if is_hub_greenlet():
@@ -590,7 +593,7 @@ class Producer:
         return OK
 
     def _start_with(self, publish: PendingPublish, block: bool) -> ProducerRuntime:
-        """Start the producer before its first publish. If block is True, wait for the first attempts to connect."""
+        """Start the producer. If the caller may wait and is in its thread, wait for the first attempts to connect."""
         can_wait = block and not is_hub_greenlet()
         runtime = self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
         if can_wait and runtime.owner_thread.is_current:
@@ -602,7 +605,7 @@ def _checked_timeout(timeout: float | None, default: float) -> float:
     """Return a timeout in seconds, or the default if it is None.
 
     Raises:
-        ValueError: If the timeout is negative, infinite or not a number.
+        ValueError: If the timeout is negative, too large or not a number.
     """
     if timeout is None:
         return default

@@ -1,6 +1,6 @@
 """Publishes an iterable of messages in chunks. Each chunk is an MPUB, and several chunks are pending at the same time.
 
-A message is taken from the iterable only when it can be published, so not all messages are in memory at the same time.
+Messages are taken from the iterable for one chunk at a time, while fewer than MAX_CONCURRENT_CHUNKS are pending.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
 
 logger = logging.getLogger(__name__)
 
-# Limits of a chunk, and of the number of pending chunks. By default nsqd allows longer bodies than MAX_CHUNK_BYTES.
+# Limits of a chunk (but one message alone may be longer), and of the number of pending chunks.
 MAX_CHUNK_MESSAGES = 1000
 MAX_CHUNK_BYTES = 1024 * 1024
 MAX_CONCURRENT_CHUNKS = 8
@@ -78,7 +78,7 @@ def publish_chunks(
         label: Name of the producer in log lines.
 
     Raises:
-        NSQManyFailed: If a chunk failed; then no further chunk is submitted. If raise_error is False, only if the
+        NSQManyFailed: If a chunk failed; no chunk is submitted once this is known. If raise_error is False, only if the
             iterable raised an exception or the producer was closed. Raised after all submitted chunks have ended.
         ValueError, TypeError: If no message can be published at all, for example because the topic is invalid.
     """
@@ -102,7 +102,7 @@ def publish_chunks(
                 break
         many.wait()
     except BaseException:
-        # The caller was killed, or interrupted by a gevent.Timeout.
+        # For example, the caller was killed, or interrupted by a gevent.Timeout.
         if many.pending:
             text = "%s: publish_many was interrupted with %s pending: their outcomes are not reported"
             logger.warning(text, label, counted(sum(messages for _, messages, _ in many.pending), "message"))

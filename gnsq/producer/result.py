@@ -99,7 +99,7 @@ class ResultWaiters:
         """If the producer's thread has ended, end the result in its place.
 
         Raises:
-            NSQUnknownTimeout: If the deadline has passed and the producer's thread does not run its hub.
+            NSQUnknownTimeout: If the deadline passed over a second ago: the producer's thread does not run its hub.
         """
         if self.owner_thread.token() is None:
             text = "the thread that started the producer has ended, or is not in this process after a fork"
@@ -128,7 +128,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
     __slots__ = ("deadline", "waiters")
 
-    # ResultWaiters.new() sets these attributes: an __init__() would cost 0.15 us.
+    # ResultWaiters.new() and Producer._submit() set these attributes: an __init__() would cost 0.15 us.
     deadline: float
     waiters: ResultWaiters
 
@@ -193,9 +193,9 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result when the publish has ended.
 
-        The hub of the producer's thread calls the function. So the function can't wait. If the publish has ended
-        already, add_done_callback() itself calls the function. If the function raises an exception, the exception is
-        logged, and the other callbacks are called.
+        The hub of the producer's thread calls the function, or another thread if that one has ended. So the function
+        can't wait. If the publish has ended already, add_done_callback() itself calls the function. If the function
+        raises an exception, the exception is logged, and the other callbacks are called.
         """
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)
@@ -220,7 +220,6 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
     def rawlink(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result, in the hub of the calling thread, when the publish has ended.
-
         In a thread without a hub this does the same as add_done_callback().
         """
         if not self._is_other_thread:

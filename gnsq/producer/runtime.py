@@ -52,7 +52,7 @@ class RuntimeConfig:
 
     Attributes:
         connection: Options of each TCP connection.
-        addresses: Addresses that the user gave: ``host:port``, or URLs over HTTP.
+        addresses: Addresses that the user gave: ``host:port``, or over HTTP also URLs.
         http_clients: Makes the clients to publish over HTTP; None: publish over TCP.
         owner: The Producer whose name is in the log lines.
         counts: Counts of messages by outcome.
@@ -87,7 +87,7 @@ class ProducerEvents(Protocol):
 
 
 class ProducerRuntime:
-    """The connections and greenlets of a running producer. Made and used only in the thread in which the producer runs.
+    """The connections and greenlets of a running producer. Made in its thread; other threads only read it or abort it.
 
     Attributes:
         owner_thread: The thread in which the runtime was made.
@@ -261,7 +261,7 @@ class ProducerRuntime:
         self.abort(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
     def abort(self, error: NSQException) -> None:
-        """End all publishes immediately with an error."""
+        """End all publishes immediately with an error, and kill the greenlets that _spawn() has started."""
         for publish in list(self.dispatcher.pending_publishes()):
             self.dispatcher.fail(publish, error)
         self.dispatcher.close()
@@ -309,7 +309,7 @@ class ProducerRuntime:
 
     @property
     def lookup_failures(self) -> dict[str, str]:
-        """Return why the last response of each failed nsqlookupd could not be used, by the nsqlookupd's address."""
+        """Return why the last query of each nsqlookupd that failed has failed, by the nsqlookupd's address."""
         return dict(self._nodes.report.failures)
 
     def why_not_ready(self) -> str:
@@ -395,5 +395,5 @@ class ProducerRuntime:
 
 
 def _is_blameless(connection: Connection) -> bool:
-    """Return True if nsqd has closed a connection only because it refused a message or a topic."""
+    """Return True if an error of nsqd ended the connection, but not one about nsqd's own state, such as a full disk."""
     return isinstance(connection.error, NSQErrorCode) and not is_node_error(connection.error)
