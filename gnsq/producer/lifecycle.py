@@ -163,7 +163,7 @@ class ProducerLifecycle:
     # --- close
 
     def close(self, timeout: float) -> list[Unconfirmed]:
-        """Close the producer. If another call is closing it, wait for the end of that call, about up to the timeout.
+        """Close the producer. If another call is closing it, wait until that call ends or the timeout is over.
 
         If the caller is the hub itself or a greenlet that the close waits for, the close continues in the background.
 

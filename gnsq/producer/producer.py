@@ -74,7 +74,7 @@ class Producer:
     Methods may be called from any thread. The thread that started the producer must run its hub, unless the producer is
     threaded. After a fork the child makes new connections; the parent continues the pending publishes.
 
-    Receivers of all signals but on_close run in the greenlet that reads responses, so they can't wait for a response:
+    Receivers of all signals but on_close run in greenlets that connect or read responses, so they can't wait for one:
     publish() raises RuntimeError there. Use publish_async() instead.
 
     Raises:
@@ -498,7 +498,7 @@ class Producer:
             The outcome of each chunk, in the order of the messages.
 
         Raises:
-            NSQManyFailed: If a chunk failed. The error has all chunks that were submitted; once the failure was known,
+            NSQManyFailed: If a chunk failed. The error has all chunks so far. Once the failure was known,
                 no message was taken from the iterable. With raise_error=False, only if the iterable itself raised an
                 exception (the ``__cause__``) or the producer was closed.
             ValueError, TypeError: If the topic, the key or the timeout is not valid, or messages is a str or bytes.

@@ -309,7 +309,7 @@ class ProducerRuntime:
 
     @property
     def lookup_failures(self) -> dict[str, str]:
-        """Return why the last query of each nsqlookupd that failed has failed, by the nsqlookupd's address."""
+        """Return why the last queries of nsqlookupds failed, by address of the nsqlookupd. Others are left out."""
         return dict(self._nodes.report.failures)
 
     def why_not_ready(self) -> str:
@@ -382,7 +382,7 @@ class ProducerRuntime:
             self.dispatcher.remove(link)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method of ``events``. The method must not wait for a response, since this greenlet reads responses."""
+        """Call a method of ``events``. It must not wait for a response: this greenlet connects or reads responses."""
         greenlet, signal_greenlets = gevent.getcurrent(), self.dispatcher.signal_greenlets
         signal_greenlets.add(greenlet)
         try:
