@@ -1,4 +1,4 @@
-"""An emulator of nsqd and nsqlookupd 1.3.0 for tests. Runs in the test's process; starts and stops in milliseconds.
+"""An emulator of nsqd and nsqlookupd 1.3.0 for tests. In the test's process, it starts and stops in milliseconds.
 
 The public names are loaded at their first use: a test run that does not use them does not wait for their import.
 """
@@ -48,7 +48,7 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
+    """List the names of this module, with the public names that are not loaded yet."""
     return sorted({*globals(), *__all__})
 
 

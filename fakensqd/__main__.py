@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the program that the first argument names, and exit."""
+    """Run the program or command that the arguments name, and exit."""
     _prefer_own_gnsq()
     from fakensqd.cli.program import PROGRAMS, exit_on_signals, run
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _prefer_own_gnsq() -> None:
-    """Import gnsq from the directory of this package, even if the working directory or PYTHONPATH has another gnsq.
+    """Let later imports find the gnsq beside the fakensqd package, even if PYTHONPATH or the working directory has one.
 
     The tests of gnsq 1.0 run the program in such a directory.
     """

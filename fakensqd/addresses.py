@@ -1,6 +1,6 @@
 """Addresses to listen on and to connect to: ``host:port``, or the path of a unix socket, whose port is UNIX_PORT.
 
-Opens sockets. Imports gevent only to serve or connect, so that a program can listen before gevent is loaded.
+Opens sockets. Only listen() and connect() import gevent: listen_before_start() works before gevent is loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _listening: dict[tuple[str, int], socket.socket] = {}
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``, with an IPv6 host in brackets.
+    """Split ``host:port``; the brackets of an IPv6 host are removed.
 
     Raises:
         ValueError: If there is no port from 0 to 65535.
@@ -58,7 +58,7 @@ def listen_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Join host and port. An IPv6 host is put in brackets; an IPv4-mapped IPv6 host is written as IPv4."""
+    """Join host and port: an IPv6 host in brackets, an IPv4-mapped one as IPv4. With UNIX_PORT, return the host."""
     if port == UNIX_PORT:
         return host
     host = host.removeprefix(_MAPPED)
@@ -79,7 +79,7 @@ def bound_address(listener: socket.socket) -> tuple[str, int]:
 
 
 def listen(address: tuple[str, int]) -> Any:  # Any: gevent has no types
-    """Open a listening gevent socket.
+    """Open a listening gevent socket, or take over the one that listen_before_start() opened for this address.
 
     Raises:
         OSError: If the address cannot be listened on.
@@ -110,7 +110,7 @@ def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.s
     """Bind a socket, and listen. With listening=False the socket only reserves its port: connections are refused.
 
     Raises:
-        OSError: If the address cannot be bound; the error's filename is the address.
+        OSError: If the address cannot be bound or listened on; the error's filename is then the address.
     """
     host, port = address
     family = socket.AF_UNIX if port == UNIX_PORT else socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -132,7 +132,7 @@ def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.s
 
 
 def _remove_dead_socket(path: str) -> None:
-    """Remove a socket file on which no server listens: bind() fails if the file exists. The real nsqd keeps it."""
+    """Remove the file at this path if no server listens on it: bind() would fail. The real nsqd keeps the file."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         try:
             probe.connect(path)

@@ -44,7 +44,7 @@ class AuthQuery:
 
 
 class FakeAuthServer(Server):
-    """Answers ``GET /auth`` in the hub in which start() was called. Call start() or use ``with``.
+    """Answers requests for ``/auth`` in the hub in which start() was called. Call start() or use ``with``.
 
     Args:
         grants: Answer for each secret: Grants, a whole JSON document, the bytes of a body, or an HTTP status.
@@ -94,7 +94,7 @@ class FakeAuthServer(Server):
 
     @property
     def http_address(self) -> str:
-        """``host:port`` for nsqd's auth_http_addresses; port 0 before the first start."""
+        """``host:port`` for nsqd's auth_http_addresses. The first start replaces port 0 by the port that was taken."""
         return self._port.address
 
     @property

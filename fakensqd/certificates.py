@@ -44,7 +44,7 @@ class Certificates:
         directory: Directory for the files; made if it does not exist.
 
     Attributes:
-        ca: Path of the CA's certificate. A peer that trusts it trusts all certificates that the CA has signed.
+        ca: Path of the CA's certificate. With it, a peer can verify the certificates that the CA has signed.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -92,7 +92,7 @@ class Certificates:
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
-    # Making this key is much faster than making an RSA key.
+    # Making a key of this elliptic curve is much faster than making an RSA key.
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -117,7 +117,7 @@ def _sign(
         .not_valid_before(now - _LIFETIME)
         .not_valid_after(now - _EXPIRED_FOR if expired else now + _LIFETIME)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        # Since Python 3.13, ssl refuses a chain without the next two extensions.
+        # Since Python 3.13, ssl.create_default_context() makes contexts that require the next two extensions.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
     )

@@ -24,8 +24,8 @@ from gnsq.clock import RealClock as RealClientClock
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
 _Value = TypeVar("_Value")
-# A hub is idle after this many rounds of its loop and this many real seconds without an event. The seconds are needed
-# because a greenlet may sleep for a microsecond; the rounds, because these seconds also pass in a suspended process.
+# A hub counts as idle when no greenlet has run for this many rounds of its loop and this many real seconds. The seconds
+# are needed because a greenlet may sleep for a microsecond; the rounds, because seconds pass in a suspended process.
 _IDLE_ROUNDS = 4
 _IDLE_SECONDS = 20e-6
 
@@ -44,7 +44,7 @@ class Clock(ClientClock, Protocol):
         """Nanoseconds since 1970."""
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call the callback in the hub after some seconds. The callback must not block."""
+        """Call the callback when this clock has advanced by ``seconds``. The callback must not block."""
 
 
 class _HubTimer:
@@ -66,7 +66,7 @@ class RealClock(RealClientClock):
     time_ns = staticmethod(time.time_ns)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call the callback in the hub after some seconds. The callback must not block."""
+        """Call the callback in the hub's own greenlet after ``seconds``. The callback must not block."""
         return _HubTimer(seconds, callback)
 
 
@@ -122,7 +122,7 @@ class ManualClock:
 
     Args:
         start_ns: First value of time_ns(), in nanoseconds since 1970; default: the real time.
-        idle_timeout: Real seconds after which advance() raises if the hub does not become idle.
+        idle_timeout: Real seconds that advance() waits, each time, for the hub to become idle, before it raises.
     """
 
     def __init__(self, start_ns: int | None = None, *, idle_timeout: float = 10.0) -> None:
@@ -141,7 +141,7 @@ class ManualClock:
         return self._start_ns + round(self._now * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Suspend the calling greenlet until the clock has advanced by these seconds; 0 only yields to the hub."""
+        """Suspend the calling greenlet until the clock has advanced by ``seconds``; 0 only yields to the hub."""
         if seconds <= 0:
             gevent.sleep(0)
             return
@@ -153,17 +153,17 @@ class ManualClock:
             timer.cancel()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Let advance() call the callback when the clock has advanced by these seconds. The callback must not block."""
+        """Let advance() call the callback when the clock has advanced by ``seconds``. The callback must not block."""
         timer = _ManualTimer(callback)
         heapq.heappush(self._timers, (self._now + max(0.0, seconds), next(self._order), timer))
         return timer
 
     def timeout(self, seconds: float) -> gevent.Timeout:
-        """Make a timeout for a ``with`` block: it is raised there when the clock has advanced by these seconds."""
+        """Make a timeout for a ``with`` block: it is raised there when the clock has advanced by ``seconds``."""
         return _ManualTimeout(self, seconds)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait for an Event or AsyncResult, at most until the clock has advanced by these seconds.
+        """Wait for an Event or AsyncResult, at most until the clock has advanced by ``seconds``.
 
         Returns:
             True if the waitable is ready.
@@ -186,14 +186,14 @@ class ManualClock:
         return bool(waitable.ready())
 
     def advance(self, seconds: float) -> None:
-        """Move the time from deadline to deadline. Wait until the hub is idle, at the start and after each deadline.
+        """Move the time on, from deadline to deadline. Wait until the hub is idle, at first and after each deadline.
 
-        A hub is idle if no greenlet in it can continue before the next deadline. advance() waits for threads of
+        A hub is idle if no greenlet in it can continue until the time moves on. advance() waits for threads of
         gevent's pool, but not for other threads and processes.
 
         Raises:
             ValueError: If the seconds are negative.
-            RuntimeError: If the hub does not become idle, because a greenlet in it never waits.
+            RuntimeError: If the hub does not become idle in idle_timeout, for example because a greenlet never waits.
         """
         if seconds < 0:
             raise ValueError(f"seconds {seconds} are negative; time does not go back")
@@ -228,7 +228,7 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
                     # gevent resolves addresses on threads, even numeric addresses.
                     threads.join()
                     has_result = True
-                # idle() itself makes two switches; a third one shows that a greenlet ran. A result lets a greenlet run.
+                # idle() itself makes two switches; a third shows that a greenlet ran. A thread's result lets one run.
                 if has_result or len(switches) > 2:
                     idle_since, rounds = real_time(), 0
     finally:
@@ -236,7 +236,7 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
 
 
 def run_with_timeout(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
-    """Call a function, and interrupt it if it takes longer than these seconds of the clock.
+    """Call a function, and interrupt it if it takes longer than ``seconds``, measured by ``clock``.
 
     Raises:
         TimeoutError: If the function was interrupted.

@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 
 __all__ = ["FakeCluster"]
 
-# TCP port of nsqd N: base_port + _NSQD_PORT + N * _PORT_STEP; likewise of nsqlookupd N. _PORTS: added to that port.
+# TCP port of nsqd N: base_port + _NSQD_PORT + N * _PORT_STEP; of nsqlookupd N: with _LOOKUPD_PORT. _PORTS: added to it.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
 _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
@@ -40,7 +40,7 @@ class FakeCluster(MessageAssertions, Server):
         options: Options of the nsqds, as in FakeNsqd, except addresses.
 
     Raises:
-        ValueError: If base_port is negative, or so high that a server's port would exceed 65535.
+        TypeError, ValueError, OSError: As in FakeNsqd; ValueError also if base_port gives ports outside of 1 to 65535.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FakeCluster(MessageAssertions, Server):
         """Start all servers that do not run, wait until the nsqds are registered, and return this cluster.
 
         Raises:
-            OSError: If a server can't listen on an address; then no server runs.
+            OSError: If a server can't listen on an address, or can't use the data path; then no server runs.
         """
         try:
             for lookupd in self.lookupds:
@@ -113,7 +113,7 @@ class FakeCluster(MessageAssertions, Server):
         A rule counts the events of all servers together.
 
         Raises:
-            ValueError: If a rule's action is not allowed for the events that the rule matches.
+            TypeError, ValueError: As in FakeNsqd.add().
         """
         rules = make_rules(match, actions, optional=optional, name=name)
         is_http = all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules)
@@ -156,12 +156,12 @@ class FakeCluster(MessageAssertions, Server):
         return list(dict.fromkeys(found))
 
     def report(self) -> str:
-        """Return the seed and the end of each transcript as text, for the report of a failed test."""
+        """Return the seed and the end of each server's transcript as text, for the report of a failed test."""
         return "\n\n".join(daemon.report() for daemon in (*self.nsqds, *self.lookupds))
 
     @property
     def errors(self) -> list[BaseException]:
-        """Exceptions from all servers. Each of them shows a bug of the emulator."""
+        """The ``errors`` of all servers: exceptions that show a bug of the emulator, or of a test's own action."""
         return [error for daemon in (*self.nsqds, *self.lookupds) for error in daemon.errors]
 
     @property

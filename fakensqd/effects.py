@@ -1,6 +1,6 @@
 """Effects that a session asks its connection for, and steps of fault actions. Values only.
 
-After an IoRequest, the session reads and sends nothing until its resume() gets the IoResult.
+After an IoRequest, the session executes no command until its resume() gets the IoResult.
 """
 
 from __future__ import annotations

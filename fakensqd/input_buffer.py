@@ -67,9 +67,9 @@ _BODY_ERRORS = {
 
 
 class InputBuffer:
-    """The bytes that one client has sent. ``ended`` is True when the client will send no more.
+    """The bytes of one client that are not read yet. ``ended`` is True when the client will send no more.
 
-    The argument ``error`` of methods is the text of the CommandError that they raise if the input ends too early.
+    The argument ``error`` of methods is the data of the CommandError that they raise if the input ends too early.
     """
 
     __slots__ = ("decoder", "ended")
@@ -114,7 +114,7 @@ class InputBuffer:
         return (yield from self.read(size, no_body))
 
     def read_messages(self, limit: int, body_limit: int) -> Read[list[bytes]]:
-        """Read the count and the messages of MPUB."""
+        """Read the body of MPUB after its size: the count and the messages. Return the messages."""
         count = yield from self.read_size(b"E_BAD_BODY MPUB failed to read message count")
         # The body has 4 bytes of count, then at least 5 bytes per message: 4 bytes of size, and 1 byte of message.
         if not 0 < count <= (body_limit - 4) // 5:

@@ -1,7 +1,7 @@
 """Messages of topics and channels, the queues that hold them, and their ids.
 
-Pure. A message that arrives while a queue's memory is full is on disk until the message leaves the queue. Source: nsqd
-topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
+Pure. A message that comes while a queue's memory is full is on disk until it leaves the queue, or is dropped if the
+queue is ephemeral. Source: nsqd topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Subscriber(Protocol):
     """The part of a subscribed connection that a channel uses. These methods must not call Channel.deliver()."""
 
     def wake(self) -> bool:
-        """Note that there may be messages to deliver, or that the channel was paused.
+        """Note that there may be messages to deliver, or that the channel was paused or unpaused.
 
         Returns:
-            True if deliver() will be called soon. False if the client does not read; the channel then wakes another
-            subscriber.
+            True if deliver() will be called soon. False if output still waits to be sent, as to a client that does not
+            read; the channel then wakes another subscriber.
         """
 
     def message_timed_out(self) -> None:
@@ -63,7 +63,7 @@ class MessageQueue:
     """Messages of a topic or channel that wait for delivery, in the order in which they arrived.
 
     Args:
-        limit: How many messages are kept in memory.
+        limit: How many messages are kept in memory at most.
         ephemeral: True: there is no disk, and new messages above the limit are dropped.
         on_stored: Called with messages that exceed the limit and go to disk, and with restored messages.
         on_removed: Called with ids of messages that were on disk and have left the queue.
@@ -100,7 +100,7 @@ class MessageQueue:
         return [message for message in self._messages if message.id in self._stored] if self._stored else []
 
     def extend(self, messages: Sequence[QueuedMessage]) -> None:
-        """Append messages."""
+        """Append messages. Those above the limit go to disk; if the queue is ephemeral, they are dropped."""
         free = self._limit - len(self._messages) + len(self._stored)
         self._messages.extend(messages)
         if len(messages) > free:

@@ -65,7 +65,7 @@ _TLS_REQUIRED = {"false": TlsRequired.NOBODY, "tcp-https": TlsRequired.TCP, "tru
 
 @dataclass(frozen=True, order=True, slots=True)
 class Release:
-    """A release of nsqd, and its differences from 1.3.0. Source: the tags of nsqio/nsq."""
+    """The version of a release of nsqd, and the names that this release accepts. Source: the tags of nsqio/nsq."""
 
     major: int
     minor: int
@@ -77,7 +77,7 @@ class Release:
         """Parse a version such as "0.2.21".
 
         Raises:
-            ValueError: If the text is not a release from 0.2.15 to 1.3.0.
+            ValueError: If the text is not a version of three numbers from 0.2.15 to 1.3.0.
         """
         found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
         release = cls(*map(int, found.groups())) if found else None

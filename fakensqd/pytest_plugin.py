@@ -2,7 +2,7 @@
 
 Each test gets a new server, which runs on its own thread and records a transcript. A marker with the fixture's name
 sets options for a test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``. With ``threaded=False`` the
-server runs in the hub of the test. The plugin itself imports only pytest; a fixture imports gevent when it is used.
+server runs in the hub of the test. Of other packages the plugin imports only pytest; a used fixture imports gevent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fakensqd_options() -> dict[str, Any]:  # Any: options are of all types
 
 @pytest.fixture
 def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -> Iterator[FakeNsqd]:  # Any: options
-    """A running FakeNsqd on its own thread."""
+    """A running FakeNsqd, on its own thread unless the marker has threaded=False."""
     from fakensqd import FakeNsqd
 
     yield from _running(request, FakeNsqd, fakensqd_options)
@@ -52,7 +52,7 @@ def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -
 
 @pytest.fixture
 def fakelookupd(request: pytest.FixtureRequest) -> Iterator[FakeLookupd]:
-    """A running FakeLookupd on its own thread."""
+    """A running FakeLookupd, on its own thread unless the marker has threaded=False."""
     from fakensqd import FakeLookupd
 
     yield from _running(request, FakeLookupd, {})
@@ -63,7 +63,7 @@ def fakecluster(
     request: pytest.FixtureRequest,
     fakensqd_options: dict[str, Any],  # Any: options are of all types
 ) -> Iterator[FakeCluster]:
-    """Two FakeNsqds that are registered with a FakeLookupd, on one thread."""
+    """Two FakeNsqds that are registered with a FakeLookupd, all on one thread, unless the marker sets other options."""
     from fakensqd import FakeCluster
 
     yield from _running(request, FakeCluster, fakensqd_options)
@@ -82,7 +82,7 @@ def _running(
     make: Callable[..., _Server],
     options: dict[str, Any],  # Any: options are of all types
 ) -> Iterator[_Server]:
-    """Run a server in a test. Fail the test if the server has internal errors, unfired rules or leaked greenlets."""
+    """Run a server in a test. Fail the test for internal errors, unfired required rules, or a thread's leftovers."""
     marker = request.node.get_closest_marker(str(request.fixturename))
     options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
     threaded = options.pop("threaded", True)
@@ -94,7 +94,7 @@ def _running(
         thread = ServerThread(server)
         reports.append((str(request.fixturename), lambda: thread.call(server.report)))
         yield thread.start()
-        # With a threaded server, stop() raises if a greenlet is left over.
+        # stop() raises if a watcher of the hub is left over, such as that of a greenlet that still sleeps.
         thread.stop()
     else:
         reports.append((str(request.fixturename), server.report))
@@ -112,7 +112,7 @@ def _running(
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the seed and the transcript of each server to the report of a failed test."""
+    """Add the seed and the end of the transcript of each server to the report of a failed test."""
     if call.when != "call" or call.excinfo is None:
         return (yield)
     sections = [(name, describe()) for name, describe in item.stash.get(_REPORTS, [])]

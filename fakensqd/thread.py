@@ -28,7 +28,7 @@ T = TypeVar("T")
 _Server = TypeVar("_Server", bound="Server")
 # After a server has stopped, wait for its hub's watchers until their number has not fallen for this many seconds.
 _WATCHER_GRACE = 0.5
-# Seconds that the thread may run after its server has stopped.
+# Seconds that the thread may take to end, in addition to those that its server may take to stop.
 _THREAD_GRACE = 5.0
 
 
@@ -67,8 +67,8 @@ class ThreadProxy:
     """Proxy of an object of another thread. Reads the object's attributes and calls its methods on that thread.
 
     A result that is an object of the emulator becomes a proxy, too. Lists, tuples and dicts are returned as copies;
-    other results, exceptions, enum members and frozen dataclasses are returned unchanged. In the arguments of a call,
-    each proxy is replaced by its object. isinstance() and type checkers treat a proxy as its object.
+    callables run on that thread; other results, exceptions, enum members and frozen dataclasses are unchanged. In the
+    arguments of a call, each proxy is replaced by its object. isinstance() and type checkers see a proxy as its object.
 
     Args:
         call: Runs a function on the thread of the object.
@@ -87,7 +87,7 @@ class ThreadProxy:
         return f"<proxy of {self._target!r}>"
 
     def __getattr__(self, name: str) -> Any:  # Any: the attribute's type
-        """Read an attribute of the target on its thread."""
+        """Read an attribute of the target, on its thread unless it is a method."""
         __tracebackhide__ = True
         # Methods do not change, so the calling thread may read them itself: a call then takes half the time.
         if isinstance(getattr(type(self._target), name, None), FunctionType):
@@ -204,7 +204,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
         """Stop the server, its hub and its thread. Each call() that still runs raises a RuntimeError.
 
         Raises:
-            RuntimeError: If a greenlet or watcher is left over.
+            RuntimeError: If a watcher of the hub is left over, such as that of a greenlet that still sleeps.
             TimeoutError: If the server does not stop in time.
         """
         if self._thread is not None:
@@ -274,7 +274,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             self._calls.discard(greenlet)
 
     def _count_watchers(self) -> int:
-        """Count the server's watchers that are still active. Wait while their number falls."""
+        """Wait while the number of the server's active watchers falls; return how many are left."""
         # The watchers of thousands of connections need time to end. So does a name lookup on another thread.
         fewest = math.inf
         while True:

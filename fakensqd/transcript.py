@@ -1,8 +1,8 @@
 """Transcript of a server's events, as text and as JSON lines; wait_until() waits until a value is as expected.
 
-The events are commands, replies, pushed frames, connections, HTTP requests, and rules that fired. An entry for a frame
-is made when the connection gets the bytes, which is before the client reads them. Above a limit, the oldest entries are
-dropped. wait_until() waits in the hub; the rest is pure.
+The events are commands, replies, pushed frames, connections, HTTP requests, calls of publish(), and rules that fired.
+An entry for a frame is made before the connection sends the bytes. Above a limit, the oldest entries are dropped.
+wait_until() waits in the hub; the rest is pure.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Entry:
     """One event.
 
     Attributes:
-        time: Seconds of the emulator's clock.
+        time: Monotonic time of the server's clock, in seconds.
         connection: Number of the connection, from 1; 0 for HTTP and FakeNsqd.publish().
         kind: "connect", "end", "command", "reply", "message", "heartbeat", "http", "fault", or "publish" for
             FakeNsqd.publish().
         name: Name of the command; first word of a reply; method and path of a request; name of the rule.
-        detail: Other words of the command or reply; for "connect", the client's address.
+        detail: Other words of the command or reply; for "connect", the client's address; for "publish", the delay.
         executed: How often the command was executed with success; for publishing over HTTP or by publish(), 0 or 1.
         status: Status of the response to a request; 0 if there was no response.
     """
@@ -304,7 +304,7 @@ class WaitError(AssertionError):
     """A predicate did not return the expected value in time.
 
     Attributes:
-        transcript: The end of the transcript, shown below the text; empty if pytest shows the transcript elsewhere.
+        transcript: The end of the transcript, shown below the text; empty if there is none, or if pytest shows it.
     """
 
     def __init__(self, text: str, transcript: str = "") -> None:
@@ -323,7 +323,7 @@ def wait_until(
     Args:
         expected: The wanted value; True accepts every value that is true.
         timeout: Seconds of real time.
-        transcript: If given, the predicate is called after each new entry, and a WaitError shows the transcript's end.
+        transcript: If given, a new entry causes the next call of the predicate, and a WaitError shows the end.
 
     Raises:
         WaitError: If the time is over.
@@ -364,7 +364,7 @@ def difference(expected: object, nearest: object) -> str:
 
 
 def _distance(value: object, expected: object) -> float:
-    """Return how much a value differs from the expected one: the difference of numbers; 0 to 1 for sequences."""
+    """Return how far a value is from the expected one: the difference of numbers, 0 to 1 for sequences, else inf."""
     if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
         return abs(expected - value)
     if isinstance(value, Sequence) and isinstance(expected, Sequence):

@@ -1,7 +1,7 @@
 """Flags of nsqd and nsqlookupd 1.3.0: their tables, made from the options, and the functions that read flags.
 
-Pure: arguments in, options out. Uses neither click, which is optional, nor argparse, which cannot read
-``-snappy=false``. Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
+Pure. Uses neither click, which is optional, nor argparse, whose switches that may have a value also take the next
+argument as value. Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
 
 
 class FlagError(ValueError):
-    """A flag is unknown, or its value is not valid."""
+    """A flag is unknown, or its value is missing or not valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def parse_duration(text: str) -> float:
     """Convert a duration such as ``1m30s`` or ``250ms`` to seconds.
 
     Raises:
-        ValueError: If there is a number without a unit, or no number.
+        ValueError: If the text is not a duration. Each number needs a unit, unless the text is 0.
     """
     unsigned = text.removeprefix("-") if text[:1] == "-" else text.removeprefix("+")
     parts = _DURATION_PART.findall(unsigned)
@@ -156,7 +156,7 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
         field = option.name
         if field in OWN_OPTIONS:
             continue
-        # The name of a list's flag is singular, since the flag is given once for each item.
+        # The name of a list's flag is singular, since the flag may be given once for each item.
         name = re.sub("(ss)es$|s$", r"\1", field) if str(option.type).startswith("tuple") else field
         read = _READERS.get(field) or _READERS[str(option.type)]
         default: Any = defaults.get(field, option.default)  # Any: options are of all types
@@ -175,7 +175,7 @@ def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> dict[str, Value]:
         Values by the name of the flag; the name of both -h and --help is "help".
 
     Raises:
-        FlagError: If a flag is unknown or its value is not valid.
+        FlagError: If a flag is unknown, or its value is missing or not valid.
     """
     asks_for_help = Flag("help", _boolean)
     known = {flag.name: flag for flag in flags} | {"h": asks_for_help, "help": asks_for_help}
@@ -211,7 +211,7 @@ def from_config_file(flags: Iterable[Flag], document: Mapping[str, object]) -> d
     """Return the values in a configuration file, by the name of the flag. Skip keys that belong to no flag.
 
     Raises:
-        FlagError: If a value does not have the type of its flag.
+        FlagError: If a value is not valid for its flag.
     """
     values: dict[str, Value] = {}
     for flag in flags:

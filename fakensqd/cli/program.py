@@ -33,7 +33,7 @@ class _FatalError(Exception):
 
 
 def run(program: str, arguments: Sequence[str]) -> int:
-    """Run nsqd or nsqlookupd until SIGINT or SIGTERM; return the exit status."""
+    """Run nsqd or nsqlookupd until SIGINT or SIGTERM, or print its help or version; return the exit status."""
     from fakensqd.cli.flags import FlagError, flags_of, ignored_flags, options_of, parse, usage
 
     flags, hostname = flags_of(program), os.uname().nodename
@@ -135,7 +135,7 @@ def _run_daemon(program: str, options: Mapping[str, Value], ignored: Sequence[st
 
 
 def _listen(options: Mapping[str, Value]) -> dict[str, Any]:  # Any: options are of all types
-    """Listen on all ports; return the options with the addresses of the ports."""
+    """Listen on the ports that the options ask for; return the options with the real addresses of these ports."""
     from fakensqd.addresses import listen_before_start
 
     found = dict(options)

@@ -1,7 +1,7 @@
 """One accepted connection: its transports, a greenlet that reads and a greenlet that writes.
 
 Owns both greenlets and the transports: TCP, TLS, compression. Knows no command: it gives bytes to the session and
-performs the effects that the session returns. Only the writer sends.
+performs the effects that the session returns. Only the writer sends the bytes of the session.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 _RECEIVE_SIZE = 65536
 # If more bytes than this wait to be sent, the server does not read from the client.
 _MAX_UNSENT = 4 * 1024 * 1024
-# If a timer is late by more seconds than this, the process was suspended, and the socket may have data that came in
-# time. The timer then runs again _TIMER_RETRY_DELAY seconds later, so that this data is read first.
+# If a timer is late by more seconds than this, the process may have been suspended, and the socket may have data that
+# came in time. The timer then runs again _TIMER_RETRY_DELAY seconds later, so that this data is read first.
 _MAX_TIMER_DELAY = 0.05
 _TIMER_RETRY_DELAY = 0.01
 # Seconds that a client may take to read the last bytes before a close. In nsqd, it may take one heartbeat interval.
@@ -59,7 +59,7 @@ class Connection:
         stack: The transports of the connection.
         open_session: Makes the session. Its argument wake() wakes the writer, which then calls the session's pump();
             wake() returns True if no bytes wait to be sent.
-        on_error: Called with an exception of the session, which is a bug of the emulator.
+        on_error: Called with an exception other than OSError: a bug of the emulator, or of a test's own action.
         ask_auth: Asks the auth servers.
         processing_delay: Seconds between receiving data and processing it. May be changed.
     """
@@ -228,7 +228,7 @@ class Connection:
         self._timer = self._clock.call_later(due - self._clock.monotonic(), self.tick)
 
     def tick(self) -> None:
-        """Process the deadlines of the session that have passed, and set the timer for the next deadline."""
+        """Process the deadlines that have passed, and set the next timer. After a late timer, first wait once more."""
         now = self._clock.monotonic()
         late = now - self._timer_due
         self._timer_due = math.inf

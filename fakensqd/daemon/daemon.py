@@ -52,14 +52,14 @@ _REPORTED_ENTRIES = 200
 
 
 class Daemon(Server):
-    """A server with a TCP port and an HTTP port, and an HTTPS port if there is a TLS context.
+    """A server with a TCP port, an HTTP port and, with a TLS context, an HTTPS port; HTTP and HTTPS may be off.
 
     Args:
         clock, record, seed, faults_over_http, faults_http_address: The same as in FakeNsqd.
         context: TLS context; None if the server does not offer TLS.
 
     Attributes:
-        errors: Exceptions that are bugs of the emulator.
+        errors: Exceptions that show a bug of the emulator, or of a test's own action.
         clock: Source of the time.
         link: The network between the clients of the TCP port and this server; toxics are added to it.
         faults: Fault rules and transcript of this server.
@@ -206,12 +206,12 @@ class Daemon(Server):
 
     @property
     def tcp_address(self) -> str:
-        """``host:port`` for clients of the TCP protocol, or a unix path; port 0 before the first start."""
+        """``host:port`` for clients of the TCP protocol, or a unix path. start() replaces port 0 by a free port."""
         return join_address(*self._tcp_bind)
 
     @property
     def http_address(self) -> str:
-        """``host:port`` for HTTP; port 0 before the first start."""
+        """``host:port`` for HTTP, a unix path, or "" without HTTP. The first start replaces port 0 by a free port."""
         return self._http.address
 
     @property
@@ -313,7 +313,7 @@ class Daemon(Server):
     def down(self) -> None:
         """Abort connections and refuse new ones, until up() or start(). Topics and messages stay.
 
-        The port of ``/faults`` still answers.
+        If ``/faults`` has a port of its own, this port still answers.
         """
         if not self.running:
             return
@@ -341,7 +341,7 @@ class Daemon(Server):
         self.up()
 
     def stop_reading(self) -> None:
-        """Until resume_reading(), accept connections, but read and send nothing, over TCP and over HTTP."""
+        """Until resume_reading(), accept connections, but read and send nothing; in HTTP, answer only ``/faults``."""
         from fakensqd.faults.toxics import stall
 
         if self._stall is None:

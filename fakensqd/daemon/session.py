@@ -34,7 +34,7 @@ class ConnectionSession(InterceptableSession):
     Attributes:
         now: The time in seconds, which each call by the connection sets.
         input: Bytes from the client.
-        output: Frames that are not sent yet.
+        output: Frames that no call has returned in a Send yet.
     """
 
     magic: ClassVar[bytes]
@@ -58,7 +58,7 @@ class ConnectionSession(InterceptableSession):
     # --- called by the connection -------------------------------------------------------------------------------------
 
     def attach(self, faults: FaultControl, number: int) -> None:
-        """Make all events known to a FaultControl, beginning with the next command. Does nothing if one is attached.
+        """Ask a FaultControl about each event from the next command or pushed frame on, unless one is attached already.
 
         Args:
             number: Number of the connection.
@@ -82,7 +82,7 @@ class ConnectionSession(InterceptableSession):
         return self._advance(now, result)
 
     def pump(self, now: float) -> list[Effect]:
-        """Return the output. The connection calls pump() after its writer was woken."""
+        """Return the output that need not wait for more. The connection calls pump() after its writer was woken."""
         self.now = now
         return self._effects()
 
