@@ -54,7 +54,7 @@ _MODULES = {name: "rules" if name in _IN_RULES else "actions" for name in __all_
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
+    """List the names in this module, and the public names that are not loaded yet."""
     return sorted({*globals(), *__all__})
 
 

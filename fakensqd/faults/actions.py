@@ -124,22 +124,22 @@ def error(code: str, text: str = "") -> ActionFunction:
 
 @action(points=_EVERYWHERE)
 def drop() -> ActionFunction:
-    """Do nothing: do not execute the command, send the frame, or serve the connection or HTTP request."""
+    """Do not execute the command or HTTP request, send the frame or response, or serve the connection."""
     return lambda steps, event: _replace_subject(steps, [])
 
 
 @action(points=lambda arguments: _SENT if arguments.get("alone") else _EVERYWHERE)
 def delay(seconds: float, *, alone: bool = False) -> ActionFunction:
-    """Execute the command, send the frame or serve the connection or HTTP request later, by the emulator's clock.
+    """Execute the command or HTTP request, send the frame or response, or serve the connection some seconds later.
 
-    Later events of the connection wait, as on a slow server, except that messages and heartbeats are pushed while a
-    command is delayed. A delayed frame delays all later output of its connection.
+    The emulator's clock measures the seconds. While a command is delayed, later commands of its connection wait, but
+    messages and heartbeats are pushed. A delayed frame delays all later output of its connection, unless ``alone``.
 
     Args:
-        alone: Delay only this frame; later frames are sent before it.
+        alone: Delay only this frame; later frames do not wait for it.
 
     Raises:
-        ValueError: If the seconds are negative.
+        ValueError: If the seconds are negative or NaN.
     """
     if not seconds >= 0:
         raise ValueError(f"delay of {seconds!r} seconds is negative")
@@ -177,7 +177,7 @@ def corrupt(part: str, to: int | bytes | None = None) -> ActionFunction:
         part: "size" or "type" of a frame; "body" of a frame, a command (before its execution) or an HTTP response;
             "size" of an HTTP response is its Content-Length.
         to: The new value. Default: for a size -1, for a Content-Length the correct value + 1, for a type 9, for a body
-            the same body with the bits of its first byte inverted.
+            the same body with the bits of its first byte inverted, or the byte 0xff if the body is empty.
 
     Raises:
         ValueError: If the part or the new value is not allowed.
@@ -191,21 +191,21 @@ def corrupt(part: str, to: int | bytes | None = None) -> ActionFunction:
 
 @action(points=_EVERYWHERE)
 def disconnect(*, after: bool = False) -> ActionFunction:
-    """Close the connection, and do not execute the command or send the frame.
+    """Close the connection, and do not execute the command or HTTP request, or send the frame or response.
 
     Args:
-        after: First execute the command or send the frame, then close the connection.
+        after: First execute the command, send the frame or respond over HTTP, then close the connection.
     """
     return lambda steps, event: _end(steps, Close(), after)
 
 
 @action(points=_EVERYWHERE)
 def reset(*, after: bool = False) -> ActionFunction:
-    """Reset the connection with a TCP RST, and do not execute the command or send the frame.
+    """Reset the connection with a TCP RST. Do not execute the command or HTTP request, or send the frame or response.
 
     Args:
-        after: First execute the command or send the frame, then reset the connection. Bytes that the client has not
-            read before the reset may be lost.
+        after: First execute the command, send the frame or respond over HTTP, then reset the connection. Bytes that
+            the client has not read before the reset may be lost.
     """
     return lambda steps, event: _end(steps, Reset(), after)
 
@@ -228,7 +228,7 @@ def inject(frame: bytes | str, *, after: bool = False) -> ActionFunction:
         after: Send the frame after the other steps, not before them.
 
     Raises:
-        ValueError: If the frame is a text other than "heartbeat".
+        ValueError: If the frame is neither bytes nor "heartbeat".
     """
     if frame != "heartbeat" and not isinstance(frame, bytes):
         raise ValueError(f'inject({frame!r}): the frame must be bytes or "heartbeat"')
@@ -238,7 +238,7 @@ def inject(frame: bytes | str, *, after: bool = False) -> ActionFunction:
 
 @action(points=_TCP, nsqd_only=lambda arguments: True)
 def expire_message() -> ActionFunction:
-    """Let the message time out: immediately after it is sent, or before its FIN, REQ or TOUCH is executed."""
+    """Let a message time out: when it is pushed, or before (on a reply: after) its FIN, REQ or TOUCH is executed."""
 
     def change(steps: Steps, event: Event) -> Steps:
         expired: Steps = [ExpireMessage(event.message_id)]
@@ -278,7 +278,7 @@ def answer(status: int | None = None, body: bytes | None = None) -> ActionFuncti
 
 
 def _is_subject(step: FaultStep) -> bool:
-    """Return True if a step does what its event is about: sends the frame, executes the command, or responds."""
+    """Return True if a step sends a frame, responds to HTTP, executes a command or request, or serves a connection."""
     return isinstance(step, (Send, Execute, HttpResponse))
 
 

@@ -45,14 +45,14 @@ class FaultControl:
 
     Args:
         server: Name of the server's class, for error texts.
-        protocol: Events of the server.
+        protocol: The events that rules of this server can act on.
         seed: Seed for random numbers; None: a random seed.
         record: Record a transcript from the beginning.
         on_active: Called after rules were added, and after start_transcript() made a transcript.
 
     Attributes:
         transcript: The transcript; None while nothing is recorded.
-        sequences: The rules, by the number of their sequence.
+        sequences: The rules that were added and not removed, by the number of their sequence.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FaultControl:
         """Append a sequence of rules and arm its first rule; return the number of the sequence.
 
         Raises:
-            ValueError: If a rule needs an event that this server does not have.
+            ValueError: If a rule needs an event that this server does not have, or has an action for nsqd only.
         """
         for rule in rules:
             self._check(rule)
@@ -120,11 +120,11 @@ class FaultControl:
         self.sequences = {}
 
     def unfired(self) -> list[str]:
-        """Describe each required rule that never fired, and the event that came closest to a match."""
+        """Explain for each required rule that has never fired, even if it was removed, why it has not fired."""
         return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]
 
     def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
-        """Let the first rule that fires on an event change the steps; record the rule. Return the steps to take."""
+        """Let the first rule that fires on an event change the steps, and record its name. Return the steps to take."""
         for sequence in self.sequences.values():
             for rule in sequence:
                 if rule.fires(event, self._rng):
@@ -143,7 +143,7 @@ class FaultControl:
             self._on_active()
 
     def record(self, entry: Entry) -> Entry:
-        """Append an entry to the transcript, if there is one."""
+        """Append an entry to the transcript, if there is one. Return the entry."""
         return entry if self.transcript is None else self.transcript.append(entry)
 
 
@@ -159,10 +159,10 @@ def _arm(sequence: Sequence[Rule], now: float) -> None:
 def make_rules(
     match: Match | Scenario, actions: Sequence[Action | ActionFunction], *, optional: bool = False, name: str = ""
 ) -> list[Rule]:
-    """Make the rules from the arguments of add().
+    """Make the rules from the arguments of Daemon.add().
 
     Raises:
-        TypeError: If there are actions after a scenario or no actions after a match, or the order is wrong.
+        TypeError: If there are actions after a scenario or no actions after a match, or their order is wrong.
         ValueError: If an action is not allowed for the events of the match.
     """
     if not isinstance(match, Scenario):

@@ -53,7 +53,7 @@ _StartResponse = Callable[..., Any]  # Any: returns WSGI's write()
 
 
 class FaultyApplication:
-    """WSGI function that wraps an application: records each request, and applies rules to it."""
+    """WSGI function around an application: applies rules to each request; records it if there is a transcript."""
 
     def __init__(self, application: Application, faults: FaultControl, clock: Clock) -> None:
         self._application = application
@@ -81,7 +81,7 @@ class FaultyApplication:
         """Do the steps for a request.
 
         Raises:
-            ConnectionResetError: If there is no response because the connection was reset or closed.
+            ConnectionResetError: If there is no response: a step ended the connection, or no step responded.
         """
         response: HttpResponse | None = None
         for step in steps:

@@ -1,9 +1,9 @@
 """Makes events of a connection's commands, replies and pushed frames, if there are rules or a transcript.
 
 Pure, and the same for sessions of nsqd and nsqlookupd. A session gets an InterceptedSession if there are rules or a
-transcript, and drops an idle InterceptedSession before the next command. An InterceptedSession reads the body of a
-command before it executes the command, unless the server refuses the command without reading the body. All output goes
-through an OutputScheduler.
+transcript, and drops an idle InterceptedSession before the next command. An InterceptedSession waits for the body of a
+command before it executes the command, unless the server refuses the command before it has read the whole body. All
+output goes through an OutputScheduler.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class InterceptableSession(Protocol):
     @property
     @abstractmethod
     def names(self) -> tuple[str, str, str]:
-        """Id of the client, and the topic and channel that it subscribes to."""
+        """The client_id of events (see Event), and the topic and channel of the subscription, or empty texts."""
 
     @abstractmethod
     def body_reader(self, words: list[bytes]) -> BodyReader | None:
@@ -91,7 +91,7 @@ class InterceptedSession:
 
     @property
     def is_idle(self) -> bool:
-        """True if the session does not need this object: there are no rules, no transcript and no delayed output."""
+        """True if the session does not need this object: there are no rules, no transcript and no unsent output."""
         return not (self._faults.is_active or self._session.output or self._scheduler.is_busy)
 
     # --- output -------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class InterceptedSession:
         self._do(steps, flush=message is None)
 
     def take(self, *, flush: bool, closed: bool) -> list[Effect]:
-        """Return the effects whose time has come. Without ``flush``, messages may stay in the buffer."""
+        """Return the effects whose time has come. Without ``flush``, messages may wait for a later call."""
         self._schedule_output()
         if closed:
             self._scheduler.close()
@@ -219,7 +219,7 @@ class InterceptedSession:
                     answered = True
                     ended = self._reply() or ended
                 if isinstance(io_request, (StartTLS, StartCompression)):
-                    # The client must get the delayed replies before TLS or compression begins.
+                    # Replies that a Wait delays must be sent before TLS or compression begins.
                     while (seconds := self._scheduler.blocked_until - session.now) > 0:
                         yield Wait(seconds)
                 result = yield io_request
@@ -332,7 +332,7 @@ class OutputScheduler:
         self._closing = self._end is None and not any(isinstance(step, (Close, Reset)) for step in self._blocked)
 
     def put(self, steps: Iterable[FaultStep], now: float) -> None:
-        """Schedule output; other steps are ignored."""
+        """Schedule each Send, Wait, Close and Reset; other steps are ignored."""
         for step in steps:
             if self._blocked:
                 self._blocked.append(step)

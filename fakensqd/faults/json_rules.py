@@ -3,7 +3,7 @@
 Pure. JSON has the same names and arguments as the Python functions and classes, as in these examples:
 
 ``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``,
-``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are written as text, or as ``{"base64": "..."}``.
+``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are text (not for inject) or ``{"base64": "..."}``.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def decode_rules(document: object) -> list[Rule]:
     """Decode a rule, or a scenario, which is a list of rules.
 
     Raises:
-        ValueError: If the document is invalid; the text has the field, its value and the allowed values.
+        ValueError: If the document is invalid; the text says what is wrong.
     """
     documents = document if isinstance(document, list) else [document]
     if not documents:
@@ -177,7 +177,7 @@ def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of a
     """Decode a toxic; return the toxic, and the other arguments of Link.add().
 
     Raises:
-        ValueError: If the document is invalid; the text has the field, its value and the allowed values.
+        ValueError: If the document is invalid; the text says what is wrong.
     """
     name = document.get("toxic") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
@@ -191,7 +191,7 @@ def decode_state(name: str, document: object, change: Callable[..., object]) -> 
     """Decode the arguments of a method that begins or ends a state.
 
     Raises:
-        ValueError: If an argument is invalid; the text has the field, its value and the allowed values.
+        ValueError: If the document is not an object, or an argument is unknown, missing or of another type.
     """
     if not isinstance(document, dict):
         raise ValueError(f"the arguments of {name} are {_shown(document)}, not an object")
@@ -229,7 +229,7 @@ def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any: 
 
 
 def encode_rule(rule: Rule) -> dict[str, object]:
-    """Encode a rule and its counts. An action of the user is encoded as its name; a ``where`` predicate is left out."""
+    """Encode a rule, its state and counts. An action of the user becomes its name; ``where`` is left out."""
     match, times = rule.match, rule.match.times
     document: dict[str, object] = {"name": rule.name, "on": match.point.value.partition("_")[0]}
     document |= {name: value for name in EQUAL_FIELDS if (value := getattr(match, name)) is not None}

@@ -134,7 +134,7 @@ class Link:
         gevent.killall([pump for transport in transports for pump in transport.pumps.values()])
 
     def remove_transport(self, transport: LinkedTransport) -> None:
-        """Remove a connection that has been closed."""
+        """Forget a connection, which the caller closes."""
         self._transports.pop(transport, None)
 
     def _attach(self, active: ActiveToxic, transport: LinkedTransport) -> None:
@@ -165,7 +165,7 @@ class _DelayedStream:
         self._changed.set()
 
     def close(self, error: NSQSocketError) -> None:
-        """Make all greenlets that wait for this stream raise an error."""
+        """Make all greenlets that wait for this stream, now or later, raise this error."""
         self._error = error
         self._changed.set()
         self._has_capacity.set()
@@ -202,8 +202,8 @@ class _DelayedStream:
 class LinkedTransport:
     """One connection on a link: a transport that wraps another transport.
 
-    Each direction that has or had toxics has its own greenlet, the pump. While bytes are delayed, the upstream pump
-    receives later bytes, and the downstream pump waits to send the delayed bytes.
+    A direction that has or had toxics gets its own greenlet, the pump, when it is next used. While bytes are delayed,
+    the upstream pump receives later bytes, and the downstream pump waits to send the delayed bytes.
     """
 
     def __init__(self, link: Link, inner: Transport, reset: Callable[[], None], number: int) -> None:
@@ -375,7 +375,7 @@ def reset_socket(sock: Any) -> None:
 
 
 def wait_for_end(sock: Any) -> None:
-    """Read and drop bytes of the client until it closes the connection."""
+    """Read and drop bytes of the client until it closes the connection, or the connection fails."""
     try:
         while sock.recv(READ_SIZE):
             pass

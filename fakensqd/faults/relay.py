@@ -30,7 +30,7 @@ class Relay(Server):
 
     Args:
         upstream_address: ``host:port`` of the server.
-        address: Where to listen. Port 0 takes a free port; the next start() takes the same port again.
+        address: ``host:port`` to listen on. Port 0 takes a free port; the next start() takes the same port again.
         clock: Clock of the toxics; default: real time.
         seed: Seed for the random numbers of toxics; default: a random seed.
         threaded: Run on a thread with its own hub, see fakensqd.thread.
@@ -59,7 +59,7 @@ class Relay(Server):
 
     @property
     def address(self) -> str:
-        """``host:port`` that clients connect to; port 0 before the first start."""
+        """``host:port`` that clients connect to. The first start() replaces port 0 by the port that was taken."""
         return join_address(*self._bind)
 
     def start(self) -> Self:
@@ -92,7 +92,7 @@ class Relay(Server):
         answers.name = "fakensqd-relay"
         try:
             if _pump(linked, upstream):
-                answers.join()  # until the server or stop() closes the connection
+                answers.join()  # until the server ends its stream, or a connection fails
                 linked.close()
                 linked.wait_closed()
             else:
@@ -109,7 +109,7 @@ def _pump_down(server: Transport, client: LinkedTransport) -> None:
 
 
 def _pump(source: Transport, target: Transport) -> bool:
-    """Relay bytes until the source ends. Return True if it ended without an error."""
+    """Relay bytes until the source ends, then end the target's stream. Return False if either of them fails."""
     try:
         while data := source.recv(READ_SIZE):
             target.sendall(data)

@@ -80,7 +80,7 @@ class Event:
     Attributes:
         kind: Name of the command; "message" or "heartbeat"; path of the request. Empty for a connection.
         connection: Number of the connection, from 1, in the order of accepting; 0 for HTTP.
-        client_id: That of IDENTIFY; before IDENTIFY, the client's address. On nsqlookupd, the nsqd's broadcast address.
+        client_id: That of IDENTIFY (on nsqlookupd: broadcast address and TCP port); before it, the remote address.
         topic, channel: Names in the command or request, else of the subscription; empty if there are none.
         bodies: Bodies of the messages, or the body of IDENTIFY, AUTH or a request.
         raw: The body of a command as received.
@@ -157,7 +157,7 @@ EQUAL_FIELDS = ("kind", "topic", "channel", "connection", "client_id", "method")
 class Match:
     """Condition on events, and on their number. A field that is None matches every value.
 
-    Use ``on`` to make a Match. Its methods do not change it: they return another Match.
+    Use ``on`` to make a Match. Methods that set ``times``, such as nth(), do not change it but return another Match.
     """
 
     point: Point
@@ -204,7 +204,7 @@ class Match:
         return dataclasses.replace(self, times=times)
 
     def mismatches(self, event: Event) -> list[str]:
-        """Describe each field of the event that does not match; an empty list if all match."""
+        """Describe what does not match: the point; else the fields; else where(). Empty: the event matches."""
         if event.point is not self.point:
             return [f"it is {event.point.value}, not {self.point.value}"]
         found = [
@@ -255,7 +255,7 @@ class Matchers(TypedDict, total=False):
 
 
 class on:  # lower case, since rules read as sentences: ``on.command(...)``; never instantiated
-    """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once, unless a method of Match is called."""
+    """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once if no first(), always() ... follows."""
 
     @staticmethod
     def command(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
@@ -264,7 +264,7 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
 
     @staticmethod
     def reply(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
-        """Match the reply to an executed command. The reply may be empty: nsqd sends no reply to a valid FIN."""
+        """Match the server's reply to a command: also an error, or no frame at all, as nsqd's reply to a valid FIN."""
         return _match(Point.REPLY, kind, _COMMANDS, matchers)
 
     @staticmethod
@@ -349,7 +349,7 @@ class Rule:
         name: Name in the transcript; default: the rule as Python code.
 
     Attributes:
-        fitting: How many events matched while the rule was armed.
+        fitting: How many events matched while the rule was armed and not spent, without those that ``after`` ignores.
         fired: How often the rule has fired.
         armed_at: Time at which the rule was armed; None: the rule is not armed, and ignores all events.
 
@@ -441,7 +441,7 @@ def _name(action: object) -> str:
 
 
 class Scenario:
-    """A sequence of rules. A rule is armed when the rule before it is finished, see Rule.is_finished."""
+    """A sequence of rules. A rule after the first is armed when the rule before it is finished (Rule.is_finished)."""
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []

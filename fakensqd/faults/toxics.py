@@ -79,7 +79,7 @@ class Toxic(Protocol):
 
 # --- delayed and slow -------------------------------------------------------------------------------------------------
 
-# bandwidth() cuts chunks into pieces; delivering a piece takes this many seconds.
+# bandwidth() cuts chunks into pieces of the bytes that it delivers in this many seconds, but of 1 byte at least.
 _PIECE_SECONDS = 0.05
 
 
@@ -206,7 +206,7 @@ class _SliceState(ToxicState):
 
 @dataclass(frozen=True)
 class limit_bytes:
-    """End the stream after this number of bytes."""
+    """End the stream after this number of bytes; with 0, when the next byte arrives."""
 
     count: int
 
@@ -233,7 +233,7 @@ class reset:
 
 @dataclass
 class _CutState(ToxicState):
-    """Passes a number of bytes. Then comes ``end``; if that is None, all later bytes wait for ever."""
+    """Passes a number of bytes. Then comes ``end``; if that is None, later bytes wait until the toxic is removed."""
 
     left: int
     end: type[StreamEnd | ConnectionReset] | None
@@ -256,7 +256,7 @@ class _CutState(ToxicState):
 
 @dataclass(frozen=True)
 class corrupt_bytes:
-    """Change a random share of the bytes, and the bytes at these positions of the stream, counted from 0."""
+    """Change each byte with the probability ``share``, and each byte ``at`` a position; 0: this toxic's first byte."""
 
     share: float = 0.0
     _: KW_ONLY
@@ -311,7 +311,7 @@ class ToxicChain:
     Bytes keep their order. A StreamEnd or ConnectionReset is the last outcome.
 
     Attributes:
-        held_bytes: Number of bytes that were pushed and not popped yet.
+        held_bytes: Number of bytes in the chain: pushed, not dropped by a toxic, and not popped yet.
     """
 
     def __init__(self) -> None:
