@@ -1,7 +1,7 @@
 """Reads and writes JSON by the rules of Go's encoding/json, which differ from those of Python.
 
-Pure. Decoding fills named fields of fixed types; encoding writes no spaces and escapes <, > and &. Source: Go's
-encoding/json, as seen in nsqd's IDENTIFY.
+Pure. Decoding fills named fields of fixed types; encoding writes no spaces, and escapes <, > and & (see
+_ESCAPES). Source: Go's encoding/json, as seen in nsqd's IDENTIFY.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FieldType:
     """Type of a field.
 
     Attributes:
-        bits: Size of an integer.
+        bits: Size of an integer, in bits; 0: not an integer.
         items: Type of the items of a list. A null in the list becomes the zero value of that type.
         fields: Types of the known fields of an object. Other fields are skipped.
     """
@@ -50,11 +50,11 @@ class _OtherNumber:
 def decode(body: bytes, fields: Mapping[str, FieldType]) -> dict[str, object]:
     """Decode an object; return the values of the known fields.
 
-    Keys match in upper and lower case, and of equal keys the last one counts. A key is skipped if it is unknown or its
+    Keys match in upper and lower case, and of equal keys the last one counts. A key is ignored if it is unknown or its
     value is null. A body that is null counts as an empty object.
 
     Raises:
-        ValueError: If the body is not JSON or not an object, or a value does not have the type of its field.
+        ValueError: If the body is not JSON, is nested too deeply or is no object, or a value does not fit its field.
     """
     try:
         pairs = json.loads(

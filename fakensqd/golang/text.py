@@ -1,7 +1,7 @@
 """Text as Go's standard library writes and reads it: quoted names, durations, numbers.
 
-Pure. Used for nsqd's error texts and statistics. Source: Go's strconv.Quote and time.Duration.String; nsq
-internal/protocol/byte_base10.go.
+Pure. Used for nsqd's parameters, error texts and statistics. Source: Go's strconv.Quote and time.Duration.String;
+nsq internal/protocol/byte_base10.go.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class HttpError(Exception):
-    """A response whose status is not 200; the text goes into its JSON body."""
+    """An error as response: the status is not 200, and the text goes into the JSON body."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -80,7 +80,7 @@ class Request:
         """Return a parameter.
 
         Raises:
-            HttpError: If there is no such parameter.
+            HttpError: If there is no such parameter, or the query is malformed.
         """
         if name not in self.query:
             raise HttpError(400, f"MISSING_ARG_{name.upper()}")
@@ -92,7 +92,7 @@ class Request:
         return int(self._environ.get("CONTENT_LENGTH") or 0)
 
     def read(self, limit: int) -> bytes:
-        """Read at most this many bytes of the body.
+        """Read at most this many bytes of the body; with -1, the whole body.
 
         Raises:
             HttpError: If the client disconnects, or a chunk is malformed.
@@ -110,7 +110,7 @@ def _unquote(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A handler of requests. If ``plain``, its responses have no header X-Nsq-Content-Type."""
+    """A handler of requests. If ``plain``, its responses have no header X-Nsq-Content-Type, except errors."""
 
     handler: Callable[[Request], object]
     plain: bool = False
@@ -175,7 +175,7 @@ class Router:
                 return 200, [JSON_TYPE, *extra], encoding_json.encode(value)
 
     def _correct_path(self, request: Request) -> str | None:
-        """Find a route's path that differs from the request's path only in slashes, ``.`` and ``..``, or case."""
+        """Find a path that has this method and differs from the request's only in slashes, ``.``, ``..`` or case."""
         cleaned = posixpath.normpath(re.sub("/+", "/", request.path))
         head, _, argument = cleaned.rpartition("/")
         for path, methods in self._routes.items():
@@ -224,7 +224,7 @@ def topic_and_channel_names(request: Request, release: Release = LATEST) -> tupl
     """Return the topic and the channel of a request.
 
     Raises:
-        HttpError: If a name is missing or not valid. The topic is checked before the channel, as in nsqd.
+        HttpError: If the query is malformed, or a name is missing or not valid; first for the topic, as in nsqd.
     """
     topic_name = request.required("topic")
     if not release.is_topic_name(topic_name):
@@ -248,7 +248,7 @@ _PUBLISHING = ("/pub", "/mpub")
 
 
 class LegacyRouter(Router):
-    """HTTP before nsqd and nsqlookupd 1.0: other paths, each for GET and POST, and JSON inside of an envelope.
+    """HTTP before nsqd and nsqlookupd 1.0: old paths, which take GET and POST, and JSON inside of an envelope.
 
     Errors and their status are those of 1.3.0. Source: nsq ChangeLog 0.3.0 and 1.0.0; nsqd http.go at its tags; early
     responses to /lookup in the client guide.

@@ -97,7 +97,7 @@ class HttpPort:
 
     @property
     def is_serving(self) -> bool:
-        """True if requests are answered."""
+        """True between serve() and stop(); always False if the address is ""."""
         return self._server is not None
 
     def bind(self) -> None:
@@ -111,7 +111,7 @@ class HttpPort:
             self._bind = bound_address(self._listener)
 
     def serve(self, application: Application) -> None:
-        """Answer requests. bind() must have been called."""
+        """Answer requests from now on. bind() must have been called. Does nothing if the address is ""."""
         if self._off:
             return
         arguments = {} if self._context is None else {"ssl_context": self._context}

@@ -57,7 +57,7 @@ class LookupPeer:
         self._options = options
         self._socket: socket.socket | None = None
         self._timer: Timer | None = None
-        # Address of nsqlookupd's HTTP API; None until a response to IDENTIFY has it.
+        # Address of nsqlookupd's HTTP API; None before a response to IDENTIFY, or if the newest response has none.
         self._http_address: tuple[str, int] | None = None
         self._attempted = Event()
         # Commands to send; None ends run().
@@ -69,15 +69,15 @@ class LookupPeer:
 
     @property
     def can_query(self) -> bool:
-        """True if channels() may have a result: the HTTP address is known, or the first attempt to connect goes on."""
+        """True if channels() may have a result: the HTTP address is known, or no attempt to connect has ended yet."""
         return self._http_address is not None or not self._attempted.is_set()
 
     def wait_attempted(self) -> None:
-        """Wait until the first connection has registered all topics and channels, or has failed."""
+        """Wait until run() has connected and registered all topics and channels, or its first attempt has failed."""
         self._attempted.wait()  # run() sets this event in any case
 
     def channels(self, topic: str) -> list[str]:
-        """Wait for the first connection, then query a topic's channels. Return an empty list if the query fails."""
+        """Wait for the first attempt to connect, then query a topic's channels. Return an empty list if that fails."""
         self.wait_attempted()
         if self._http_address is None:
             return []
@@ -93,7 +93,7 @@ class LookupPeer:
             return []
 
     def stop(self) -> None:
-        """End run() and the connection. nsqlookupd then removes the registrations."""
+        """Let run() end after the commands given so far, and close the connection: nsqlookupd unregisters the nsqd."""
         self._commands.put(None)
 
     def run(self) -> None:

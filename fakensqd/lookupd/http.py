@@ -98,7 +98,7 @@ class _Api:
         self._registry.create(topic)
 
     def delete_topic(self, request: Request) -> None:
-        """Delete the registrations of a topic. The nsqds keep the topic."""
+        """Delete the registrations of a topic and its channels. The nsqds keep them."""
         topic = request.required("topic")
         self._registry.forget(Key("channel", topic, "*"))
         self._registry.forget(Key("topic", topic))

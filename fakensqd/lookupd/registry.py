@@ -15,7 +15,7 @@ from gnsq.protocol.names import is_ephemeral
 __all__ = ["Key", "Peer", "Producer", "Registry"]
 
 _ANY = "*"
-# Go's zero time, in nanoseconds since 1970.
+# What Go's UnixNano() returns for the zero time, which is too early for nanoseconds in 64 bits.
 _NEVER = -6795364578871345152
 
 
@@ -62,7 +62,7 @@ class Producer:
 
 @dataclass(slots=True)
 class Registry:
-    """All registrations. A name without producers stays, unless it is ephemeral and its last producer unregisters."""
+    """All registrations. A name without producers stays; an ephemeral name goes when its last producer unregisters."""
 
     producers_by_key: dict[Key, dict[str, Producer]] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Registry:
         self._remove(Key("topic", topic), peer, forget=is_ephemeral(topic))
 
     def disconnect(self, peer: Peer) -> None:
-        """Unregister a peer from all topics and channels. Even ephemeral names stay."""
+        """Remove a peer from the clients, and from all topics and channels. Even ephemeral names stay."""
         for producers in self.producers_by_key.values():
             producers.pop(peer.id, None)
 

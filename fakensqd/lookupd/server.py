@@ -22,7 +22,7 @@ __all__ = ["FakeLookupd"]
 
 
 class FakeLookupd(Daemon):
-    """An nsqlookupd 1.3.0 in the hub of the caller. Call start() or use ``with``.
+    """An nsqlookupd 1.3.0 in the hub of the caller, or (``threaded``) on its own thread. Call start() or use ``with``.
 
     Args:
         clock, record, seed, faults_over_http, faults_http_address, threaded: The same as in FakeNsqd.
@@ -30,7 +30,7 @@ class FakeLookupd(Daemon):
 
     Raises:
         TypeError: If an option does not exist.
-        ValueError: If a value is out of its bounds.
+        ValueError: If a value is out of its bounds, or an address is invalid.
     """
 
     fault_protocol = LOOKUPD
