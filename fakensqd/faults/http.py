@@ -34,7 +34,7 @@ _CLOSE = ("Connection", "close")
 _ROOT = "/faults"
 # Maximum number of digits in the id of a rule or toxic.
 _MAX_DIGITS = 19
-# Methods that begin or end a state. FakeLookupd does not have all of them.
+# Methods of FakeNsqd that change its state. FakeLookupd does not have all of them.
 STATE_METHODS = (
     "down",
     "up",

@@ -80,7 +80,7 @@ class Event:
     Attributes:
         kind: Name of the command; "message" or "heartbeat"; path of the request. Empty for a connection.
         connection: Number of the connection, from 1, in the order of accepting; 0 for HTTP.
-        client_id: That of IDENTIFY (on nsqlookupd: broadcast address and TCP port); before it, the remote address.
+        client_id: That of IDENTIFY; before IDENTIFY, the client's IP address. On nsqlookupd, ``host:port`` of the nsqd.
         topic, channel: Names in the command or request, else of the subscription; empty if there are none.
         bodies: Bodies of the messages, or the body of IDENTIFY, AUTH or a request.
         raw: The body of a command as received.

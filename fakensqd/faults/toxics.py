@@ -166,7 +166,7 @@ class stall:
 
 @dataclass(frozen=True)
 class slice_bytes:
-    """Cut chunks into pieces of ``size`` plus or minus at most ``variation`` bytes. The delay is between two pieces."""
+    """Cut chunks into pieces of ``size`` plus or minus at most ``variation`` bytes, ``delay`` seconds apart."""
 
     size: int = 1
     _: KW_ONLY
