@@ -41,7 +41,7 @@ class Grant:
         """Check the grant as nsqd does.
 
         Raises:
-            ValueError: If a permission is unknown or a pattern does not compile.
+            ValueError: If a permission is unknown, a pattern does not compile in Python, or Go refuses its syntax.
         """
         for permission in self.permissions:
             if permission not in _PERMISSIONS:
@@ -50,7 +50,7 @@ class Grant:
             _compile(pattern)
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return True if the client may subscribe to the channel or, if the channel is empty, publish to the topic."""
+        """Return True if the grant lets a client subscribe to the channel or, if channel is "", publish to topic."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
             and _compile(self.topic).search(topic) is not None

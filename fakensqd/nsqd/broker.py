@@ -1,8 +1,8 @@
-"""All topics of one nsqd, with their channels and messages, and the time at which the next message times out.
+"""All topics of one nsqd, with their channels and messages, and the time of the next timeout or end of a delay.
 
-Pure: takes ``now`` (seconds of a monotonic clock), calls subscribers to wake them, and knows no bytes of the wire, no
-socket and no clock. A delivery or a FIN costs a few dict operations, and the next timeout is known without a search.
-Source: nsqd nsqd.go and topic.go.
+Pure: takes ``now`` (seconds of a monotonic clock), calls subscribers and BrokerEvents, and knows no bytes of the wire,
+no socket, no clock. A delivery or a FIN costs a few dict operations. The next timeout is known without a look at all
+messages. Source: nsqd nsqd.go and topic.go.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fakensqd.options import NsqdOptions
 
 __all__ = ["Broker", "BrokerError", "BrokerEvents", "Channel", "MessageHolder", "QueuedMessage", "Topic"]
 
-# The beginning of 2020.
+# The beginning of 2020, the default of epoch_ns.
 _EPOCH_NS = 1_577_836_800 * 10**9
 
 
@@ -112,7 +112,7 @@ class Broker:
 
 
 class Topic(MessageHolder):
-    """A topic. Passes each message to every channel; keeps messages while it is paused or has no channel."""
+    """A topic. Passes each message to every channel; keeps them while paused, not started, or without a channel."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         super().__init__(broker, name)
@@ -124,7 +124,7 @@ class Topic(MessageHolder):
         self._ids = MessageIdGenerator(broker.options.node_id)
 
     def publish(self, bodies: Sequence[bytes], now: float, delay: float = 0.0) -> None:
-        """Make messages, and pass them to the channels. A message's delay begins when the message is in a channel."""
+        """Make messages; pass them to the channels, or keep them. A delay begins when the message is in a channel."""
         timestamp = self._broker.wall_ns(now)
         ids = self._ids.next(len(bodies), timestamp)
         messages = [QueuedMessage(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
@@ -137,7 +137,7 @@ class Topic(MessageHolder):
             self._pass_on(messages, now)
 
     def ensure_channel(self, name: str, now: float) -> Channel:
-        """Return the channel with this name; make it if missing. The first channel gets the topic's queued messages."""
+        """Return the channel; make it if missing. The first gets the topic's messages, unless the topic keeps them."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = Channel(self._broker, self.name, name, now)
@@ -146,7 +146,7 @@ class Topic(MessageHolder):
         return channel
 
     def delete_channel(self, name: str) -> None:
-        """Delete a channel with its messages, and close the connections of its subscribers.
+        """Delete a channel as in delete_topic(). An ephemeral topic is deleted with its last channel.
 
         Raises:
             KeyError: If the topic has no channel of that name.
@@ -179,7 +179,7 @@ class Topic(MessageHolder):
         self._queue.clear()
 
     def restore(self, messages: Sequence[QueuedMessage], now: float) -> None:
-        """Queue messages from disk. They count in the depth, but not in the message count."""
+        """Queue messages from disk, or pass them to the channels. The message count of the topic omits them."""
         self._queue.restore(messages)
         self._release(now)
 

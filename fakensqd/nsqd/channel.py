@@ -40,7 +40,7 @@ class BrokerEvents:
 
     Attributes:
         on_register, on_unregister: A topic or channel was made or deleted.
-        on_stored: Messages exceed the limit of the memory and go to disk.
+        on_stored: Messages go to disk, since they exceed the limit of the memory, or were restored from disk.
         on_removed: Messages with these ids were on disk and have left their queue.
         on_publish: A topic has received bodies.
         on_pause: A topic or channel was paused or unpaused.
@@ -74,7 +74,7 @@ class MessageHolder:
 
     Attributes:
         ephemeral: True if a topic is deleted with its last channel, or a channel with its last subscriber.
-        message_count: How many messages have come so far.
+        message_count: How many messages have come so far, without restored ones.
     """
 
     def __init__(self, broker: _Broker, topic_name: str, channel_name: str | None = None) -> None:
@@ -105,7 +105,7 @@ class MessageHolder:
         return list(self._queue)
 
     def on_disk(self) -> list[QueuedMessage]:
-        """List the messages that are on disk already."""
+        """List the queued messages that are on disk, or would be with a data path."""
         return self._queue.on_disk()
 
 
@@ -126,10 +126,10 @@ class Channel(MessageHolder):
         self.subscribers: dict[Subscriber, None] = {}
         self._broker = broker
         self._ready: dict[Subscriber, None] = {}
-        # Subscribers that were woken and have not called deliver() yet. They share the queued messages.
+        # Subscribers that were woken, or that deliver() has told to wait. They share the queued messages.
         self._woken: dict[Subscriber, None] = {}
         self._in_flight: dict[bytes, QueuedMessage] = {}
-        # Messages in flight, one bucket for each msg_timeout. Time never goes back, so each bucket is in the order of
+        # Messages in flight, by msg_timeout or limit of TOUCH. Time never goes back, so each bucket is in the order of
         # deadlines: only its first message can be the next to time out. FIN can delete from a dict, not from a heap.
         self._buckets: dict[Hashable, dict[bytes, QueuedMessage]] = {}
         self._deferred: list[tuple[float, int, QueuedMessage]] = []
@@ -195,7 +195,7 @@ class Channel(MessageHolder):
         self.remove_ready(subscriber)
 
     def add_ready(self, subscriber: Subscriber) -> None:
-        """Let later messages wake this subscriber. Wake it now, too, if messages are queued and not paused."""
+        """Let later messages wake this subscriber. Wake it now, too, if there are messages and no pause."""
         woken = bool(self._queue) and not self.paused and subscriber.wake()
         if not (woken and subscriber in self._woken):
             self._woken.pop(subscriber, None)

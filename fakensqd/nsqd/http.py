@@ -33,7 +33,7 @@ from fakensqd.options import IGNORED_OPTIONS, LOG_LEVELS, OWN_OPTIONS, NsqdOptio
 __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
-# How many bytes of a body are read in one step.
+# How many bytes of a binary /mpub are read in one step.
 _READ_SIZE = 65536
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -91,7 +91,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/info": {"GET": Route(api.info)},
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
-        # nsqd executes these two requests, but responds with status 500.
+        # nsqd executes these two requests, but responds with status 500. Here they only respond.
         "/debug/setblockrate": {"PUT": Route(_fail)},
         "/debug/freememory": {"POST": Route(_fail)},
     }

@@ -39,7 +39,7 @@ class IdentifyField:
         type: Type in the body of IDENTIFY; None if the field is only in the response.
         since, until: First release that reads the field, and first release that no longer reads it.
         answered_since: First release with the field in the response; None: never in the response.
-        bounds: Smallest and largest value of the setting, in the unit of Settings; a str names an option.
+        bounds: Least and greatest value of a setting, in Settings' unit; a str names an option; None: no setting.
         scale: A value in the body is this many times the value in Settings: 1000 if the body has milliseconds.
         default: Value of the setting if the client sends no IDENTIFY; None: the value of the option of the same name.
         off: Value of the setting if the body has -1; None: -1 is out of bounds.
@@ -160,7 +160,7 @@ class Settings:
 
 
 class ClientHandshake:
-    """State of one client that IDENTIFY and AUTH change: its names, settings and permissions.
+    """State of one client that IDENTIFY and AUTH change: its names, settings, TLS, compression and permissions.
 
     Args:
         remote_ip: IP address of the client; until IDENTIFY, also its client id and hostname.
@@ -207,7 +207,7 @@ class ClientHandshake:
         return asked
 
     def negotiate(self, asked: Values) -> Read[None]:
-        """Send the response to IDENTIFY. Start TLS and compression if the client asked for them; send OK after each."""
+        """Send the response to IDENTIFY. Start TLS and compression if asked for and offered; send OK after each."""
         options = self._options
         if not asked["feature_negotiation"] or not options.negotiates:
             self._session.respond(OK_FRAME)
@@ -290,7 +290,7 @@ class ClientHandshake:
         """Check that the client may use the topic or channel. Asks the auth server again if its response has expired.
 
         Raises:
-            CommandError: If the client is not allowed to use the topic or channel.
+            CommandError: If the client may not use the topic or channel, or has no grants, or no auth server responds.
         """
         if not self._has_grants:
             raise CommandError(b"E_AUTH_FIRST AUTH required before %s" % command)

@@ -1,7 +1,6 @@
 """Bodies published to the topics of a server, and assert_published().
 
-PublishedBodies keeps the bodies of one nsqd; MessageAssertions is the base class of servers that keep bodies. Knows no
-queue: the Broker has the messages that are not finished.
+PublishedBodies keeps the bodies of one nsqd; MessageAssertions is the base class of servers that keep bodies.
 """
 
 from __future__ import annotations
@@ -97,13 +96,14 @@ class MessageAssertions(ABC):
         Use ``assert nsqd.messages("orders") == [b"1", b"2"]`` to compare all messages and their order.
 
         Args:
-            bodies: Each body must have been published at least as often as given here. Default: any message is enough.
+            bodies: Each must have been published at least as often as given here, without count. Default: any message.
             count: How often exactly each body must have been published; without bodies, how many messages in all.
             timeout: Seconds of real time to wait until the assertion is true.
 
         Raises:
             AssertionError: If the assertion is false. The text has published bodies, and the nearest to a missing body.
             TypeError: If a body is not bytes.
+            RuntimeError: If bodies of the topic were dropped, see messages().
         """
         __tracebackhide__ = True
         check_body_types(bodies)
@@ -135,7 +135,7 @@ def published_difference(
     """Explain how the bodies published to a topic differ from the wanted bodies.
 
     Args:
-        count: How often exactly each wanted body must have been published; None: at least as often as it is wanted.
+        count: How often exactly each wanted body (if none: any) was to be published; None: at least as often as wanted.
         counts: Number of messages published to each topic.
 
     Returns:
@@ -161,7 +161,7 @@ def published_difference(
 
 
 def _describe(topic: str, published: Sequence[bytes], counts: Mapping[str, int]) -> str:
-    """Describe what was published: the bodies of the topic, or the topics with messages if this topic has none."""
+    """Describe what was published: the first bodies of the topic, or topics with messages if this topic has none."""
     if not published:
         others = [name for name, number in counts.items() if number]
         text = f"nothing was published to topic {topic!r}"

@@ -35,10 +35,10 @@ _logger = logging.getLogger("fakensqd")
 
 
 class FakeNsqd(MessageAssertions, Daemon):
-    """An nsqd 1.3.0 in the hub of the caller. Call start() or use ``with``.
+    """An nsqd 1.3.0, or another release, in the hub of the caller. Call start() or use ``with``.
 
     This object keeps its topics, messages and ports when it is stopped and started again. With a data_path, another
-    FakeNsqd can load topics and messages: topics and channels are saved at each change, messages at stop().
+    FakeNsqd can load topics and messages: topics are saved at each change, messages at stop() or beyond mem_queue_size.
 
     Args:
         clock: Source of the time; default: real time.
@@ -53,7 +53,7 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     Raises:
         TypeError: If an option does not exist.
-        ValueError: If a value is out of its bounds, or an address is malformed.
+        ValueError: If a value is out of its bounds, an address is malformed, or options exclude each other.
         OSError: If a file of certificates, a key or CAs can't be read, or is malformed.
     """
 
@@ -135,7 +135,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         self.broker.ensure_topic(topic).publish(bodies, now, delay)
 
     def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:
-        """Raise ValueError if nsqd would refuse the PUB or DPUB."""
+        """Raise the errors of publish()."""
         options, release = self.options, self.options.emulated
         assert_valid_topic_name(topic, release.max_name_length)
         if not release.is_topic_name(topic):
@@ -159,7 +159,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         For a channel: messages that are not finished: queued, then in flight, then deferred.
 
         Returns:
-            The bodies; an empty list if the topic or channel does not exist.
+            The bodies; an empty list if nothing was published to the topic, or the channel does not exist.
 
         Raises:
             RuntimeError: For a topic, if its oldest bodies were dropped: at most 100,000 bodies and 64 MiB are kept.

@@ -113,7 +113,7 @@ class Session(ConnectionSession, Subscriber):
         self._heartbeat_due = self._read_due = math.inf
         # Keeps the read deadline while the session waits for an IoResult, since the deadline does not apply meanwhile.
         self._suspended_read_due = math.inf
-        # How many bytes in the output buffer are message frames.
+        # How many bytes of message frames the output buffer has; 0 if the settings do not let them wait.
         self._waiting_bytes = 0
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
         self.handshake = ClientHandshake(self._options, host, self)
@@ -129,7 +129,7 @@ class Session(ConnectionSession, Subscriber):
         return super().resume(result, now)
 
     def pump(self, now: float) -> list[Effect]:
-        """Deliver as many messages of the channel as RDY allows, and return the output."""
+        """Deliver messages of the channel, as many as RDY and _MAX_BATCH allow, and return the output."""
         self.now = now
         self._deliver()
         return self._effects()
@@ -209,7 +209,7 @@ class Session(ConnectionSession, Subscriber):
         if capacity > 0 and channel.depth:
             capacity -= self._send_messages(channel, min(capacity, _MAX_BATCH))
         if capacity > 0:
-            # After this batch, the channel wakes this session again, but first the subscribers that have waited longer.
+            # For more messages, the channel wakes this session again, but first those that have waited longer.
             channel.add_ready(self)
             settings = self.handshake.delivery_settings
             self._flush |= not settings.buffers_messages or self._waiting_bytes > settings.output_buffer_size

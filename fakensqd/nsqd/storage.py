@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _METADATA = "nsqd.dat"
 _MESSAGES = "fakensqd.messages"
-# The file of messages is rewritten when it has more entries than this + 4 * the messages that are still queued.
+# The file of messages is rewritten if none is still queued, or it has more entries than this + 4 * those queued.
 _MAX_OBSOLETE = 1000
 
 _MAGIC = b"fakensqd messages 2\n"
@@ -119,7 +119,7 @@ class DataPath:
         """At the first start, fill a broker from the files. At later starts the broker already has everything.
 
         Raises:
-            DataPathError: If nsqd.dat exists and can't be read or decoded.
+            OSError: If a file exists and can't be read; as a DataPathError if nsqd.dat can't be read or decoded.
         """
         if self._broker is None:
             self._load_topics(broker, now)
@@ -278,7 +278,7 @@ def decode_metadata(data: bytes) -> list[tuple[str, bool, list[tuple[str, bool]]
         For each topic: its name, whether it is paused, and (name, whether it is paused) of each of its channels.
 
     Raises:
-        FileFormatError: If the data is not JSON, or a field is missing or has a wrong type.
+        FileFormatError: If the data is not JSON, the topics or a name is missing, or a field has a wrong type.
     """
     try:
         return [

@@ -1,4 +1,4 @@
-"""Converts options to keyword arguments of gnsq's clients. Reads the files that options name.
+"""Checks addresses, and converts options to keyword arguments of gnsq's clients. Reads the files that options name.
 
 Errors name an option as users of Spark write it, and show no secret.
 """
@@ -36,7 +36,7 @@ def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each
     """Build the keywords of a Consumer or a Producer for connections to nsqd and nsqlookupd.
 
     Raises:
-        ValueError: If a file can't be used.
+        ValueError: If a file that an option names can't be used.
     """
     keywords: dict[str, Any] = {
         "nsqd_tcp_addresses": list(options.nsqd_tcp_addresses),
@@ -57,7 +57,7 @@ def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each
 
 
 def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each option has its own type
-    """Build the keywords of HTTP clients. Raises the errors of connection_keywords()."""
+    """Build the keywords of HTTP clients. Raise ValueError if an address has https:// and a TLS file can't be used."""
     keywords: dict[str, Any] = {"timeout": options.lookupd_timeout}
     if options.uses_https:
         keywords["ssl_context"] = _context(options)

@@ -33,7 +33,7 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
         return "nsq"
 
     def schema(self) -> str:
-        """Return the columns of a row."""
+        """Return the columns of a row that is read, with their types."""
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: StructType) -> NsqBatchReader:

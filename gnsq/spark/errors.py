@@ -59,7 +59,7 @@ def root_cause(text: str) -> str:
     """Find the cause of a failure in Spark's text.
 
     Returns the last error of a Python traceback. If that error comes from Java, or there is no traceback, returns
-    Java's error with its deepest cause.
+    Java's error with its deepest cause; if there is none of both, the first line of the text.
     """
     text = text.partition("=== Streaming Query ===")[0]
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]
@@ -78,7 +78,7 @@ def root_cause(text: str) -> str:
 
 
 def startup_error(text: str) -> str:
-    """Find in Java's output the reason why Java did not start. Return "" if there is none."""
+    """Find in Java's output why Java did not start: the first error, else the first line that is not noise, else ""."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     errors = [_THREAD_ERROR.sub("", line) for line in lines if _THREAD_ERROR.match(line)]
     return (errors or lines or [""])[0]

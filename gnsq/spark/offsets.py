@@ -49,7 +49,7 @@ class Segment:
 
 
 def encode_offset(vector: Vector, source: str) -> dict[str, object]:
-    """Encode a vector as JSON for Spark's checkpoint. The source names what is read, such as topics and channel."""
+    """Make the JSON document of a vector for Spark's checkpoint. The source names what is read: topics and channel."""
     return {"v": VERSION, "s": source, "r": dict(sorted(vector.items()))}
 
 
@@ -57,7 +57,7 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
     """Decode the result of encode_offset().
 
     Raises:
-        ValueError: If the offset is of another source or of a later version, or is not the result of encode_offset().
+        ValueError: If the offset is of another source or of another version, or is not the result of encode_offset().
     """
     if not isinstance(offset, dict) or not isinstance(offset.get("r"), dict) or "v" not in offset:
         raise ValueError(
@@ -99,7 +99,7 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
 
 
 def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int, turn: int = 0) -> list[Segment]:
-    """Return as many segments as the limits allow, but at least one: segments are not divided.
+    """Return as many segments as the limits allow, but at least one of those waiting: segments are not divided.
 
     If a segment does not fit, the later segments of its receiver wait, too, but those of other receivers may be taken.
     ``turn`` selects the receiver that comes first, so that a receiver with small segments can't delay one with large

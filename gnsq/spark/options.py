@@ -83,7 +83,7 @@ class ConnectOptions:
         """Convert Spark's options.
 
         Raises:
-            ValueError: If a name is unknown, or a value is not valid for its option.
+            ValueError: If a name is unknown, a value is not valid, or options are missing or exclude each other.
         """
         fields = {spark_name(field).lower(): field for field in dataclasses.fields(cls)}
         given: dict[str, Any] = {}
@@ -266,7 +266,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def spool_permissions(self) -> int:
-        """spool_mode as a number. ValueError if it is not octal, or does not let the owner read and write."""
+        """spool_mode as a number, with x for each r. ValueError if it is not octal, or check_mode() refuses it."""
         try:
             mode = int(self.spool_mode, 8)
         except ValueError:
@@ -280,12 +280,12 @@ class ReadOptions(ConnectOptions):
 
     @property
     def partitions(self) -> int:
-        """Number of tasks that read a batch. A batch gets more if a task would exceed max_partition_bytes."""
+        """Number of tasks that read a batch: fewer if it has fewer segments, more if needed for max_partition_bytes."""
         return self.num_partitions or os.cpu_count() or 1
 
     @property
     def max_partition_bytes(self) -> int:
-        """Limit of the bytes that one task reads, since some sinks hold all rows of a task in memory."""
+        """Bytes that a task reads, and at most one segment more, since some sinks hold all rows of a task in memory."""
         return min(self.max_bytes_per_batch, MAX_PARTITION_BYTES)
 
 

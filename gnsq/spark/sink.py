@@ -60,7 +60,7 @@ def check_columns(types: dict[str, str], options: WriteOptions) -> None:
     """Check a DataFrame's columns (name -> type).
 
     Raises:
-        ValueError: If body or the topic is missing, a column is unknown, or has another type.
+        ValueError: If body or any topic (column or option) is missing, or a column is unknown or has another type.
     """
     for name, kind in types.items():
         if name not in COLUMNS:
@@ -119,12 +119,12 @@ class _Publisher:
         self._max_msg_size = options.max_msg_size or float("inf")
 
     def close(self) -> None:
-        """Disconnect. If rows are still pending, their task has failed, and Spark runs it again."""
+        """Disconnect. If rows are still pending, their task has failed, and Spark may run it again."""
         if self._producer is not None:
             self._producer.close(timeout=0)
 
     def add(self, body: bytes | str | None, topic: str | None, defer_ms: int | None) -> None:
-        """Add a row to the batch of its topic, and publish batches that are full."""
+        """Add a row to the batch of its topic; publish a deferred row at once, and batches that are full."""
         topic = topic or self._options.topic
         batch = self._batches.get(topic)
         if batch is None:
@@ -231,8 +231,8 @@ def publish(
     """Publish all rows of record batches, and return after nsqd has confirmed each row.
 
     Raises:
-        ValueError: If a row has no body or topic, if nsqd would refuse it, or if a file of an option is not usable.
-        RowsNotPublished: If any row was not confirmed by nsqd. Its ``__cause__`` is an error of the Producer.
+        ValueError: If a row's body (empty, over maxMsgSize), topic or defer_ms, or a file of an option, is not valid.
+        RowsNotPublished: If nsqd has not confirmed a row. Its ``__cause__`` is the Producer's error, or gevent.Timeout.
     """
     publisher = _Publisher(options, origin, max_buffered_bytes)
     try:
@@ -252,7 +252,7 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         # Made on the driver, once for all tasks and their attempts. The id of the query is not enough: foreachBatch may
-        # write twice, and with this id the rows of both writes would have the same keys.
+        # write twice, and with that id the rows of both writes would have the same keys.
         self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Published:

@@ -1,6 +1,6 @@
 """``python -m gnsq.spark.receiver``: a receiver as its own process, for the option receivers=external.
 
-Its flags are the fields of ReadOptions that a receiver uses.
+Its flags are the fields of ReadOptions that a receiver uses, without the secrets; and --verbose.
 """
 
 from __future__ import annotations

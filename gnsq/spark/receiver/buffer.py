@@ -31,8 +31,8 @@ class SegmentBuffer:
     """Received messages that wait for their segment.
 
     Args:
-        max_rows, max_size, max_age: A segment must be written when it has this many rows or this many bytes of bodies,
-            or is this many seconds old.
+        max_rows, max_size, max_age: A segment must be written at the latest when it has this many rows or this many
+            bytes of bodies, or is this many seconds old.
 
     Attributes:
         size: Bytes of the messages' bodies.
@@ -84,7 +84,7 @@ class SegmentBuffer:
         return max(self._since + self._age - now, 0.0)
 
     def take(self) -> BufferedMessages:
-        """Remove and return the messages of one segment, within the limits; the other messages keep their age."""
+        """Remove and return one segment, at least one message, within max_rows and max_size. Others keep their age."""
         messages, topics, size = self._messages, self._topics, self.size
         count = min(len(messages), self._max_rows)
         if count < len(messages):

@@ -71,18 +71,18 @@ T = TypeVar("T")
 FINISH_CHUNK = 1000
 # Seconds between tries to write a segment: the first pause, and the longest.
 RETRY_INITIAL, RETRY_MAXIMUM = 0.5, 10.0
-# Seconds between listings of a spool that is full or got much data, and of any other spool. Other receivers write, too.
+# Seconds between a receiver's listings of a spool that is full or to which it has written much, and of any other spool.
 MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
 # A receiver lists the spool early after it has written max_spool_bytes divided by this number.
 LISTINGS_PER_LIMIT = 4
 # Seconds between checks whether an nsqd waits for FINs: if so, the segment is written before it is full.
 STARVED_CHECK_INTERVAL = 0.01
-# Seconds that close() waits for connections, and for a write.
+# Seconds after which a closing consumer requeues its messages (Receiver.close() waits 1 s longer), and for a write.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
-# Number of full segments that may be in memory. Above it, receiving pauses until half of them are written.
+# Received bodies may have the bytes of this many full segments. Above it, receiving pauses until half is written.
 MAX_BUFFERED_SEGMENTS = 8
-# Python searches for cycles after so many new objects: more than the default of max_in_flight, 10,000.
+# After tune_gc(), Python searches for cycles after so many new objects: more than max_in_flight, 10,000 by default.
 GC_THRESHOLD = 50_000
 
 
@@ -102,13 +102,13 @@ class Receiver:
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
         max_rows: The most messages to write; None: no limit.
-        write_timeout: Seconds that close() waits for a write.
+        write_timeout: Seconds that close() waits for the write of a segment, and then for the write of closed.json.
 
     Attributes:
         id: Name of the receiver's directory in the spool.
         rows, segments: Numbers of durable rows and segments. May be read from any thread.
         not_finished: Number of durable messages whose connection was lost before FIN: nsqd delivers them again.
-        failing: True if the last write failed.
+        failing: True if the last try to write a segment has failed.
         is_stuck: True if close() has left a write that does not return. The end of the process may wait for that write.
         finished: Set after max_rows are durable, and after an internal error.
         error: The internal error that ended the receiving; None if there is none.
@@ -158,7 +158,7 @@ class Receiver:
         """Make the directory in the spool, and begin to receive.
 
         Raises:
-            OSError: If the spool can't be written.
+            OSError: If the spool can't be written or listed.
             SpoolInUse: If the spool belongs to a query that reads something else.
         """
         try:
@@ -216,7 +216,7 @@ class Receiver:
         return bool(self._paused - {"memory"})
 
     def pause(self, reason: str) -> None:
-        """Ask for no more messages. Messages that nsqd has sent already are still written."""
+        """Ask for no more messages. Messages that nsqd has sent already still come to _on_messages()."""
         if not self._paused:
             self.subscriptions.pause()
         self._paused.add(reason)
@@ -230,7 +230,7 @@ class Receiver:
     # --- messages in
 
     def _on_messages(self, consumer: Consumer, messages: list[Message]) -> None:
-        """Buffer messages. They are finished after their segment is durable."""
+        """Buffer messages, which are finished after their segment is durable. Requeue those above max_rows."""
         accepted = len(messages) if self._max_rows is None else self._max_rows - self._accepted
         if self._closing:
             accepted = 0
@@ -277,7 +277,7 @@ class Receiver:
                 self._write(self._buffer.take())
 
     def _wait_until_due(self) -> bool:
-        """Wait until the segment is full or old enough.
+        """Wait until the segment is full or old enough, all of max_rows are received, or a topic is starved.
 
         Returns:
             False if the receiver is closing: then close() requeues the buffered messages.
@@ -414,7 +414,7 @@ class SpoolSizeEstimator:
     listings correct the estimate: more often if much is written or the spool is full.
 
     Args:
-        limit: Bytes of a full spool.
+        limit: A spool with this many bytes or more is full.
     """
 
     def __init__(self, limit: int) -> None:

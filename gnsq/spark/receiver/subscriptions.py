@@ -1,4 +1,4 @@
-"""Subscriptions: the consumers of all topics that a receiver reads. Together they keep within one max_in_flight.
+"""Subscriptions: the consumers of all topics that a receiver reads. They share one max_in_flight.
 
 Gets topics from nsqlookupd if they are given as a pattern, divides max_in_flight between topics, and adds connections.
 The receiver decides what happens to messages.
@@ -30,19 +30,19 @@ OnMessages = Callable[[Consumer, list[Message]], None]
 
 # Maximum number of consumers of one topic.
 MAX_CONNECTIONS = 8
-# Seconds between two changes of shares of max_in_flight, and between two additions of connections.
+# Least seconds between two changes of shares of max_in_flight for starved topics, and between two additions.
 REBALANCE_INTERVAL = 0.1
 # Seconds for which a topic counts as starved after nsqd has delivered nearly all messages that RDY allows.
 STARVED_SECONDS = 2.0
 # A topic that is not starved keeps its share divided by this number, and lends the rest to starved topics.
 LENDER_DIVISOR = 10
-# Well below the time that a segment waits, so that the end of a burst does not stay in nsqd's output buffer. nsqd
+# Well below the default of segment_time, 100 ms, so that the end of a burst does not stay in nsqd's output buffer. nsqd
 # allows no lower value unless its min-output-buffer-timeout is changed.
 OUTPUT_BUFFER_TIMEOUT_MS = 25
 
 
 def matching_topics(options: ReadOptions, names: Iterable[str]) -> list[str]:
-    """Return the topics that the options name or match; sorted, each once."""
+    """Return those names that are topics of the options, or match their pattern; sorted, each once."""
     if options.topic_pattern:
         # nsqlookupd has the names from nsqd, so all of them are valid.
         matches = re.compile(options.topic_pattern).fullmatch
@@ -51,7 +51,7 @@ def matching_topics(options: ReadOptions, names: Iterable[str]) -> list[str]:
 
 
 def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[str] = ()) -> dict[str, int]:
-    """Split max_in_flight evenly between topics, at least 1 each. The first topics get the remainder.
+    """Split max_in_flight between topics, at least 1 each; evenly unless some are starved. The first get the remainder.
 
     Args:
         starved: Topics that could use more. The other topics lend nine tenths of their shares to these topics.
@@ -117,7 +117,7 @@ class Subscription:
 
     @property
     def is_starved(self) -> bool:
-        """True if each active consumer is starved. If only some of them are, nsqd still delivers to the others."""
+        """True if all consumers with RDY or messages in flight are starved. nsqd still delivers to any that is not."""
         active = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
         return bool(active) and all(consumer.is_starved for consumer in active)
 
@@ -134,12 +134,12 @@ class Subscription:
         return {address: text for address, text in found if address not in connected}
 
     def add_connection(self) -> Consumer | None:
-        """Add a consumer if nsqds allow the existing consumers less than max_in_flight, and each consumer is busy.
+        """Add a consumer, up to max_connections, if all are busy and nsqds allow them less than max_in_flight in all.
 
         With large messages, or few of them, a further consumer gains nothing.
 
         Returns:
-            The consumer, which the caller must start.
+            The consumer, which the caller must start; None if none was added.
         """
         self._remove_refused()
         connections = [consumer.stats().connections for consumer in self.consumers]
@@ -173,7 +173,7 @@ class Subscriptions:
         on_messages: Called with a consumer and all its messages that have arrived. Must later finish or requeue them.
         close_timeout: Seconds after which close() requeues the messages that are not finished.
         max_connections: Maximum number of consumers of one topic.
-        rebalance_interval: Seconds between changes of shares, and between additions of consumers.
+        rebalance_interval: Least seconds between changes of shares for starved topics, and between additions.
 
     Raises:
         ValueError: If an address is not valid, or a file that an option names can't be used.
@@ -266,7 +266,7 @@ class Subscriptions:
         return {address: text for failures in each for address, text in failures}
 
     def add_connections(self) -> None:
-        """Add a consumer to each topic that is busy. The receiver calls this method when a segment is full."""
+        """Call add_connection() of each topic, unless paused or just called. Called when a segment is full."""
         now = time.monotonic()
         if not self._paused and now - self._extended_at >= self._rebalance_interval:
             self._extended_at = now
@@ -276,7 +276,7 @@ class Subscriptions:
     def is_starved(self) -> bool:
         """Return True if some topic is starved: an nsqd has delivered nearly all messages that RDY allows.
 
-        A starved topic borrows a part of max_in_flight from topics that are not starved.
+        Also changes the shares of several topics: a starved topic borrows from topics that are not starved.
         """
         starved = [topic for topic, subscription in self._subscriptions.items() if subscription.is_starved]
         if len(self._subscriptions) == 1:
@@ -357,7 +357,7 @@ class Subscriptions:
             gevent.sleep(self._options.lookupd_poll_interval)
 
     def _follow_lookupds(self) -> list[Consumer]:
-        """Ask all nsqlookupds for topics, and add new topics. If all respond, unsubscribe from topics that are gone.
+        """Ask all nsqlookupds for topics, and add new topics. If all respond, _unsubscribe() from those gone.
 
         Returns:
             The consumers of new topics, to be started.
@@ -379,7 +379,7 @@ class Subscriptions:
         return self._add(new)
 
     def _unsubscribe(self, topics: list[str]) -> None:
-        """Unsubscribe from topics that have no connection. An nsqd may have a topic that nsqlookupd has forgotten."""
+        """Unsubscribe from topics without a connection. An nsqd may have a topic that nsqlookupd has forgotten."""
         for topic in topics:
             if not self._subscriptions[topic].nsqds:
                 logger.info("%s: topic %s is gone", self._options.source, topic)
@@ -388,7 +388,7 @@ class Subscriptions:
 
 
 def _topic_names(lookupd: LookupdClient) -> list[str]:
-    """Ask an nsqlookupd for its topics. Raise ValueError if the answer has no list of names."""
+    """Ask an nsqlookupd for its topics; [] if the answer has none. Raise ValueError if they are not a list of names."""
     answer = lookupd.topics()
     names = answer.get("topics") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
