@@ -146,7 +146,7 @@ class Topic(MessageHolder):
         return channel
 
     def delete_channel(self, name: str) -> None:
-        """Delete a channel as in delete_topic(). An ephemeral topic is deleted with its last channel.
+        """Delete a channel, and disconnect its subscribers. An ephemeral topic is deleted with its last channel.
 
         Raises:
             KeyError: If the topic has no channel of that name.

@@ -195,7 +195,7 @@ class Channel(MessageHolder):
         self.remove_ready(subscriber)
 
     def add_ready(self, subscriber: Subscriber) -> None:
-        """Let later messages wake this subscriber. Wake it now, too, if there are messages and no pause."""
+        """Let later messages wake this subscriber. Wake it now, too, if messages are queued, unless paused."""
         woken = bool(self._queue) and not self.paused and subscriber.wake()
         if not (woken and subscriber in self._woken):
             self._woken.pop(subscriber, None)

@@ -91,7 +91,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/info": {"GET": Route(api.info)},
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
-        # nsqd executes these two requests, but responds with status 500. Here they only respond.
+        # nsqd executes these two requests, but responds with status 500. Here they do nothing else.
         "/debug/setblockrate": {"PUT": Route(_fail)},
         "/debug/freememory": {"POST": Route(_fail)},
     }

@@ -96,7 +96,7 @@ class MessageAssertions(ABC):
         Use ``assert nsqd.messages("orders") == [b"1", b"2"]`` to compare all messages and their order.
 
         Args:
-            bodies: Each must have been published at least as often as given here, without count. Default: any message.
+            bodies: Without count, each must have been published at least as often as given here. Default: any message.
             count: How often exactly each body must have been published; without bodies, how many messages in all.
             timeout: Seconds of real time to wait until the assertion is true.
 
@@ -135,7 +135,7 @@ def published_difference(
     """Explain how the bodies published to a topic differ from the wanted bodies.
 
     Args:
-        count: How often exactly each wanted body (if none: any) was to be published; None: at least as often as wanted.
+        count: How often exactly each wanted body must be there; if none is wanted, any body. None: at least as often.
         counts: Number of messages published to each topic.
 
     Returns:

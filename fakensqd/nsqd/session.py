@@ -129,7 +129,7 @@ class Session(ConnectionSession, Subscriber):
         return super().resume(result, now)
 
     def pump(self, now: float) -> list[Effect]:
-        """Deliver messages of the channel, as many as RDY and _MAX_BATCH allow, and return the output."""
+        """Deliver messages of the channel, at most as many as RDY and _MAX_BATCH allow, and return the output."""
         self.now = now
         self._deliver()
         return self._effects()
@@ -209,7 +209,7 @@ class Session(ConnectionSession, Subscriber):
         if capacity > 0 and channel.depth:
             capacity -= self._send_messages(channel, min(capacity, _MAX_BATCH))
         if capacity > 0:
-            # For more messages, the channel wakes this session again, but first those that have waited longer.
+            # For more, the channel wakes this session again, but first the subscribers that have waited longer.
             channel.add_ready(self)
             settings = self.handshake.delivery_settings
             self._flush |= not settings.buffers_messages or self._waiting_bytes > settings.output_buffer_size

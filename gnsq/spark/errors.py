@@ -59,7 +59,7 @@ def root_cause(text: str) -> str:
     """Find the cause of a failure in Spark's text.
 
     Returns the last error of a Python traceback. If that error comes from Java, or there is no traceback, returns
-    Java's error with its deepest cause; if there is none of both, the first line of the text.
+    Java's error with its deepest cause, or else the first line of the text.
     """
     text = text.partition("=== Streaming Query ===")[0]
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]

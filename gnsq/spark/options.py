@@ -285,7 +285,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def max_partition_bytes(self) -> int:
-        """Bytes that a task reads, and at most one segment more, since some sinks hold all rows of a task in memory."""
+        """Bytes that a task may read, or one segment more, since some sinks hold all rows of a task in memory."""
         return min(self.max_bytes_per_batch, MAX_PARTITION_BYTES)
 
 

@@ -231,7 +231,7 @@ def publish(
     """Publish all rows of record batches, and return after nsqd has confirmed each row.
 
     Raises:
-        ValueError: If a row's body (empty, over maxMsgSize), topic or defer_ms, or a file of an option, is not valid.
+        ValueError: If a topic, defer_ms, body (empty, above maxMsgSize) or a file that an option names is not valid.
         RowsNotPublished: If nsqd has not confirmed a row. Its ``__cause__`` is the Producer's error, or gevent.Timeout.
     """
     publisher = _Publisher(options, origin, max_buffered_bytes)

@@ -84,7 +84,7 @@ class SegmentBuffer:
         return max(self._since + self._age - now, 0.0)
 
     def take(self) -> BufferedMessages:
-        """Remove and return one segment, at least one message, within max_rows and max_size. Others keep their age."""
+        """Remove and return messages of one segment: within max_rows and max_size, or one. Others keep their age."""
         messages, topics, size = self._messages, self._topics, self.size
         count = min(len(messages), self._max_rows)
         if count < len(messages):

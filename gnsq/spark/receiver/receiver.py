@@ -77,10 +77,10 @@ MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
 LISTINGS_PER_LIMIT = 4
 # Seconds between checks whether an nsqd waits for FINs: if so, the segment is written before it is full.
 STARVED_CHECK_INTERVAL = 0.01
-# Seconds after which a closing consumer requeues its messages (Receiver.close() waits 1 s longer), and for a write.
+# Seconds that close() waits: for FINs, after which consumers requeue, and have 1 s to disconnect; and for a write.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
-# Received bodies may have the bytes of this many full segments. Above it, receiving pauses until half is written.
+# Messages in memory may have the bytes of this many full segments. Above it, receiving pauses until half are left.
 MAX_BUFFERED_SEGMENTS = 8
 # After tune_gc(), Python searches for cycles after so many new objects: more than max_in_flight, 10,000 by default.
 GC_THRESHOLD = 50_000

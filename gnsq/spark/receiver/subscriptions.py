@@ -30,7 +30,7 @@ OnMessages = Callable[[Consumer, list[Message]], None]
 
 # Maximum number of consumers of one topic.
 MAX_CONNECTIONS = 8
-# Least seconds between two changes of shares of max_in_flight for starved topics, and between two additions.
+# Least seconds between changes of shares of max_in_flight for starved topics, and between additions of connections.
 REBALANCE_INTERVAL = 0.1
 # Seconds for which a topic counts as starved after nsqd has delivered nearly all messages that RDY allows.
 STARVED_SECONDS = 2.0
@@ -173,7 +173,7 @@ class Subscriptions:
         on_messages: Called with a consumer and all its messages that have arrived. Must later finish or requeue them.
         close_timeout: Seconds after which close() requeues the messages that are not finished.
         max_connections: Maximum number of consumers of one topic.
-        rebalance_interval: Least seconds between changes of shares for starved topics, and between additions.
+        rebalance_interval: Least seconds between changes of shares for starvation, and between additions of consumers.
 
     Raises:
         ValueError: If an address is not valid, or a file that an option names can't be used.
@@ -266,7 +266,7 @@ class Subscriptions:
         return {address: text for failures in each for address, text in failures}
 
     def add_connections(self) -> None:
-        """Call add_connection() of each topic, unless paused or just called. Called when a segment is full."""
+        """Add a consumer to each topic that can use one, unless paused or just done. Called when a segment is full."""
         now = time.monotonic()
         if not self._paused and now - self._extended_at >= self._rebalance_interval:
             self._extended_at = now
@@ -357,7 +357,7 @@ class Subscriptions:
             gevent.sleep(self._options.lookupd_poll_interval)
 
     def _follow_lookupds(self) -> list[Consumer]:
-        """Ask all nsqlookupds for topics, and add new topics. If all respond, _unsubscribe() from those gone.
+        """Ask all nsqlookupds for topics; add new ones. If all respond, unsubscribe from those gone and not connected.
 
         Returns:
             The consumers of new topics, to be started.
