@@ -42,9 +42,9 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
     """Make the tables archive and dead of existing files; yield a line of text for each table.
 
     Raises:
-        JobFailed: If the files do not fit the settings, the store fails, or another process maintains the tables.
+        JobFailed: If files, a table, the checkpoint or the store can't be used, or another process maintains them.
         ValueError: If only Spark can read the checkpoint.
-        OSError: If a file can't be read.
+        OSError: If a file or the checkpoint can't be read.
     """
     if config.partition_by != "hour":
         raise JobFailed(
@@ -73,7 +73,7 @@ def _added(table: Table, owner: str | None, committed: int | None, find: Callabl
 
 
 def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Table]:
-    """Describe the files of the archive. Return also the table, with the columns added that only the files have."""
+    """Describe the archive's files, but none of batches after ``committed``; and the table with their columns."""
     store = open_store(table.location, "output")
     if isinstance(store, LocalStore):
         _finish_exchanges(store.root)
@@ -93,7 +93,7 @@ def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Tabl
 
 
 def _letters(table: Table, committed: int | None) -> list[DataFile]:
-    """Copy the files in dead/ into new files of the table dead, and describe the new files."""
+    """Copy the files in dead/, but none of batches after ``committed``, into new files; describe the new files."""
     store, target = open_store(table.location, "output"), table.target(0)
 
     def batches() -> Iterator[Any]:  # Any: pyarrow has no types
@@ -111,7 +111,7 @@ def _is_late(batch: str | None, committed: int | None) -> bool:
 
 
 def _finish_exchanges(root: Path) -> None:
-    """Move back directories of hours that the earlier release had moved aside when it was killed during a merge."""
+    """Move back directories of hours that a merge of the earlier release moved aside, if it was killed then."""
     for aside in root.glob("_replaced/hour=*"):
         if not (root / aside.name).exists():
             aside.rename(root / aside.name)

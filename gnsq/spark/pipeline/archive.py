@@ -29,10 +29,10 @@ from gnsq.spark.pipeline.tables import BatchIdentity
 
 __all__ = ["ArchiveBatches", "dead_letter"]
 
-# Limit of the bytes of a malformed body in its dead letter: nsqd takes messages of 1 MiB, and base64 adds a third.
+# Limit of the bytes of a malformed body in its dead letter: by default nsqd takes up to 1 MiB, and base64 adds a third.
 LETTER_BYTES = 512 * 1024
-# If a batch has written to more partitions than this, Spark shuffles the rows of the next batch, so that one task gets
-# all rows of a partition. Without a shuffle, each task writes a file for each partition.
+# If a batch has written to more partitions of table archive than this, Spark shuffles the rows of the next batch, so
+# that one task gets all rows of a partition. Without a shuffle, each task writes a file for each partition that it has.
 SPREAD = 200
 
 

@@ -37,7 +37,7 @@ _NOT_RAW = (
     *("fields", "fields_file", "required_fields", "time_field", "max_ahead", "metrics", "keep_windows"),
     *("metrics_channel", "metrics_topic", "dead_letter_topic", "publish_addresses"),
 )
-# Options of the source and the sink that the job sets, and what to give instead.
+# Options of the source and the sink that the setting nsq can't have, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "setting topic",
     "channel": "settings archive_channel and metrics_channel",
@@ -63,7 +63,7 @@ class PipelineConfig:
     """All settings of the job.
 
     Raises:
-        ValueError: If a setting is missing or out of bounds; the text names it.
+        ValueError: If a setting is missing or can't be used; the text names it.
     """
 
     topic: str = option("", "topic with the events; required")
@@ -247,7 +247,7 @@ class PipelineConfig:
                 )
 
     def _check_places(self) -> None:
-        """Check that no directory is inside of another one: the outer one would use the files of the inner one."""
+        """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
         places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "dead")}
         for query in self.queries:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
@@ -374,7 +374,7 @@ class PipelineConfig:
             options["lookupdHttpAddresses"] = ",".join(self.lookupd_http_addresses)
         https = not addresses and any(url.lower().startswith("https://") for url in self.lookupd_http_addresses)
         if options.get("tls", "").lower() != "true" and not https:
-            # Leave out the TLS options: here they are for the HTTP of nsqd, which the sink does not use.
+            # Leave out the TLS options: here they are only for HTTPS, which the source uses and the sink does not.
             options = {name: value for name, value in options.items() if not name.startswith("tls")}
         return {**options, "topic": topic}
 

@@ -56,20 +56,20 @@ __all__ = [
     "write_file",
 ]
 
-# A task collects rows in memory until they have this many bytes, and then writes them. This bounds its memory.
+# A task collects rows in memory until they have at least this many bytes, and then writes them. This bounds its memory.
 HELD_BYTES = 64 * 1024 * 1024
-# Number of files that a task writes and syncs at the same time.
+# Largest number of files that a task writes and syncs at the same time.
 _CONCURRENT_WRITES = 16
-# Limit of the different values of a field that a table is partitioned by: a batch writes one file for each value.
+# Limit of the different values of a field that a table is partitioned by: a batch writes a file for each of its values.
 MAX_FIELD_VALUES = 10_000
-# Limit of the characters of a text in statistics: whole long texts would make the log large.
+# A longer text is cut to so many characters in statistics: whole long texts would make the log large.
 _STATS_STRING = 64
 # Columns in which almost every row has its own value: a Parquet dictionary would cost time and save no bytes.
 _DISTINCT = frozenset({"body", "message_id"})
-# Number of rows that read_bodies() has in memory at a time. A body may have 5 MiB.
+# Largest number of rows that read_bodies() has in memory at a time. A body may have 5 MiB.
 _READ_ROWS = 64
 
-# Colours, arrows and stack frames in errors of the stores' libraries.
+# Colours, arrows, stack frames and XML headers in errors of the stores' libraries.
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n\s*(\d+: |at \./).*|<\?xml[^>]*>")
 _ERROR_LENGTH = 400
 # Words in the text of an error -> what to do about it.
@@ -155,7 +155,7 @@ Route = Callable[[Any], Iterable[tuple[TableTarget, Any]]]  # Any: pyarrow has n
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file that is written and not committed yet.
+    """Description of a data file that was written: what the commit that adds it to a table needs.
 
     Attributes:
         table: Name of its TableTarget.
@@ -355,7 +355,7 @@ def _joined_stats(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(column: Any) -> tuple[Any, Any]:  # Any: JSON
-    """Return a lower and an upper bound of a column's values. Python's nearest time replaces one beyond its years."""
+    """Return a lower and an upper bound of a column's values. Times that Python can't name become its first or last."""
     if pa.types.is_date(column.type):
         lowest, highest = _min_max(column.cast(pa.int32()))
         return _milliseconds(lowest * _DAY_MS)[:10], _milliseconds(highest * _DAY_MS)[:10]

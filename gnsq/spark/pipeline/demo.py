@@ -37,7 +37,7 @@ MPUB_ROWS, MPUB_BYTES = 500, 1024 * 1024
 
 USERS = 5_000
 PAGES = ["/", "/search", "/cart", "/checkout", "/login", "/help", *(f"/products/{number}" for number in range(1, 35))]
-# Time from the first event to the last, by the events' own times. Publishing them all takes seconds.
+# Time from the first arrival of an event to the last, in the events' own time. Publishing them all takes seconds.
 SPAN = dt.timedelta(hours=2, minutes=30)
 START = dt.datetime(2026, 1, 15, 9, 0, tzinfo=dt.UTC)
 MALFORMED = 0.004

@@ -37,8 +37,8 @@ def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFra
     Args:
         messages: Rows of the nsq source.
         schema: Fields of an event.
-        max_ahead: Seconds. An event is malformed if its time is later than this after the message's publishing: such a
-            time would close the windows of all other events.
+        max_ahead: Seconds. An event is malformed if its time is more than this after the message's publishing: such a
+            time could close windows to which other events still belong.
 
     Returns:
         Columns message_id, nsqd, published_at, body (unchanged), the schema's fields, event_time, and reason: why the
@@ -71,7 +71,7 @@ def _time(text: Column) -> Column:
 
 def _is_one_value(text: Column) -> Column:
     """True if nothing follows the JSON value that a text begins with. Spark's parser stops after that value."""
-    # In most events the first } is the last character. This test takes 0.1 of the parser's time, the array 0.5.
+    # In most events the first } is the last character. This test takes a tenth of the parser's time, the array half.
     ends = text.rlike(r"^[^}]*\}\s*$")
     array = F.from_json(F.concat(F.lit("["), text, F.lit("\n,null]")), "array<struct<_: string>>")
     return F.when(ends, True).otherwise(F.coalesce(F.size(array), F.lit(-1)) == 2)

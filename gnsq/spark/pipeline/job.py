@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 LOOK = 0.2
 _PARTITIONS = "spark.sql.shuffle.partitions"
-# Seconds to wait for the last progress events of queries that have ended: Spark sends them late.
+# Seconds to wait, at most, for the last progress events of queries that have ended: Spark sends them late.
 LAST_EVENTS = 10.0
 
 
@@ -106,7 +106,7 @@ class Job:
         self._notebooks: dict[str, Notebook] = {}
         asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
         self._silence = {query: Silence(is_asked=asked) for query in config.queries}
-        # Query -> what kept messages from being received, as of its last batch; "" for nothing.
+        # Query -> what kept messages from being received, as of its last batch with rows; "" for nothing.
         self._troubles: dict[str, str] = {}
         self._maintenance = Maintenance(config)
         # Query and batch -> files that the batch has committed, until the batch's progress event comes.
@@ -117,14 +117,14 @@ class Job:
         self._spooled: dict[str, tuple[Segment, ...]] = {}
 
     def start(self, *, once: bool) -> None:
-        """Start the queries. Their channels must exist.
+        """Start the queries. Call create_channels() before.
 
         Args:
             once: End each query after it has read the messages that exist now. Otherwise run until stopped.
 
         Raises:
-            JobFailed: If Spark refuses a query; with once, also if nsqd does not answer.
-            NSQException, OSError, ValueError: If a directory can't be used.
+            JobFailed: If Spark refuses a query; with once, also if nsqd does not answer or a spool has an older layout.
+            NSQException, OSError, ValueError: If a directory, or a file of the job in it, can't be used.
         """
         config = self._config
         if once:
@@ -233,7 +233,7 @@ class Job:
         return self._summary
 
     def check_drained(self) -> None:
-        """Check that the queries, which have ended, have read all messages that existed at the start.
+        """With once, check that the queries, which have ended, have read all messages that existed at the start.
 
         Raises:
             JobFailed: If a query has read fewer messages and nsqd has some left, or if nsqd does not answer.
@@ -333,7 +333,7 @@ class Job:
         self._troubles[name] = batch.trouble
         self._report(batch)
 
-    def _notice_silence(self, name: str, rows: int, source: Any) -> None:  # Any: as above
+    def _notice_silence(self, name: str, rows: int, source: Any) -> None:  # Any: Spark's JSON
         """Log a warning if a query gets no messages though it should: without batches, no report would show it."""
         trouble = self._silence[name].notice(rows, source)
         if trouble:

@@ -64,7 +64,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DAY = 86_400.0
-# Seconds for which files are kept after a merge has replaced them. A reader of a version that is older may fail.
+# Seconds for which files are kept, or longer, after a merge has replaced them. A reader of an older version may fail.
 RETENTION = 7 * DAY
 # Seconds. A partition counts as complete if all its files are older. Files that a replay adds later are merged, too.
 QUIET = 600.0
@@ -146,8 +146,8 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
     """Merge small files with bounded memory; return how many files were merged.
 
     Raises:
-        JobFailed: If another process has merged or deleted the same files. Then the new file is left to the
-            vacuum.
+        JobFailed: If another process has merged or deleted the same files, or was first in each of 20 tries to commit.
+            Then the new file is left to the vacuum.
     """
     store = open_store(location, "output")
     partitioned = delta.metadata().partition_columns
@@ -202,7 +202,7 @@ def _replace(
         present = set(pa.table(delta.get_add_actions()).column("path").to_pylist())
         if not present.issuperset(file.path for file in old):
             break
-        # Of a batch that may not have synced it yet. If it is torn, and others follow, no start can mend it.
+        # A batch may have written an entry and not synced it. No start mends a torn entry that others follow.
         sync_log(location, f"{delta.version():020}.json")
         try:
             delta.create_write_transaction(
@@ -229,7 +229,7 @@ def _replace(
 
 
 def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
-    """Delete the files that no version of the last ``retention`` seconds needs."""
+    """Delete files, written by gnsq or adopted, that no version of the last ``retention`` seconds needs."""
     hours = math.ceil(retention / 3600)
     # full=True also finds files of killed tasks, which the log does not name. With dry_run=False delta-rs would write
     # log entries and not sync them: a power failure could tear such an entry when later entries follow it.
@@ -281,7 +281,7 @@ def lock_tables(config: PipelineConfig) -> Iterator[bool]:
 
 
 def _retention(config: PipelineConfig) -> float:
-    """Compute the retention. It exceeds the age of a running batch, whose files belong to no version yet."""
+    """Compute the seconds of retention: more than the age of a running batch, whose files are in no version yet."""
     retention = RETENTION
     for query in config.queries:
         with contextlib.suppress(OSError, ValueError):
@@ -296,7 +296,7 @@ def _is_old(stamp: Path) -> bool:
 
 
 class Maintenance:
-    """Runs maintenance for a job, in a process of its own, each time after maintain_every batches.
+    """Runs maintenance for a job in a process of its own: after maintain_every calls of committed() and in run_daily().
 
     Attributes:
         merged: Number of files that were merged.
@@ -309,7 +309,7 @@ class Maintenance:
         self.merged = 0
 
     def committed(self) -> None:
-        """Count a batch; start maintenance if enough have been counted."""
+        """Count a batch; start maintenance if enough have been counted and none runs."""
         self._batches += 1
         if self._process is not None and self._process.poll() is not None:
             self._finish(self._process)
@@ -317,7 +317,7 @@ class Maintenance:
             self._start()
 
     def run_daily(self) -> None:
-        """Maintain the tables and wait, if the last vacuum is a day old: a run with --once may have too few batches."""
+        """Wait for maintenance that runs; run it if the last vacuum is a day old, as runs with --once may be short."""
         if self._process is not None:
             self._finish(self._process)
         stamp = Path(self._config.work, _VACUUMED)

@@ -1,4 +1,4 @@
-"""Checks before Spark starts: directories, checkpoints, and whether an nsqd or nsqlookupd answers and has the topic."""
+"""Before Spark starts: checks directories, checkpoints, and that an nsqd has the topic, and creates the channels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
         take_over: Accept tables that belong to other checkpoints.
 
     Raises:
-        JobFailed: If something is wrong; the text says what to do.
+        NSQException: If something is wrong (JobFailed, SpoolError); the text says what to do.
     """
     try:
         connection_keywords(config.read_options("archive"))
@@ -321,7 +321,7 @@ def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bo
 
 
 def _has_begun(config: PipelineConfig) -> bool:
-    """Return True if all queries have read this topic before: then their channels were created."""
+    """Return True if all queries have locked their spools for this topic before: then their channels were created."""
     try:
         return all(
             read_owner(open_store(config.spool_of(query))).get("source") == config.read_options(query).source

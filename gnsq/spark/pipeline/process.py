@@ -62,7 +62,7 @@ def running_job(work: Path) -> int | None:
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a flag that asks the job to stop. Use as a context manager, in the main thread."""
+    """Turns the first SIGINT or SIGTERM into a flag that asks the job to stop. Context manager, for the main thread."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 OBSERVED = "gnsq"
 _NAME = "progress.json"
 _FILE_URI = re.compile(r"^file:(//[^/]*)?")
-# Files of a query's state that are synced side by side.
+# Directories of a query's state whose files are synced side by side.
 _CONCURRENT_SYNCS = 16
 
 
@@ -178,15 +178,15 @@ def batch_of(name: str, progress: Any) -> Batch:  # Any: Spark's JSON
     )
 
 
-def _seconds(progress: Any) -> float:  # Any: as above
+def _seconds(progress: Any) -> float:  # Any: Spark's JSON
     return float(progress["durationMs"].get("triggerExecution", 0)) / 1000
 
 
-def _ended_at(progress: Any) -> dt.datetime:  # Any: as above
+def _ended_at(progress: Any) -> dt.datetime:  # Any: Spark's JSON
     return dt.datetime.fromisoformat(progress["timestamp"]) + dt.timedelta(seconds=_seconds(progress))
 
 
-def _custom(operators: Any, name: str) -> int:  # Any: as above
+def _custom(operators: Any, name: str) -> int:  # Any: Spark's JSON
     return sum(operator.get("customMetrics", {}).get(name, 0) for operator in operators)
 
 
@@ -306,7 +306,7 @@ def last_batch(location: str) -> int:
 
 
 def set_torn_aside(location: str) -> None:
-    """Rename the newest files of a checkpoint's logs that a power failure has torn, since Spark would refuse to start.
+    """On local disks, rename the newest file of each log of a checkpoint if a power failure tore it: it stops Spark.
 
     Spark syncs nothing, and identify() syncs both logs before a batch writes anything. So a torn file in offsets is of
     a batch that has written nothing. A torn file in commits is of a batch that runs again, and finds itself in the
@@ -341,7 +341,7 @@ def _checksums(path: Path) -> Path:
 
 
 def _is_whole(path: Path, least: int) -> bool:
-    """Return True if a file of a log has a version, then lines of JSON or "-", and all its checksums.
+    """Return True if a file of a log has a version, ``least`` lines or more, JSON or "-" last, and whole checksums.
 
     Source: Spark, OffsetSeqLog and CommitLog; Hadoop, ChecksumFileSystem: 8 bytes, and 4 for each 512 of the file.
     """

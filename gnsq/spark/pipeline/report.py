@@ -144,7 +144,7 @@ def _rows_in_files(rows: int, files: int) -> str:
 
 
 def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
-    """Format the summary as lines. Numbers that are 0 are left out, except rows and batches."""
+    """Format the summary as lines. Numbers that are 0 are left out, except rows, batches and seconds."""
     lines = []
     for query in queries:
         batches = counted(summary.batches.get(query, 0), "batch", "batches", spec=",")

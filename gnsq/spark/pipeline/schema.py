@@ -98,7 +98,7 @@ class EventSchema:
         return (*self.keys, *(name for name in named if name not in self.keys))
 
     def ddl(self, *, as_strings: bool = False) -> str:
-        """Build Spark's schema as DDL, with a column for bodies that can't be parsed."""
+        """Build Spark's schema as DDL, with the time as a string, and a column for bodies that can't be parsed."""
         fields = {name: "string" if as_strings else kind for name, kind in self.fields.items()}
         fields |= {self.time_field: "string", "_malformed": "string"}
         return ", ".join(f"`{name}` {kind}" for name, kind in fields.items())

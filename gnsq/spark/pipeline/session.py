@@ -177,7 +177,7 @@ def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) ->
 
 
 def _kill() -> None:
-    """Kill the JVM, which may hang. Receivers then see the end of their input, and shut down."""
+    """Kill the JVM, which may hang, if it was started here. Receivers then see their input's end, and shut down."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
         process.kill()

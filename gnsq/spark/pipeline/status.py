@@ -76,7 +76,7 @@ def depth_of(config: PipelineConfig, query: str) -> int:
     """Ask how many messages nsqd has for a query, waiting and in flight.
 
     Raises:
-        NSQException: If an nsqd does not answer.
+        NSQException: If an nsqd does not answer, or none is known.
     """
     client = ChannelClient(config.read_options(query))
     try:

@@ -1,6 +1,6 @@
 """Delta tables on the driver, by delta-rs: creates them, and commits the files that tasks have written.
 
-A table's log says which batches of which checkpoint are in it: each commit has application transactions of the
+A table's log says which batches of which checkpoint are in it: a batch's commit has application transactions of the
 checkpoint's id, which is Spark's id of the query. So a batch that runs again is committed once, and a new checkpoint,
 whose batches begin at 0 again, is never taken for the old one. The property gnsq.owner has the id of the table's
 checkpoint. Merges and cleanups of the log keep the newest transaction of each application.
@@ -102,7 +102,7 @@ class TableStatus:
 
     Attributes:
         rows, files, size: Of the table's newest version; size in bytes.
-        committed_at: When a batch was committed last; None if the newest 50 log entries do not say it.
+        committed_at: When a batch was committed last; None if the newest 120 log entries do not say it.
         maintained_at: When a merge or a vacuum was last written to the log; None likewise.
         entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
     """
@@ -184,13 +184,13 @@ class Table:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
         Args:
-            owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates nothing.
+            owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
             take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
             committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
 
         Returns:
             The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
-            that the table belongs to again keeps its epoch, since it goes on with its own state.
+            that the table belongs to again keeps its epoch, since it goes on with its own state. Unused without owner.
 
         Raises:
             JobFailed: If the table is gone, damaged, or another checkpoint's, or has other types or another partition.
@@ -288,7 +288,7 @@ class Table:
             assert delta is not None  # has() has opened it
             self._check_values(delta, own)
             if delta.version() > self._synced_version:
-                # Of a merge that may not have synced it yet. If it is torn, and others follow, no start can mend it.
+                # A merge may have written an entry and not synced it. No start mends a torn entry that others follow.
                 self._sync_entries(self._synced_version, delta.version())
             try:
                 self._write_entry(delta, batch.number, own, transactions)
@@ -539,7 +539,7 @@ class Table:
             sync_log(self.location, *(path.name for path in entries))
 
     def _check_checkpoint(self, log: Path) -> None:
-        """Set aside torn checkpoints, and _last_checkpoint if it may name one of them: readers fail at these files."""
+        """Set aside torn checkpoints after the last whole one, and _last_checkpoint if it is torn or may name one."""
         torn = []
         oldest = 0  # the first entry that readers need
         for path in sorted(log.glob("*.checkpoint.parquet"), reverse=True):
@@ -569,7 +569,7 @@ class Table:
         sync_directory(path.parent)
 
     def _is_whole(self, add: Mapping[str, Any]) -> bool:
-        assert self._root is not None  # as above
+        assert self._root is not None  # only _check_log() calls this
         try:
             return bool((self._root / unquote(add["path"])).stat().st_size == add["size"])
         except FileNotFoundError:
@@ -648,7 +648,7 @@ def _type(kind: Any) -> str:
 
 
 def sync_files(directory: Path, *names: str) -> None:
-    """Write files that another program has made to the disk, and their directory. Leave out files that are gone."""
+    """Sync files that another program has written, and their directory. Leave out files that are gone."""
     for name in names:
         with contextlib.suppress(FileNotFoundError), open(directory / name, "rb") as file:
             os.fsync(file.fileno())
@@ -717,7 +717,7 @@ def _commit_probe(barrier: threading.Barrier, delta: DeltaTable, number: int) ->
 def delta_location(location: str) -> tuple[str, dict[str, str]]:
     """Translate a path or URI of pyarrow to delta-rs's: the URI without query and secrets, and options.
 
-    If the URI has no credentials, pyarrow and delta-rs find them in AWS's environment variables, profiles and roles.
+    If an s3: URI has no credentials, pyarrow and delta-rs find them in AWS's environment variables, profiles and roles.
     """
     store = open_store(location, "output")
     if isinstance(store, LocalStore):

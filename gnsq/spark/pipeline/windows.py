@@ -145,7 +145,7 @@ class Metric:
         return ("window_start", "window_end", *self.keys)
 
     def describe(self) -> dict[str, object]:
-        """Return the values that the state in a checkpoint depends on."""
+        """Return the values that must stay the same as long as a checkpoint is used."""
         calls = [f"{each.function}({each.field})" for each in self.aggregates]
         described = {"name": self.name, "window": self.window, "slide": self.slide}
         return {**described, "keys": list(self.keys), "aggregates": calls}
@@ -188,7 +188,7 @@ def value_type(kind: str) -> str:
 
 
 def _result_type(function: str, kind: str) -> Any:  # Any: pyarrow has no types
-    import pyarrow as pa  # as above
+    import pyarrow as pa  # slow to load, and --help does not need it
 
     decimal = _DECIMAL.fullmatch(plain_type(kind))
     if function in ("sum", "min", "max") and decimal is not None:
@@ -266,7 +266,7 @@ def counts_view(metric: Metric, table: str, quote: str = '"') -> str:
     groups = ", ".join(map(named, metric.group_columns))
     columns = ", ".join([groups, f"SUM({named('count')}) AS {named('count')}", *map(merged, metric.aggregates)])
     order = f"PARTITION BY {groups}, {named('epoch')} ORDER BY {named('version')} DESC"
-    # As above.
+    # The column's name has a blank, so no field has this name.
     place = named("the place")
     rows = f"SELECT *, ROW_NUMBER() OVER ({order}) AS {place} FROM {table}"
     return f"SELECT {columns} FROM ({rows}) AS versions WHERE {place} = 1 GROUP BY {groups}"

@@ -35,7 +35,7 @@ class ChannelClient:
     """One channel of some topics, at all nsqds that the options name or nsqlookupd knows.
 
     Raises:
-        ValueError: If an address is not valid, or a file can't be used.
+        ValueError: If an HTTP address is not valid, or a TLS file can't be used.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -50,7 +50,7 @@ class ChannelClient:
 
     @property
     def has_http(self) -> bool:
-        """True if an HTTP address of nsqd or nsqlookupd is known, so that the depth can be asked for."""
+        """True if an HTTP address of nsqd or nsqlookupd is configured, so that the depth can be asked for."""
         return bool(self._configured or self._lookupds)
 
     def create(self, *others: str) -> None:
@@ -61,7 +61,7 @@ class ChannelClient:
                 topic only to the topic's first channel. So a topic without channels is paused until all channels exist.
 
         Raises:
-            NSQHttpError: If an nsqd does not respond. All other nsqds have the channel then.
+            NSQHttpError: If an nsqd, or each nsqlookupd, fails. Known nsqds without a failure have the channel then.
         """
         nsqds, failures = self._topics_by_nsqd()
         for address, topics in nsqds.items():
@@ -94,7 +94,7 @@ class ChannelClient:
             partial: If some nsqds do not respond, return the sum of the others, marked as not exact.
 
         Raises:
-            NSQHttpError: If an nsqd does not respond (if partial: if no nsqd responds), or no nsqd is known.
+            NSQHttpError: If an nsqd, or each nsqlookupd, fails (if partial: if no nsqd responds), or no nsqd is known.
         """
         nsqds, failures = self._topics_by_nsqd()
         found: list[Depth] = []
@@ -160,7 +160,7 @@ class ChannelClient:
         return nsqds, failures if len(failures) == len(self._lookupds) or not nsqds else []
 
     def _topics_of_lookupd(self, lookupd: LookupdClient) -> dict[str, list[str]]:
-        """Ask nsqlookupd for nsqds and their topics. The configured nsqds are left out."""
+        """Ask nsqlookupd for nsqds and those of their topics that the options select. Configured nsqds are left out."""
         found: dict[str, list[str]] = {}
         nodes = lookupd.nodes()
         try:
@@ -216,12 +216,12 @@ class ChannelMonitor:
 
     Args:
         location: Location of the spool, for log lines.
-        poll_interval: Seconds between two requests.
-        warn_after: Seconds without a receiver until the warning.
+        poll_interval: Seconds between two regular requests.
+        warn_after: Seconds without a receiver until the warning, which is only for receivers in other processes.
 
     Attributes:
-        depth: The last depth; None if no nsqd has responded to the last request.
-        asked_at: Time of the last request for the depth, by time.monotonic().
+        depth: The last depth; None before the first request, or if the last request has failed.
+        asked_at: Time of the last request for the depth, by time.monotonic(); 0 before the first.
     """
 
     def __init__(
@@ -244,16 +244,16 @@ class ChannelMonitor:
 
     @property
     def has_http(self) -> bool:
-        """True if an HTTP address of nsqd or nsqlookupd is known, so that the depth can be asked for."""
+        """True if an HTTP address of nsqd or nsqlookupd is configured, so that the depth can be asked for."""
         return self._client.has_http
 
     def start(self) -> None:
-        """Create the channel if it is missing, and begin to ask for its depth."""
+        """If an HTTP address is configured, create the channel if it is missing, and begin to ask for its depth."""
         if self.has_http:
             self._hub.call(self._start)
 
     def ask(self, interval: float = MIN_POLL_INTERVAL) -> Depth | None:
-        """Ask for the depth now. Return None if no nsqd responds, or if the last request is newer than interval."""
+        """Ask for the depth now. Return None if that fails, without HTTP, or within interval seconds of a request."""
         if not self.has_http or time.monotonic() - self.asked_at < interval:
             return None
         return self._hub.call(self._ask)

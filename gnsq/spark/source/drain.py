@@ -13,7 +13,7 @@ __all__ = ["Depth", "DepthSample", "Drain", "DrainResult", "EmptyBatchTrigger", 
 # nsqd moves a message from topic to channel, and from queue to in flight. During the move the message is counted in
 # neither place, so one sample of a depth proves nothing.
 MIN_SAMPLES = 2
-# Seconds. If the depth of an nsqd is unknown, all messages are assumed to be read after this time without a message.
+# Seconds. If the depth of an nsqd is unknown, the drain ends after this time without a message.
 QUIET_SECONDS = 2.0
 # Seconds until the warning that a channel has messages but no receiver, and between two such warnings.
 WARN_AFTER, WARN_INTERVAL = 10.0, 60.0
@@ -83,7 +83,7 @@ class Drain:
 
     Args:
         idle_timeout: Seconds without a new message after which the drain ends in any case.
-        now: Seconds of any clock.
+        now: The time in seconds, by the clock that the other methods get their time from.
         has_http: True if any nsqd can be asked for the depth.
     """
 

@@ -38,7 +38,7 @@ __all__ = ["Planner", "PlannerTimes", "drain_channel"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that latest() waits for new segments, since Spark calls latestOffset() again at once.
+# Seconds that latest() waits for new segments if it does not drain, since Spark calls latestOffset() again at once.
 NEW_DATA_TIMEOUT = 0.5
 # Seconds between listings of the spool, on local file systems, and on others, where a listing costs requests. In each
 # pair, the first is for receivers in other processes, the second for the planner's receiver, which reports segments.
@@ -52,7 +52,7 @@ DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerTimes:
-    """Seconds that a planner waits.
+    """Seconds that a planner waits; listing_pause is a factor.
 
     Attributes:
         lock: For the spool's lock. A planner that ends releases its lock first, so a restarted query waits briefly.
@@ -127,7 +127,7 @@ class Planner:
     # --- life
 
     def start(self, *, drain: bool = False) -> None:
-        """Lock the spool, create the channel, and begin to receive. A second call does nothing.
+        """Lock the spool, create the channel by HTTP, start the planner's receiver if any. A second call does nothing.
 
         Args:
             drain: Read the messages that are there now, and end; else go on for ever.
@@ -193,10 +193,10 @@ class Planner:
     def latest(self, start: Vector) -> dict[str, int]:
         """Compute the end of the next batch. If nothing is new: start, or with_new_revision(start) for an empty batch.
 
-        Waits up to half a second for new segments. While draining, waits until a batch is full or all messages came.
+        Waits up to half a second for new segments. A drain waits until messages or its end come, then 2 s for more.
 
         Raises:
-            SpoolError: If the receiver has failed, or another run has taken the spool.
+            SpoolError: If the receiver or the drain has failed, or another run has taken the spool.
             OSError: If the spool can't be listed.
         """
         since = time.monotonic()
@@ -353,7 +353,7 @@ class Planner:
         return not waiting or (waited < GATHER_SECONDS and self._listing.size < self._limit // 2)
 
     def _wait(self) -> None:
-        """Wait for a new segment. While draining, wait for several, since each listing lists the whole spool."""
+        """Wait briefly for a new segment; while draining, then for more, since a listing lists the whole spool."""
         if self._changed.wait(min(self._interval, NEW_DATA_TIMEOUT)) and self._drain is not None:
             time.sleep(DRAIN_LISTING_INTERVAL)
 
@@ -427,7 +427,7 @@ class Planner:
             start: If a whole batch after this offset is known, the spool is listed less often.
 
         Raises:
-            SpoolError: If the receiver or the drain has failed.
+            SpoolError: If the receiver or the drain has failed, or another run has taken the spool.
         """
         if self.receiver is not None and self.receiver.error is not None:
             raise SpoolError(

@@ -110,7 +110,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._started_planner(drain=True)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return the end of the next batch. Return start if nothing is new, or, unless draining, if a call fails."""
+        """Return the end of the next batch. Return start if nothing is new, or, unless draining, if the spool fails."""
         self._is_once = isinstance(limit, ReadAllAvailable)
         planner = self._started_planner(drain=self._is_once)
         source = self._options.source

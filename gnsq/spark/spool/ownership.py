@@ -25,7 +25,7 @@ class SpoolLock:
     spool: each run writes its id into owner.json, and check() raises in the earlier run.
 
     Args:
-        claim: Names and values that identify the query. The lock is refused if a value differs from the last owner's.
+        claim: Names and values that name the query. One that differs from the last owner's is refused (unless empty).
         timeout: Seconds to wait while another process has the lock.
     """
 
@@ -96,7 +96,7 @@ def try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def wait_for_lock(file: IO[str], timeout: float) -> bool:
-    """Lock a file as try_lock() does, but wait up to timeout seconds for another process that is about to end."""
+    """Lock a file as try_lock() does, but wait up to timeout seconds while another process has locked it."""
     deadline = time.monotonic() + timeout
     while not try_lock(file):
         if time.monotonic() > deadline:

@@ -88,7 +88,7 @@ class Spool:
         location: The location without credentials, for log lines and errors.
 
     Raises:
-        ValueError: If the location is empty or its scheme is unknown.
+        ValueError: If the location is empty, or is a URI that can't be used.
     """
 
     def __init__(self, location: str, mode: int = PRIVATE) -> None:

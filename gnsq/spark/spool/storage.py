@@ -37,7 +37,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
         mode: Permissions of new directories, as in LocalStore. Other file systems ignore it.
 
     Raises:
-        ValueError: If the location is empty or its scheme is unknown.
+        ValueError: If the location is empty, or is a URI that can't be used.
     """
     if not location.strip():
         raise ValueError(f"{what} is empty: give a directory, as a path or a URI")
@@ -125,7 +125,7 @@ class LocalStore:
         return ""
 
     def list(self) -> list[tuple[str, int]]:
-        """List (path, size) of all files in the root and its directories, temporary ones too. Empty without a root."""
+        """List (path, size) of files in the root and in directories there, temporary ones too. Empty without a root."""
         found: list[tuple[str, int]] = []
         for directory in (self.root, *_directories(self.root)):
             with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -172,7 +172,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A directory of a pyarrow file system that is not local. The methods do the same as those of LocalStore."""
+    """A directory of a pyarrow file system that is not local. Methods as LocalStore's; list() lists all levels."""
 
     def __init__(self, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
         self._fs = filesystem
