@@ -73,7 +73,7 @@ def _added(table: Table, owner: str | None, committed: int | None, find: Callabl
 
 
 def _archived(table: Table, committed: int | None) -> tuple[list[DataFile], Table]:
-    """Describe the archive's files, but none of batches after ``committed``; and the table with their columns."""
+    """Describe the archive's files up to batch ``committed``. Return them, and the table with their columns added."""
     store = open_store(table.location, "output")
     if isinstance(store, LocalStore):
         _finish_exchanges(store.root)

@@ -117,7 +117,7 @@ class Job:
         self._spooled: dict[str, tuple[Segment, ...]] = {}
 
     def start(self, *, once: bool) -> None:
-        """Start the queries. Call create_channels() before.
+        """Start the queries. Call preflight.create_channels() before.
 
         Args:
             once: End each query after it has read the messages that exist now. Otherwise run until stopped.

@@ -306,7 +306,7 @@ def last_batch(location: str) -> int:
 
 
 def set_torn_aside(location: str) -> None:
-    """On local disks, rename the newest file of each log of a checkpoint if a power failure tore it: it stops Spark.
+    """On local disks, rename the newest file of each log of a checkpoint if a power failure tore it: Spark fails at it.
 
     Spark syncs nothing, and identify() syncs both logs before a batch writes anything. So a torn file in offsets is of
     a batch that has written nothing. A torn file in commits is of a batch that runs again, and finds itself in the

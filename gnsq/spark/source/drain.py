@@ -83,7 +83,7 @@ class Drain:
 
     Args:
         idle_timeout: Seconds without a new message after which the drain ends in any case.
-        now: The time in seconds, by the clock that the other methods get their time from.
+        now: The time in seconds, by the same clock as in the calls of the methods.
         has_http: True if any nsqd can be asked for the depth.
     """
 

@@ -193,7 +193,7 @@ class Planner:
     def latest(self, start: Vector) -> dict[str, int]:
         """Compute the end of the next batch. If nothing is new: start, or with_new_revision(start) for an empty batch.
 
-        Waits up to half a second for new segments. A drain waits until messages or its end come, then 2 s for more.
+        Waits up to half a second for new segments. A drain waits until messages come or it ends, then 2 s for more.
 
         Raises:
             SpoolError: If the receiver or the drain has failed, or another run has taken the spool.

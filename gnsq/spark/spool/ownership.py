@@ -25,7 +25,7 @@ class SpoolLock:
     spool: each run writes its id into owner.json, and check() raises in the earlier run.
 
     Args:
-        claim: Names and values that name the query. One that differs from the last owner's is refused (unless empty).
+        claim: Names and values that identify the query. Refused if one differs from the last owner's (unless empty).
         timeout: Seconds to wait while another process has the lock.
     """
 
