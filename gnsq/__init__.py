@@ -42,12 +42,12 @@ _MODULES = {
     "finish_all": "message",
 }
 __all__ = [*_MODULES, "__version__", "errors", "protocol", "states", "util"]
-# Submodules that were attributes of the package in gnsq 1.0: a program may use them without an import of its own.
+# Submodules that a program may use as attributes of gnsq without importing them: most were attributes in gnsq 1.0.
 _SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "reader", "states", "util"}
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name. Source: PEP 562."""
+    """Load a public name or a submodule of _SUBMODULES. Source: PEP 562."""
     from importlib import import_module
 
     if name == "__version__":

@@ -8,7 +8,7 @@ __all__ = ["Addresses", "is_port", "is_unix", "format_address", "parse_address",
 
 DEFAULT_TCP_PORT = 4150
 
-# Type of constructor arguments: one "host:port" or several.
+# Type of constructor arguments: one address or several, each as "host:port" or, of an nsqlookupd, as a URL.
 Addresses = str | Iterable[str]
 
 
@@ -49,9 +49,9 @@ def is_port(port: object) -> bool:
 
 
 def parse_addresses(addresses: Addresses) -> list[str]:
-    """Return the addresses of a constructor argument as ``host:port``, in their order and without duplicates.
+    """Return the addresses of a constructor argument as format_address() writes them, in order, without duplicates.
 
-    Addresses of a set, which has no order, are sorted. Raises the errors of parse_address().
+    A set is sorted. Raises the errors of parse_address(), and TypeError if it is not a str, list, tuple or set.
     """
     if not isinstance(addresses, (str, list, tuple, set, frozenset)):
         raise TypeError(f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {addresses!r}")

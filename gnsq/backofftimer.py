@@ -1,4 +1,4 @@
-"""Computes how long to wait after repeated failures. Pure: reads no clock, waits for nothing."""
+"""Computes how long to wait after failures. Reads no clock, waits for nothing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 __all__ = ["BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
 
-# Largest exponent of the growth. Without this limit, the power would overflow a float after 1024 failures.
+# Largest exponent of the powers below. Without this limit, many failures would overflow a float, as 2.0 ** 1024 does.
 _MAX_EXPONENT = 64
 
 
 class BackoffTimer:
-    """Computes random waits by the formula of gnsq 1.0: longer ones after failures, shorter ones after successes.
+    """Computes random waits by the formula of gnsq 1.0. A failure makes them longer on average, a success shorter.
 
     Args:
         ratio: Seconds; a factor of the formula in get_interval().
@@ -47,7 +47,7 @@ class BackoffTimer:
         return self
 
     def get_interval(self) -> float:
-        """Return a random wait in seconds: random x (2^failures - 1) x ratio, within the limits."""
+        """Return a wait in seconds: random (0 to 1) x (2^failures - 1) x ratio, within the limits; failures <= 64."""
         interval = random.random() * (2.0 ** min(self.c, _MAX_EXPONENT) - 1) * self.ratio
         if self.max_interval is not None:
             interval = min(interval, self.max_interval)
@@ -78,9 +78,9 @@ def exponential_delay(
 #     | OFF |                         | WAITING |                         | PROBING |
 #     +-----+   RDY as usual          +---------+   RDY 0                 +---------+   RDY 1 on one connection
 #        ^                                 ^                                 |   |
-#        |                                 |  failure: longer pause          |   |
+#        |                                 |  failure: another pause         |   |
 #        |                                 +---------------------------------+   |
-#        |                                    success, failures left: shorter    |
+#        |                                    success, failures left: too        |
 #        +-----------------------------------------------------------------------+
 #                                             success, no failures left
 #
@@ -88,7 +88,7 @@ def exponential_delay(
 
 
 class BackoffPhase(enum.Enum):
-    """Phase of a consumer's backoff; the diagram before this class shows the changes of phase."""
+    """Phase of a consumer's backoff. The diagram before this class shows the changes except reset(), which sets OFF."""
 
     OFF = "off"
     WAITING = "waiting"
@@ -101,7 +101,7 @@ class ConsumerBackoff:
     Source: the client guide, "Backoff".
 
     Args:
-        delay: Function that is called with the number of counted failures (1 or more), and returns seconds.
+        delay: Function that is called with a number of failures (1 or more), and returns seconds.
         maximum: Longest delay, seconds; 0: never pause.
         jitter: Largest share of a delay, 0 to 1, that is subtracted from the delay.
 
@@ -125,7 +125,7 @@ class ConsumerBackoff:
         self._rng = rng if rng is not None else random.Random()
 
     def record_failure(self, now: float) -> bool:
-        """Count a failure. Return True if it starts a pause."""
+        """Start a pause after a failure, unless a pause runs or maximum is 0. Return True if a pause starts."""
         if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
         failures = self.failures + 1
@@ -136,7 +136,7 @@ class ConsumerBackoff:
         return True
 
     def record_success(self, now: float) -> bool:
-        """Count a success. Return True if it starts a shorter pause or ends the backoff."""
+        """While PROBING, subtract one failure; then start another pause or end the backoff, and return True."""
         if self.phase is not BackoffPhase.PROBING:
             return False
         if self.failures > 1:
@@ -158,7 +158,7 @@ class ConsumerBackoff:
             self.phase = BackoffPhase.PROBING
 
     def _pause(self, failures: int, now: float) -> None:
-        # Call the user's delay function before any attribute is changed: the function may raise.
+        # Call the delay function before any attribute is changed: a user's function may raise.
         self.duration = self._length(failures) * (1 - self._jitter * self._rng.random())
         self.failures = failures
         self.phase = BackoffPhase.WAITING

@@ -11,16 +11,16 @@ __all__ = ["Clock", "RealClock"]
 
 
 class Clock(Protocol):
-    """Source of time for all waits and deadlines of the client."""
+    """Source of time for the waits and deadlines that tests can control."""
 
     def monotonic(self) -> float:
         """Return the seconds since a fixed point in time."""
 
     def sleep(self, seconds: float) -> None:
-        """Suspend the calling greenlet."""
+        """Suspend the calling greenlet for some seconds."""
 
     def timeout(self, seconds: float) -> gevent.Timeout:
-        """Return a context manager that raises gevent.Timeout inside its block if the block takes longer."""
+        """Return a context manager that raises gevent.Timeout in its block when the block waits after these seconds."""
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
         """Wait for an Event or AsyncResult up to a number of seconds.

@@ -1,4 +1,4 @@
-"""Classes of gnsq before 1.0. They still work. A DeprecationWarning names the class to use instead."""
+"""Classes of gnsq before 1.0. They still work. A DeprecationWarning names what to use instead."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Reader(Consumer):
     """Deprecated: use Consumer.
 
     Args:
-        max_concurrency: The option ``concurrency`` of Consumer; below 0: the number of CPUs; 0: Consumer's default.
-        async: True to make all messages async. ``async`` is a keyword of Python, so pass ``**{"async": True}``.
+        max_concurrency: The option ``concurrency``, if that is not given; below 0: the number of CPUs; 0: its default.
+        async: True makes messages async, if on_message has receivers at start(). Pass it as ``**{"async": True}``.
         args, options: Arguments of Consumer.
 
     ``message.requeue()`` without a delay uses the delay that Consumer computes. Before gnsq 1.0 the delay was 0.
@@ -56,13 +56,11 @@ class Reader(Consumer):
         message.enable_async()
 
     def publish(self, topic: str, message: bytes) -> bytes:
-        """Deprecated: use Producer. Publish over one of this consumer's connections, and wait for nsqd's OK.
-
-        Returns:
-            b"OK".
+        """Deprecated: use Producer. Publish over one of this consumer's connections, and return nsqd's OK.
 
         Raises:
-            NSQNoConnections: If there is no connection.
+            ValueError, TypeError: If the topic or the message is not valid.
+            NSQNoConnections: If no connection is open.
             NSQException: If nsqd refuses the message or does not respond, or the connection is closed.
         """
         _warn("Reader.publish", "gnsq.Producer")
@@ -158,7 +156,7 @@ class Lookupd(LookupdClient):
 
     def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:  # Any: options of any type
         _warn("gnsq.Lookupd", "gnsq.LookupdClient")
-        # This client only parses the URL, and opens no connection.
+        # The client ``parsed`` only parses the URL, and opens no connection.
         parsed = LookupdClient.from_url(address, **options)
         options["auth"] = parsed.options.auth
         path = urlsplit(parsed.address).path
@@ -171,7 +169,7 @@ class Lookupd(LookupdClient):
 
     @property
     def base_url(self) -> str:
-        """``http://host:port/``."""
+        """The URL of nsqlookupd, such as ``http://host:port/``."""
         return self.address
 
     def tombstone_topic_producer(self, topic: str, node: str) -> bytes:

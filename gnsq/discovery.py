@@ -1,7 +1,7 @@
 """Finds nsqds: queries all nsqlookupds, combines their answers, and remembers the answers from query to query.
 
 The address of an nsqlookupd may lead to another server. So an answer is not trusted: the number of nsqds is limited,
-and each nsqd must have a host and a port. Only Consumer and Producer connect to the nsqds.
+and each nsqd must have a host and a port. This module does not connect to the nsqds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["MAX_NSQDS", "AllNodes", "LookupReport", "TopicNodes", "parse_lookupd
 
 logger = logging.getLogger(__name__)
 
-# Seconds for the answer of one nsqlookupd. An nsqlookupd that does not answer delays the end of a round by this time.
+# Default limit of one query, in seconds. A round of queries lasts until its slowest query has ended.
 LOOKUP_TIMEOUT = 5.0
-# Limit of an answer in bytes. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB of memory, 64 MB
+# Default limit of an answer in bytes. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB, 64 MB
 # take 8.8 s and 1.5 GB.
 MAX_ANSWER_SIZE = 16 * 1024 * 1024
-# Default limit of the number of nsqds in all answers together.
+# Default limit of the number of nsqds that are known from all nsqlookupds together.
 MAX_NSQDS = 1000
 # Other greenlets run after each 500 nsqds of an answer. To process 500 nsqds takes 1 to 2 ms.
 _NSQDS_PER_TURN = 500
 # Limit of the characters of a host name, by RFC 1035. An IP address has fewer.
 _MAX_HOST_LENGTH = 255
 _NOT_IN_HOSTS = frozenset(" /?#@[]\\")
-# A round is one query of all nsqlookupds. From this number of empty_rounds on, log_empty_round() logs a WARNING.
+# A round is one query of all nsqlookupds. From this number of empty_rounds on, log_empty_round() logs at WARNING.
 _WARN_AFTER_EMPTY_ROUNDS = 3
 
 
@@ -48,7 +48,7 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
             ``max_response_size`` (MAX_ANSWER_SIZE).
 
     Raises:
-        TypeError, ValueError: In the cases of LookupdClient.from_url().
+        TypeError, ValueError: If an argument has a wrong type, and in the cases of LookupdClient.from_url().
     """
     if not isinstance(addresses, (str, list, tuple)):
         raise TypeError(
@@ -68,9 +68,9 @@ class LookupReport:
     """Result of the last query of each nsqlookupd.
 
     Attributes:
-        failures: By address of an nsqlookupd: why its last answer can't be used. No entry if the answer was used.
-        wrong: Addresses at which another server than nsqlookupd answers, and no nsqlookupd has ever answered.
-        empty_rounds: Number of the last rounds in a row in which an nsqlookupd answered, but no nsqd was known.
+        failures: By address: why the last query failed, or a part of its answer can't be used. Otherwise no entry.
+        wrong: Addresses at which another server than nsqlookupd has answered, and no answer was ever wholly usable.
+        empty_rounds: Number of rounds with a wholly usable answer since an nsqd was known last.
     """
 
     def __init__(self, owner: LogOwner | None = None) -> None:
@@ -78,11 +78,11 @@ class LookupReport:
         self.failures: dict[str, str] = {}
         self.wrong: set[str] = set()
         self.empty_rounds = 0
-        # Addresses that have given a usable answer once.
+        # Addresses that have given a wholly usable answer, once or more often.
         self._confirmed: set[str] = set()
 
     def warn(self, address: str, text: str, *arguments: object) -> None:
-        """Log a WARNING that begins with an nsqlookupd's address; at most one a minute for each address and text."""
+        """Log a WARNING about an nsqlookupd; after the first in a minute with this address and text, log at DEBUG."""
         limited = self._owner.rate_limited(logger)
         limited.log(logging.WARNING, f"{address} {text}", f"%s: {text}", self._owner.at(address), *arguments)
 
@@ -90,7 +90,7 @@ class LookupReport:
         """Record the result of a query.
 
         Args:
-            failure: Why the answer can't be used; None if the answer can be used.
+            failure: Why the query failed, or a part of the answer can't be used; None if all of it can be used.
             is_other_server: True if the answer shows that the server is not nsqlookupd.
         """
         if failure is None:
@@ -98,7 +98,7 @@ class LookupReport:
             self.failures.pop(address, None)
         else:
             self.failures[address] = failure
-        # An address at which an nsqlookupd has answered before is not wrong: a proxy there may be restarting now.
+        # An address that has given a wholly usable answer is not wrong: a proxy there may be restarting now.
         if is_other_server and address not in self._confirmed:
             self.wrong.add(address)
         elif failure is None:
@@ -108,7 +108,7 @@ class LookupReport:
         """Record the end of a round: all nsqlookupds were queried.
 
         Args:
-            answered: True if an nsqlookupd has answered.
+            answered: True if an nsqlookupd has given a wholly usable answer in this round.
             known: True if an nsqd is known.
         """
         self.empty_rounds = 0 if known else self.empty_rounds + answered
@@ -131,7 +131,7 @@ class LookupReport:
     def log_empty_round(
         self, log: logging.Logger, lookupds: Sequence[LookupdClient], topic: str, seconds: float
     ) -> None:
-        """Log that no nsqd is known, if the last round was empty (see empty_rounds). One line per minute and level.
+        """Log that no nsqd is known, unless empty_rounds is 0. After the first line in a minute and level, use DEBUG.
 
         Args:
             topic: Topic of the nsqds; empty for all nsqds.
@@ -189,11 +189,11 @@ class _Lookup:
         """Query one nsqlookupd. A failure is logged and recorded.
 
         Args:
-            found: Called with the ``host:port`` of each nsqd in the answer.
+            found: Called with the ``host:port`` of each nsqd in the answer that is usable and admitted.
             admitted: The known nsqds. A new nsqd is added to them, unless their number is max_nsqds already.
 
         Returns:
-            True if the whole answer could be used. If only a part could be used, found() was called for that part.
+            True if an answer came and all nsqds in it are usable. If only some are, found() was called for these.
         """
         lookupd, report = self._lookupds[number], self.report
         address = lookupd.address
@@ -247,26 +247,26 @@ class _Lookup:
 
 
 class TopicNodes(_Lookup):
-    """The nsqds that have a topic. If an nsqlookupd fails, the nsqds of its last answer stay known."""
+    """The nsqds that have a topic. If a query fails and finds no nsqd, those of the last usable answer stay known."""
 
     def __init__(
         self, lookupds: Sequence[LookupdClient], topic: str, max_nsqds: int = MAX_NSQDS, owner: LogOwner | None = None
     ) -> None:
         super().__init__(lookupds, topic, max_nsqds=max_nsqds, owner=owner)
-        # The nsqds in the last answer of each nsqlookupd. A single set of all answers would keep nsqds that are gone.
+        # The nsqds in the last usable answer of each nsqlookupd. A single set of all answers would keep lost nsqds.
         self._answers: list[set[str]] = [set() for _ in lookupds]
 
     @property
     def addresses(self) -> set[str]:
-        """Addresses of the nsqds in the last answers of all nsqlookupds."""
+        """Addresses of the nsqds in the last usable answers of all nsqlookupds."""
         return set().union(*self._answers)
 
     def refresh(self, found: Callable[[str], object], connected: Collection[str] = ()) -> bool:
-        """Query all nsqlookupds at the same time, and wait for all of them. Return True if any of them answered.
+        """Query all nsqlookupds at the same time, and wait for all. Return True if an answer was wholly usable.
 
         Args:
-            found: Called with the ``host:port`` of each nsqd in an nsqlookupd's answer (in the last answer, if the
-                query fails), without waiting for the other nsqlookupds. May be called twice for an nsqd.
+            found: Called with the ``host:port`` of each nsqd in an nsqlookupd's answer (in its last usable answer, if
+                the query fails), without waiting for other nsqlookupds. One nsqd may come from several answers.
             connected: Further nsqds that count for the limit max_nsqds.
         """
         admitted = self.addresses.union(connected)
@@ -293,8 +293,8 @@ class TopicNodes(_Lookup):
 class AllNodes(_Lookup):
     """All nsqds that nsqlookupds know.
 
-    A round of queries is complete if all nsqlookupds answered. An nsqd is forgotten when no nsqlookupd names it in two
-    complete rounds in a row. One round does not suffice: a just started nsqlookupd knows no nsqd for some seconds.
+    A round of queries is complete if all answers are wholly usable. An nsqd is forgotten when no nsqlookupd names it in
+    two complete rounds in a row. One round does not suffice: an nsqlookupd that has just started may know no nsqd.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class AllNodes(_Lookup):
         the addresses that were forgotten.
 
         Args:
-            found: Called with the ``host:port`` of an nsqd as soon as an answer names it; perhaps twice for an nsqd.
+            found: Called with the ``host:port`` of an nsqd as soon as an answer names it, for each such answer.
         """
         named: set[str] = set()
         admitted = set(self._addresses)
@@ -334,11 +334,11 @@ class AllNodes(_Lookup):
 
 
 def _producers(answer: object) -> list[Any]:  # Any: the server may send any JSON
-    """Return the list of nsqds of an answer. Raise ValueError if there is no list."""
+    """Return the list of nsqds of an answer. null counts as an empty list. Raise ValueError if there is no list."""
     if not isinstance(answer, dict) or "producers" not in answer:
         raise ValueError(f"no producers in {shown(answer)}")
     producers = answer["producers"]
-    if producers is None:  # Go writes an empty list as null
+    if producers is None:  # Go writes a list that was never filled as null
         return []
     if not isinstance(producers, list):
         raise ValueError(f"producers {shown(producers)} are no list")
@@ -347,7 +347,7 @@ def _producers(answer: object) -> list[Any]:  # Any: the server may send any JSO
 
 def _producer_address(producer: object, port_name: str) -> str:
     """Return the address of an nsqd in an answer. Raise ValueError if the address is not valid. The text of the error
-    does not show the answer, which may be too long to be formatted quickly."""
+    shows the address at most: the whole answer may be too long to be formatted quickly."""
     if not isinstance(producer, dict):
         raise ValueError("it is not an object")
     # nsqlookupd before 0.2.22 calls the broadcast_address "address".

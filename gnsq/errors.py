@@ -1,6 +1,6 @@
-"""All exceptions of gnsq, and the classes of nsqd's ``E_`` codes.
+"""Exceptions of gnsq's clients, among them one class for each of nsqd's ``E_`` codes.
 
-Misuse by the caller is a ValueError or TypeError, raised before any byte is sent.
+For an argument that is not valid, ValueError or TypeError is raised before any byte is sent.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from gnsq.texts import printable
 
 
 class NSQException(Exception):
-    """Base of all exceptions of gnsq."""
+    """Base of all exceptions of this module."""
 
 
 class NSQRequeueMessage(NSQException):
@@ -40,7 +40,7 @@ class NSQUnknown(NSQException):
 
 
 class NSQNoConnections(NSQNotSent):
-    """There is no connection to any nsqd. The text of the error says what was tried."""
+    """There is no connection over which to send. The text of the error says why, if that is known."""
 
 
 class NSQNotSentTimeout(NSQNotSent, NSQTimeout):
@@ -52,11 +52,11 @@ class NSQUnknownTimeout(NSQUnknown, NSQTimeout):
 
 
 class NSQHttpError(NSQException):
-    """An HTTP server responded with a status other than 200 or an unusable body, or did not respond.
+    """An HTTP call failed: the status is not 200, the body is unusable, no response came, or the client was closed.
 
     Attributes:
         status: The HTTP status, or the status in the body of an old server's response. None if there was no response.
-        body: The body of the response; empty if there was no response.
+        body: The body of the response; empty if there was no response, or if its body was not kept.
     """
 
     def __init__(self, text: str, status: int | None = None, body: bytes = b"") -> None:
@@ -66,7 +66,7 @@ class NSQHttpError(NSQException):
 
 
 class NSQHttpUnreachable(NSQHttpError, NSQNoConnections):
-    """No HTTP connection could be made, so nothing was sent."""
+    """No byte of the HTTP request was sent, mostly because no connection could be made."""
 
 
 class NSQHttpTimeout(NSQHttpError, NSQTimeout):
@@ -78,7 +78,7 @@ class NSQSocketError(NSQException, OSError):
 
 
 class NSQConnectionClosed(NSQSocketError):
-    """The connection was closed by nsqd or by this client before the call was done."""
+    """The connection was closed by either side, or its thread has ended, before the call was done."""
 
 
 class NSQNotSentClosed(NSQNotSent, NSQConnectionClosed):
@@ -97,20 +97,20 @@ class NSQFrameError(NSQProtocolError):
     """Received bytes are not a valid frame: its size is out of bounds, or its type is unknown, for example."""
 
 
-# The exception class for each code of an error frame. Source: nsqd protocol_v2.go.
+# The exception class for each known code of an error frame. Source: nsqd protocol_v2.go.
 ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {}
 
 
 class NSQErrorCode(NSQException):
     """nsqd responded with an error frame.
 
-    ``str(error)`` is safe for a log line: it is short and has no control characters. ``args`` has nsqd's own bytes.
+    ``str(error)`` is safe for a log line: it is short and has no control characters. ``args`` has nsqd's bytes.
 
     Attributes:
         code: The first word of the frame, such as ``E_BAD_TOPIC``.
-        text: The words after the code, unchanged.
+        text: The words after the code, decoded; at most about MAX_ERROR_SIZE characters.
         advice: What the user can do about the error; empty if unknown. str(error) ends with it, in brackets.
-        fatal: True if nsqd closes the connection after this error.
+        fatal: True if nsqd closes the connection after this error; assumed for an unknown code.
     """
 
     code = ""
@@ -135,7 +135,7 @@ class NSQErrorCode(NSQException):
 
     @property
     def message_id(self) -> bytes | None:
-        """Id of the message whose FIN, REQ or TOUCH failed; None for other errors.
+        """Id of the message whose FIN, REQ or TOUCH failed; None for other errors, or if the text has no id.
 
         Source: nsqd protocol_v2.go, FIN: ``E_FIN_FAILED FIN ID failed REASON``.
         """

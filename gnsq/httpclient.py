@@ -51,7 +51,7 @@ class HTTPClient:
     which stay open between calls. A connection that the server has closed is replaced. If the client notices the close
     only after sending, it retries a GET. A request with another method fails: the server may have executed it.
 
-    A POST is retried only if no connection could be made, or if the server does not know the path. So the client
+    A POST is sent again only if nothing was sent, or the server redirects it or does not know its path. So the client
     duplicates nothing. After an NSQHttpUnreachable, the caller can safely send the POST again. After another
     NSQHttpError whose status is None, such as NSQHttpTimeout, the server may have executed the POST already.
 
@@ -71,8 +71,8 @@ class HTTPClient:
         scheme: ``http`` or ``https``.
 
     Raises:
-        TypeError: If a keyword is not an option (the text lists the options), or a value has the wrong type.
-        ValueError: If a value is out of bounds, or a certificate can't be used.
+        TypeError: If a keyword is not an option, a value has the wrong type, or connection_class is given.
+        ValueError: If a value is not valid or out of bounds, or a certificate can't be used.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class HTTPClient:
         self._local = local()
         # Connections of all threads.
         self._all: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
-        # By path: True if this server is so old that it knows this endpoint only by the old path.
+        # By path of an endpoint: True if the server knew its old path at the last call, False if it knew this path.
         self._old_paths: dict[str, bool] = {}
 
     @classmethod
@@ -113,8 +113,8 @@ class HTTPClient:
         A path in the URL becomes the prefix of the path of each endpoint. A user and password become ``auth``.
 
         Raises:
-            TypeError: If the URL is not a str.
-            ValueError: If the scheme is not http or https, the port is invalid, or there is a query or fragment.
+            TypeError: If the URL is not a str, and in the cases of the constructor.
+            ValueError: If the URL can't be used, a password is given twice, and in the cases of the constructor.
         """
         if not isinstance(url, str):
             raise TypeError(f"URL must be a str, not {url!r}")
@@ -146,7 +146,7 @@ class HTTPClient:
 
     @property
     def address(self) -> str:
-        """``http://host:port/``, followed by the prefix of all paths, if there is one."""
+        """``scheme://host:port/``, followed by the prefix of all paths and a slash, if there is a prefix."""
         path = f"{self._path}/" if self._path else ""
         return f"{self.scheme}://{format_address(self.host, self.port)}/{path}"
 
@@ -184,15 +184,15 @@ class HTTPClient:
 
         Args:
             params: Parameters of the query; a parameter whose value is None is left out.
-            old_path: The endpoint's path in servers before 1.0; used if the server does not know ``path``.
+            old_path: The endpoint's path in servers before 1.0; tried after ``path``, or first if the server seems old.
             timeout: Seconds for this call, in place of the client's option timeout.
 
         Returns:
-            A body in JSON as Python objects (without the envelope of old servers), another body as bytes.
+            A body declared as JSON as Python objects (without an old server's envelope), another body as bytes.
 
         Raises:
-            NSQHttpError: If the status is not 200 or there was no response (``status`` is None). The class is
-                NSQHttpUnreachable if nothing was sent, and NSQHttpTimeout if the timeout is over.
+            NSQHttpError: If the status is not 200, the body is unusable, or no response came (``status`` is None). If
+                nothing was sent: NSQHttpUnreachable. If the timeout was over after sending: NSQHttpTimeout.
         """
         query = {name: str(value) for name, value in (params or {}).items() if value is not None}
         path = path.lstrip("/")
@@ -287,7 +287,7 @@ def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:
     if not isinstance(useragent, str):
         raise TypeError(f"useragent must be a str, not {useragent!r}")
     check_header("User-Agent", useragent)
-    # "identity" refuses compressed bodies: a short body could be huge after decompression. nsqd does not compress.
+    # "identity" asks for uncompressed bodies: a short body could be huge after decompression. nsqd does not compress.
     headers = {"User-Agent": useragent, "Accept": _ACCEPT, "Accept-Encoding": "identity"}
     if options.auth is not None:
         headers["Authorization"] = options.authorization
@@ -299,6 +299,6 @@ def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:
 def _context(options: HttpOptions) -> ssl.SSLContext:
     if options.ssl_context is not None:
         return options.ssl_context
-    from gnsq.tls import make_context  # loads ssl, which only HTTPS needs
+    from gnsq.tls import make_context  # loads ssl, which HTTP does not need
 
     return make_context(options.ca_certs, options.cert_reqs, options.cert_file, options.key_file, options.key_password)

@@ -1,7 +1,7 @@
-"""Write files to local disks durably, with permissions that do not depend on the umask.
+"""Write files to local disks durably, with permissions that do not depend on the umask if a mode is given.
 
-All functions block and raise OSError. The argument ``mode`` is the mode of a directory; a file gets this mode without
-its x bits. If the mode is None, the umask decides.
+All functions except check_mode() block and raise OSError. The argument ``mode`` is the mode of a directory; a file
+gets this mode without its x bits. If the mode is None, the umask decides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_mode(mode: int) -> int:
 
 
 def make_directory(path: Path, mode: int | None = None) -> None:
-    """Make a directory durably. An existing directory stays unchanged; missing parents get the umask's permissions."""
+    """Make a directory, if there is none, and sync its parent. Missing parents get the umask's permissions."""
     if path.is_dir():
         return
     path.mkdir(0o777 if mode is None else mode, parents=True, exist_ok=True)

@@ -10,16 +10,16 @@ from gnsq.texts import counted
 
 __all__ = ["INTERVAL", "LogOwner", "RateLimitedLogger"]
 
-# Seconds in which only the first line of a kind is logged at its level.
+# Seconds in which only the first lines of a kind, by default one line, are logged at their level.
 INTERVAL = 60.0
-# Limit of the kinds that are remembered. At this number, kinds whose interval is over are forgotten, with their counts.
+# Number of remembered kinds at which the kinds whose interval is over are forgotten, with their counts.
 MAX_KINDS = 1000
 
 
 class RateLimitedLogger:
-    """Logs only the first line of each kind at its level. The others are logged at DEBUG, until INTERVAL is over.
+    """Logs the first line of a kind (or more: ``burst``) at its level, and the others at DEBUG, until INTERVAL is over.
 
-    The first line of a kind after its INTERVAL tells how many lines of this kind were logged at DEBUG.
+    The next line of a kind at its level tells how many lines of this kind were logged at DEBUG meanwhile.
 
     Args:
         logger: Logs the lines.
@@ -29,7 +29,7 @@ class RateLimitedLogger:
     def __init__(self, logger: logging.Logger, now: Callable[[], float]) -> None:
         self._logger = logger
         self._now = now
-        # By kind: end of the interval, number of lines logged at their level in it, number of lines logged at DEBUG.
+        # By kind: end of the interval, lines logged at their level in it, lines logged at DEBUG and not yet told.
         self._kinds: dict[str, tuple[float, int, int]] = {}
 
     def log(
@@ -69,7 +69,7 @@ class RateLimitedLogger:
         return said < burst or self._now() >= due
 
     def log_rest(self, level: int, kind: str, noun: str, text: str, *arguments: object, at_once: bool = False) -> None:
-        """Log how many lines of a kind were logged at DEBUG only, if there are any and the interval is over.
+        """Log how many lines of a kind were logged at DEBUG and not yet told, if any and the interval is over.
 
         Args:
             noun: Noun after the number, in the singular.
@@ -96,7 +96,7 @@ class LogOwner:
         self._loggers: dict[str, RateLimitedLogger] = {}
 
     def at(self, address: str) -> str:
-        """Return the start of a log line about a peer: the peer's address, then the label."""
+        """Return the start of a log line about a peer: the peer's address, then the label, if any."""
         return f"{address}: {self.label}" if self.label else address
 
     def rate_limited(self, logger: logging.Logger) -> RateLimitedLogger:

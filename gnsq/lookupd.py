@@ -1,4 +1,5 @@
-"""nsqlookupd's HTTP API: one method for each endpoint. A method checks its arguments before it sends a request.
+"""nsqlookupd's HTTP API: one method for each endpoint but /debug/pprof. A method checks its names before
+it sends a request.
 
 Sources: nsqlookupd http.go of 1.3.0, and of 0.2.16 for old servers.
 """
@@ -45,7 +46,7 @@ class LookupdClient(HTTPClient):
         """Ask for a topic's channels and nsqds: ``{"channels": [...], "producers": [...]}``.
 
         Raises:
-            NSQHttpError: With status 404 if no nsqd has the topic (then is_unknown_topic() returns True).
+            NSQHttpError: With status 404 if the topic is not registered (then is_unknown_topic() returns True).
         """
         try:
             return self._get("lookup", topic=topic)
@@ -94,7 +95,7 @@ class LookupdClient(HTTPClient):
             node: ``broadcast_address:http_port``, as in nodes(). An unknown node is ignored.
 
         Raises:
-            ValueError: If the node is not host:port.
+            TypeError, ValueError: If the node is not a str, or not host:port.
         """
         _check_node(node)
         return self._post("topic/tombstone", "tombstone_topic_producer", topic=topic, node=node)
@@ -146,7 +147,7 @@ def is_unknown_topic(error: NSQHttpError) -> bool:
 
 
 def _check_node(node: object) -> None:
-    """Refuse a node that is not host:port. An IPv6 host has no brackets here: nsqlookupd writes none, either."""
+    """Refuse a node that is not host:port. An IPv6 host needs no brackets: nsqlookupd writes none."""
     if not isinstance(node, str):
         raise TypeError(f"node must be a str, 'host:port', not {node!r}")
     host, _, port = node.rpartition(":")
