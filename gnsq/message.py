@@ -77,7 +77,7 @@ class Message:
         id: 16 bytes; unique only within one topic of one nsqd.
         body: The published bytes.
         received: Time of the arrival, as the responder's now() gave it.
-        timed_out: True after a Consumer has noticed that the message's timeout is over.
+        timed_out: True after mark_timed_out(): a Consumer has noticed that the message's timeout is over.
     """
 
     __slots__ = (
@@ -203,7 +203,7 @@ class Message:
     def touch(self) -> None:
         """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery.
 
-        nsqd responds only if the timeout is over already: it sends E_TOUCH_FAILED, and the connection sends its signal
+        nsqd responds only if the timeout is over already: it sends E_TOUCH_FAILED, and the client sends its signal
         on_error. Raises the exceptions of finish().
         """
         if self.has_responded():
@@ -228,7 +228,7 @@ class Message:
 
         Args:
             interval: Seconds between two touches; default: a third of nsqd's msg_timeout, or 20 if msg_timeout is
-                unknown. The first touch comes earlier if the message's timeout is nearly over.
+                unknown. A touch comes earlier if half of time_left is shorter.
 
         Raises:
             ValueError: If the interval is not above 0.
@@ -267,8 +267,8 @@ class Message:
             self._responder.mark_timed_out(self)
 
     def finish_if_unanswered(self) -> bool:
-        """Finish the message after its handler has returned, unless it is answered or async. Return True if the message
-        is answered now, by this call or before."""
+        """Finish the message after its handler has returned, unless it is answered or async. Return False if the
+        message is async; otherwise it is answered now."""
         # These lines repeat finish() instead of calling it. That saves 0.1 us for each message.
         if self._async:
             return False
@@ -301,7 +301,7 @@ class Message:
         return NSQException("already responded")
 
     def is_async(self) -> bool:
-        """Return True if enable_async() was called."""
+        """Return True if the message was made async."""
         return self._async
 
     def has_responded(self) -> bool:

@@ -1,4 +1,4 @@
-"""Options are fields of frozen dataclasses. Each option has a default, bounds, a unit and a description.
+"""Options are fields of frozen dataclasses. Each option has a default and a description; some have bounds and a unit.
 
 The checks of values and the tables of the README are derived from the fields.
 """
@@ -47,15 +47,15 @@ def option(
     special: tuple[float, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """Declare an option. The values in special are valid although they are not between minimum and maximum. No error
-    text shows the value of a secret option."""
+    """Declare an option. The values in special are valid although they are not between minimum and maximum. The
+    error text for a wrong type does not show the value of a secret option."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of options: the constructor checks the type and the bounds of each field."""
+    """Base class of options: the constructor checks the bounds of each field, and the type if _TYPES has it."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -112,7 +112,7 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
-# Types by their names in annotations. Values of options with other types are checked by the class of the options.
+# Types by their names in annotations. Options with other types are not checked here; their class may check them.
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "bytes": (bytes,),

@@ -1,6 +1,6 @@
 """Types of signals and their receivers, and notify(), which sends a signal.
 
-A receiver is called as receiver(sender, **arguments). Its result is ignored.
+A receiver is called as receiver(sender, **arguments). notify() ignores its result.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CloseReceiver(Protocol):
 
 
 def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: each signal has its own keywords
-    """Send a signal. If a receiver raises an exception, log it, and do not raise it."""
+    """Send a signal. If a receiver raises an Exception, log it, and call no further receiver."""
     if not signal.receivers:
         return
     try:

@@ -98,7 +98,7 @@ class ConnectionStats:
         in_flight: Number of messages in flight.
         idle: Seconds since the last message; None before the first one.
         counts: Numbers of messages since the connection was opened.
-        msg_timeout: Seconds until nsqd requeues an unanswered message; None if nsqd did not send this number.
+        msg_timeout: Seconds until nsqd requeues an unanswered message; None if unknown.
         max_rdy_count: Highest RDY count that the nsqd allows.
     """
 
@@ -121,8 +121,8 @@ class ConsumerStats:
         state: init, running, closing or closed.
         connections: The open connections.
         counts: Numbers of messages since the start, over all connections, including closed ones.
-        given_up: Number of messages that were delivered more often than max_tries.
-        failed: Number of calls of handlers that raised an exception other than NSQRequeueMessage.
+        given_up: Number of messages given up after they were delivered more often than max_tries.
+        failed: Number of calls of handlers, also give-up handlers, that failed, other than by NSQRequeueMessage.
         waiting: Number of messages that wait for a handler.
         handling: Number of messages whose handlers are running.
         backoff: off, waiting (RDY 0 until the delay is over) or probing (RDY 1 on one connection).
@@ -134,7 +134,7 @@ class ConsumerStats:
         handlers_timed_out: Number of messages that timed out while their handler ran, since the start.
         async_timed_out: Number of async messages that timed out before they were answered, since the start.
         lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
-        not_ready: Why no connection is subscribed; empty if at least one is subscribed.
+        not_ready: Why the Consumer does not run or no connection is subscribed; empty if it runs and one is.
     """
 
     topic: str
@@ -177,7 +177,7 @@ class ProducerConnectionStats:
         address: ``host:port`` of the nsqd, or a URL.
         pending: Number of publishes that wait for their response.
         confirmed: Number of messages that nsqd has confirmed since the connection was opened.
-        stalled: True if a response is late. While it is late, publishes use other connections, if there are any.
+        stalled: True while a response is late and publishes use other connections, which are not stalled.
     """
 
     address: str
@@ -203,7 +203,7 @@ class ProducerStats:
         connections: The open connections.
         failures: By address of an nsqd without a connection: its last error.
         lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
-        not_ready: Why nothing can be published now; empty if a publish is possible.
+        not_ready: Why the Producer does not run or has no connection; empty if it runs and has one.
     """
 
     state: str
@@ -222,7 +222,7 @@ class ProducerStats:
     not_ready: str = ""
 
 
-# --- responses of nsqd 1.3.0 to /stats. Older servers do not send the NotRequired keys. Source: nsqd stats.go, http.go
+# --- responses of nsqd 1.3.0 to /stats. NotRequired keys may be absent. Source: nsqd stats.go, http.go
 
 
 class NsqdLatencies(TypedDict):
@@ -247,7 +247,7 @@ class NsqdClientStats(TypedDict):
     """A client of nsqd: a connection that subscribes or publishes.
 
     Attributes:
-        state: 3: subscribed; 4: closing.
+        state: 3: subscribed; 4: closing; lower: not subscribed.
         connect_ts: Time of the connection, in seconds of Unix time.
         name: The client_id, under the key that servers before 1.0 use.
         pub_counts: Messages by topic, if the client publishes.

@@ -1,6 +1,6 @@
 """TLS over a transport, for client and server; and TLS contexts of clients, for nsqd's TCP port and for HTTPS.
 
-This module is imported only if TLS is needed, since it imports ssl, which takes 8 ms.
+TCP clients import this module only if they need TLS, since it imports ssl, which takes 8 ms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TlsTransport:
         peer: Address for error texts.
 
     Attributes:
-        first: The first bytes received, up to MAX_FIRST_SIZE. If the peer does not start TLS, these bytes may be an
+        first: The bytes of the first read, up to MAX_FIRST_SIZE. If the peer does not start TLS, these bytes may be an
             error in clear text.
     """
 
@@ -178,7 +178,7 @@ def make_context(
         cert_file: The client's own certificate. If this file does not contain the key, key_file must be given.
 
     Raises:
-        ValueError: If a file can't be used; the text names the file.
+        ValueError: If a file can't be used, or the key is encrypted and there is no key_password.
     """
     try:
         if ca_certs is not None and os.path.isdir(ca_certs):
@@ -208,7 +208,7 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     """Return the TLS context of a connection: the option tls_context, or a new context from tls_options.
 
     Raises:
-        TypeError: If tls_options has an unknown key, or check_hostname is not a bool.
+        TypeError: If tls_options has an unknown key, or a value has a wrong type.
         ValueError: If a file or another value of tls_options can't be used.
     """
     if options.tls_context is not None:

@@ -25,7 +25,7 @@ from gnsq.protocol.compression import Codec
 
 __all__ = ["READ_SIZE", "CompressedTransport", "TcpTransport", "Transport", "connect", "time_limit"]
 
-# Limit of the bytes of one read; about 250 messages of 200 bytes.
+# Limit of the bytes of one read; about 280 messages of 200 bytes.
 READ_SIZE = 64 * 1024
 
 # The number of the event "readable" in libev and libuv.
@@ -75,7 +75,7 @@ class TcpTransport:
         return data
 
     def recv_unless_handled(self, size: int, handle: Callable[[bytes], bool]) -> bytes:
-        """Pass received bytes to handle(); return the first bytes that it does not handle. Always yields to the hub.
+        """Pass received bytes to handle(); return the first that it does not handle, or b"" at the end.
 
         Only one greenlet at a time may call this method. handle() is called in the hub itself, so it must not wait.
         Bytes that it handles need no switch of greenlets and no new watcher: a publish takes a quarter less time.
@@ -124,8 +124,8 @@ class TcpTransport:
             raise _translate_os_error(error, self._peer) from error
 
     def send_nowait(self, data: bytes) -> int:
-        """Send as much as possible without waiting. Return the number of sent bytes; 0 after an error: a later
-        sendall() raises that error."""
+        """Send as much as possible without waiting. Return the number of sent bytes; 0 if the buffer is full, or
+        after an error, which a later sendall() raises."""
         try:
             # If the send buffer is full, os.write() fails at once, but the socket's send() would wait.
             return os.write(self._socket.fileno(), data)
@@ -210,7 +210,7 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
 
     Raises:
         NSQTimeout: If no address accepted the connection in time.
-        NSQSocketError: If the name is unknown or the connection was refused; the error has the errno.
+        NSQSocketError: If the name is not valid or unknown, or connecting failed; has the errno, if there is one.
     """
     peer = format_address(host, port)
     try:

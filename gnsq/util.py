@@ -14,5 +14,5 @@ def normalize_nsqd_address(address: str) -> str:
 
 
 def parse_nsqds(addresses: Addresses) -> set[str]:
-    """Return one or several addresses as a set of ``host:port``. Raises the errors of parse_address()."""
+    """Return one or several addresses as a set of ``host:port``. Raises the errors of parse_addresses()."""
     return set(parse_addresses(addresses))

@@ -1,7 +1,7 @@
 """Closes inherited sockets in a forked child.
 
 A child has copies of its parent's sockets. If the child read bytes from a copy, the parent would not receive these
-bytes. So the child closes its copies and sends nothing to nsqd.
+bytes. So the child closes its copies and sends nothing over them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _hook_is_set = False
 
 
 def register_after_fork(obj: ForkAware) -> None:
-    """Call an object's after_fork_in_child() in each child process that is forked while the object exists."""
+    """Call an object's after_fork_in_child() in each child that this process forks while the object exists."""
     global _hook_is_set
     if not _hook_is_set:
         # Register the hook with the first object, so that an import of this module registers nothing.

@@ -21,7 +21,7 @@ _EVENT_LOOP_SLEEP = 1e-6
 
 
 def run_forever(what: str, loop: Callable[[], object], logger: logging.Logger, clock: Clock) -> None:
-    """Call a function again and again until the greenlet is killed, even after an exception: a bug must not end a loop.
+    """Call a function again and again until the greenlet is killed, even after an Exception: a bug must not end a loop.
 
     Args:
         what: Describes the function, for the log.

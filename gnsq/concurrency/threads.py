@@ -151,7 +151,7 @@ class HubCallQueue:
             self._loop.run_callback(function, *arguments)
 
 
-# The queue of each hub.
+# The queue of each hub that has one.
 _hub_call_queues: weakref.WeakKeyDictionary[Any, HubCallQueue] = weakref.WeakKeyDictionary()
 
 
@@ -228,7 +228,7 @@ class CrossThreadFuture(Generic[T]):
             self.set_exception(error)
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the future is done, up to the timeout in seconds. Only one thread may wait at a time.
+        """Wait until the future is done, up to the timeout in seconds. Only one greenlet may wait at a time.
 
         A thread without a hub blocks. In a thread with a hub other greenlets run meanwhile.
 
@@ -386,10 +386,10 @@ class OwnerThread:
         """Call a function in a greenlet of the owner thread's hub, or directly in the owner thread. Return its result.
 
         Args:
-            limit: Seconds to wait.
+            limit: Seconds to wait; no limit in the owner thread itself.
 
         Raises:
-            NSQTimeout: If the function takes longer.
+            NSQTimeout: If the function takes longer; it is not interrupted.
             NSQConnectionClosed: If the thread ended before the call or during it, or if its hub is gone.
         """
         if self.is_current:
