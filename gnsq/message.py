@@ -3,7 +3,7 @@
 Methods of a message may be called from any OS thread.
 """
 
-# The states of a message. The user answers an async message; other messages are answered when their handler ends.
+# The states of a message. The user answers an async message; others are answered when their handler ends or before.
 #
 #     open ---finish(), finish_if_unanswered(), requeue(), drop()---> answered
 #       |                                                               ^
@@ -28,7 +28,7 @@ from gnsq.texts import counted
 
 __all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
 
-# Seconds between two TOUCHes of touching() if nsqd has not sent its msg_timeout. The default of msg_timeout is 60 s.
+# Seconds between two TOUCHes of touching() if no interval is given and msg_timeout (default: 60 s) is unknown.
 DEFAULT_TOUCH_INTERVAL = 20.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -261,7 +261,7 @@ class Message:
             self._responder.mark_timed_out(self)
 
     def mark_timed_out(self) -> None:
-        """Count the message as timed out while its handler still runs. nsqd will refuse its answer."""
+        """Count an unanswered message as timed out: its handler runs, or it is async. nsqd will refuse its answer."""
         if not self.has_responded() and not self.timed_out and self._responder is not None:
             self._tracked = self.timed_out = True
             self._responder.mark_timed_out(self)

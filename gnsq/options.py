@@ -99,7 +99,7 @@ def _check_field(field: dataclasses.Field[Any], value: object) -> None:
 
 
 def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> None:
-    """Raise ValueError if a number is not within the bounds of its option. nan is never within bounds."""
+    """Raise ValueError if a number is not within the bounds of its option, if it has any. nan never is."""
     if field.metadata.get("minimum") is None:
         return
     low, high, special, unit = (field.metadata[key] for key in ("minimum", "maximum", "special", "unit"))

@@ -133,7 +133,7 @@ class TcpTransport:
             return 0
 
     def peer_has_closed(self) -> bool:
-        """Return True if the peer has closed its side. Some of its bytes may not have been received yet."""
+        """Return True if the peer has closed its side, or the connection is broken. Bytes may still be unread."""
         poller = _poll()
         try:
             poller.register(self._socket.fileno(), select.POLLRDHUP)

@@ -1,6 +1,6 @@
 """Logs a warning if code blocks a hub, with the stack of the blocking code.
 
-Each hub with connections gets an OS thread that checks it, but
+Each hub in which a Consumer or Producer has TCP connections gets an OS thread that checks the hub. This thread
 can't interrupt the blocking code.
 """
 
