@@ -80,7 +80,7 @@ def exponential_delay(
 #        ^                                 ^                                 |   |
 #        |                                 |  failure: another pause         |   |
 #        |                                 +---------------------------------+   |
-#        |                                    success, failures left: too        |
+#        |                                    success, failures left: pause      |
 #        +-----------------------------------------------------------------------+
 #                                             success, no failures left
 #
