@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _remove_dead_socket(path: str) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            if stat.S_ISSOCK(os.stat(path).st_mode):  # connecting to any other file is refused, too
+            if Path(path).is_socket():  # connecting to any other file is refused, too
                 remove_socket_file((path, UNIX_PORT))
         except OSError:
             pass

@@ -63,8 +63,7 @@ def exponential_delay(
 
     Args:
         failures: Failures in a row, 1 or more.
-        jitter: Largest share of the delay, 0 to 1, that is subtracted, so that clients that failed together do not
-            all retry together.
+        jitter: Largest share of the delay, 0 to 1, that is subtracted, so that not all clients retry together.
         spread: A random number in [0, 1): how much of the largest share is subtracted.
     """
     delay = initial * growth ** min(failures - 1, _MAX_EXPONENT)

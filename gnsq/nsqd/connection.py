@@ -16,7 +16,7 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
 #  8. `Message.finish_if_unanswered` in message.py is called after the handler has returned.
 #  9. `InFlightMessages.finish` in nsqd/in_flight.py reduces the number of messages in flight.
-# 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` if it sleeps.
+# 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` in nsqd/writer.py.
 # 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
 #     sends the FINs together.
 #
