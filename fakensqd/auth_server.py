@@ -32,7 +32,7 @@ class AuthQuery:
         common_name: Common name of the client's certificate; empty without a certificate.
         tls: True if the client uses TLS.
         accept: The content type that nsqd accepts.
-        parameters: All parameters of the query.
+        parameters: All parameters of the URL.
     """
 
     secret: str

@@ -54,8 +54,8 @@ from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE
 __all__ = ["Session", "State"]
 
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
-# Maximum number of messages that one wake-up delivers; other subscribers then get messages. The cost per message is low
-# if so many messages are sent together.
+# Maximum number of messages that one wake-up delivers; other subscribers then get messages. With a batch
+# of this size, the cost per message is low.
 _MAX_BATCH = 256
 
 

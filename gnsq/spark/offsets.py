@@ -57,7 +57,7 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
     """Decode the result of encode_offset().
 
     Raises:
-        ValueError: If the offset is of another source or of another version, or is not the result of encode_offset().
+        ValueError: If the offset is of another source, has another VERSION, or is not the result of encode_offset().
     """
     if not isinstance(offset, dict) or not isinstance(offset.get("r"), dict) or "v" not in offset:
         raise ValueError(

@@ -193,7 +193,7 @@ class Table:
             that the table belongs to again keeps its epoch, since it goes on with its own state. Unused without owner.
 
         Raises:
-            JobFailed: If the table is gone, damaged, or another checkpoint's, or has other types or another partition.
+            JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
         """
         if self._root is not None:
             with _errors(self.location):
