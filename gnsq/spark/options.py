@@ -30,6 +30,8 @@ __all__ = [
 
 MIB = 1024 * 1024
 MAX_PARTITION_BYTES = 64 * MIB
+# Seconds. The default of Spark's Kafka source.
+DEFAULT_TRIGGER_DELAY = 900.0
 COMPRESSIONS = ("none", "snappy", "deflate")
 _TRUTH = {"true": True, "false": False}
 # Options with a fixed set of values, in upper or lower case, as in Spark's own options.
@@ -38,7 +40,7 @@ _WORDS = frozenset({"receivers", "compression"})
 QUERY_ONLY_OPTIONS = frozenset(
     [
         *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
-        *["num_partitions", "max_rows", "idle_timeout"],
+        *["min_rows_per_batch", "max_trigger_delay", "num_partitions", "max_rows", "idle_timeout"],
     ]
 )
 
@@ -186,6 +188,20 @@ class ReadOptions(ConnectOptions):
         unit="bytes",
         minimum=1,
     )
+    min_rows_per_batch: int | None = option(
+        None,
+        "number of rows for which a batch waits; it does not wait if it has maxBytesPerBatch already, if the spool is "
+        "full, after maxTriggerDelay, or with Once and AvailableNow; default: no batch waits",
+        unit="rows",
+        minimum=1,
+    )
+    max_trigger_delay: float | None = option(
+        None,
+        "with minRowsPerBatch: time since the last batch after which a batch has what is there; default: "
+        f"{DEFAULT_TRIGGER_DELAY:g}",
+        unit="s",
+        minimum=0.001,
+    )
     num_partitions: int | None = option(
         None,
         "number of tasks that read a batch; there are more if one would read over maxBytesPerBatch or 64 MiB; default: "
@@ -234,7 +250,16 @@ class ReadOptions(ConnectOptions):
                 f"option segmentTime {self.segment_time:g} s must be less than msgTimeout {self.msg_timeout:g} s: nsqd "
                 "would deliver every message twice"
             )
+        self._check_min_rows()
         super().__post_init__()
+
+    def _check_min_rows(self) -> None:
+        least, most = self.min_rows_per_batch, self.max_rows_per_batch
+        if least is None:
+            if self.max_trigger_delay is not None:
+                raise ValueError("option maxTriggerDelay is given without minRowsPerBatch: no batch waits")
+        elif most is not None and least > most:
+            raise ValueError(f"option minRowsPerBatch {least} is more than maxRowsPerBatch {most}: give at most that")
 
     def _check_pattern(self) -> None:
         if self.topics:
@@ -277,6 +302,11 @@ class ReadOptions(ConnectOptions):
     def receives_here(self) -> bool:
         """True if the process that plans batches also receives messages."""
         return self.receivers == "driver"
+
+    @property
+    def trigger_delay(self) -> float:
+        """max_trigger_delay, or its default."""
+        return DEFAULT_TRIGGER_DELAY if self.max_trigger_delay is None else self.max_trigger_delay
 
     @property
     def partitions(self) -> int:

@@ -67,6 +67,15 @@ def test_spool_mode_is_octal(text, mode):
             r"option topicPattern '\(' is not a regular expression",
             id="bad pattern",
         ),
+        pytest.param(
+            {"minRowsPerBatch": "9", "maxRowsPerBatch": "8"},
+            "minRowsPerBatch 9 is more than maxRowsPerBatch 8: give at most that",
+            id="least and most rows",
+        ),
+        pytest.param({"maxTriggerDelay": "9"}, "maxTriggerDelay is given without minRowsPerBatch", id="delay alone"),
+        pytest.param(
+            {"minRowsPerBatch": "9", "maxTriggerDelay": "0"}, "maxTriggerDelay 0.0 must be at least 0.001 s", id="delay"
+        ),
         pytest.param({"spoolMode": "rwx"}, "option spoolMode 'rwx': this is not an octal number", id="no mode"),
         pytest.param({"spoolMode": "0077"}, "option spoolMode '0077': mode 0077 is not usable: .*0700", id="no owner"),
         # 0o770 as TOML and Python write it, turned into decimal.

@@ -29,7 +29,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.source import channel, drain
 from gnsq.spark.source.channel import ChannelMonitor
-from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome
+from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome, SmallBatchDelay
 from gnsq.spark.spool.ownership import SpoolLock
 from gnsq.spark.spool.spool import Spool, SpoolListing
 from gnsq.texts import counted
@@ -110,6 +110,9 @@ class Planner:
         # Number of batches that were planned, for take_up_to().
         self._turn = 0
         self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
+        self._delay: SmallBatchDelay | None = None
+        if options.min_rows_per_batch is not None:
+            self._delay = SmallBatchDelay(options.min_rows_per_batch, options.trigger_delay, time.monotonic())
         # While draining: the policy, the last offset once it is known, the end of the counted segments, and their rows.
         self._drain: Drain | None = None
         self._drain_end: Vector | None = None
@@ -206,6 +209,8 @@ class Planner:
             self._poll(start)
             waiting = self._segments_after(start)
             taken = self._take(waiting)
+            if self._is_too_small(waiting, taken):
+                waiting = taken = []
             if not waiting and self._is_trigger_due(start):
                 if self._drain is None or start != self._renewed:
                     self._renewed = with_new_revision(start)
@@ -311,12 +316,23 @@ class Planner:
         self._planned = advance(start, taken, self._listing.receivers)
         left = [segment for segment in waiting if segment.number > self._planned.get(segment.receiver, 0)]
         self._pending, self._pending_key = left, (self._planned, self._drain_end)
-        self._turn += bool(taken)
+        if taken:
+            self._turn += 1
+            if self._delay is not None:
+                self._delay.record_batch(time.monotonic())
         return dict(self._planned)
 
     def _take(self, waiting: list[Segment]) -> list[Segment]:
         options = self._options
         return take_up_to(waiting, options.max_rows_per_batch, options.max_bytes_per_batch, self._turn)
+
+    def _is_too_small(self, waiting: list[Segment], taken: list[Segment]) -> bool:
+        """Return True if the batch of the taken segments must wait for more rows (minRowsPerBatch)."""
+        # If a limit of a batch leaves segments out, the batch can't get more rows. A drain ends with the last rows.
+        if self._delay is None or self._drain is not None or len(taken) < len(waiting):
+            return False
+        rows = sum(segment.rows for segment in taken)
+        return self._delay.must_wait(rows, time.monotonic(), is_paused=self._is_paused())
 
     def _is_whole_batch_after(self, start: Vector) -> bool:
         waiting = self._pending_after(start)

@@ -130,11 +130,14 @@ def test_spool_and_checkpoint_may_be_elsewhere():
 def test_options_reach_source_and_sink():
     options = {"tls": "true", "tls_ca_file": "/ca.pem", "maxInFlight": "9", "publishTimeout": "5", "auth_secret": "x"}
     both = config(nsq=options)
+    held = config(nsq={"minRowsPerBatch": "100", "maxTriggerDelay": "9.5"})
 
     source, sink = both.source_options("archive"), both.sink_options("t")
     assert (source["tls"], source["tlsCaFile"], source["maxInFlight"], source["authSecret"]) == (
         *("true", "/ca.pem", "9", "x"),
     )
+    assert held.read_options("metrics").min_rows_per_batch == 100
+    assert held.read_options("metrics").trigger_delay == 9.5
     assert sink == {
         "tls": "true",
         "tlsCaFile": "/ca.pem",

@@ -1,6 +1,14 @@
 import pytest
 
-from gnsq.spark.source.drain import Depth, DepthSample, Drain, EmptyBatchTrigger, NoReceiverWarning, Outcome
+from gnsq.spark.source.drain import (
+    Depth,
+    DepthSample,
+    Drain,
+    EmptyBatchTrigger,
+    NoReceiverWarning,
+    Outcome,
+    SmallBatchDelay,
+)
 
 EMPTY = Depth(0, 0, 0)
 BUSY = Depth(5, 5, 0)
@@ -244,3 +252,29 @@ def test_no_warning_while_a_receiver_is_connected_or_no_message_waits():
     # The time starts again.
     assert not warning.is_due(Depth(1, 0, 0), 29)
     assert warning.is_due(Depth(1, 0, 0), 30)
+
+
+# --- small batches
+
+
+@pytest.mark.parametrize(
+    ("rows", "now", "is_paused", "waits"),
+    [
+        pytest.param(99, 159, False, True, id="few rows"),
+        pytest.param(100, 101, False, False, id="enough rows"),
+        pytest.param(0, 101, False, True, id="no row"),
+        pytest.param(99, 160, False, False, id="after the delay"),
+        pytest.param(99, 101, True, False, id="receivers wait for space"),
+    ],
+)
+def test_small_batch_waits(rows, now, is_paused, waits):
+    assert SmallBatchDelay(100, 60, now=100).must_wait(rows, now, is_paused=is_paused) is waits
+
+
+def test_delay_of_small_batches_counts_from_the_last_batch():
+    delay = SmallBatchDelay(100, 60, now=0)
+
+    delay.record_batch(50)
+
+    assert delay.must_wait(1, 109, is_paused=False)
+    assert not delay.must_wait(1, 110, is_paused=False)

@@ -158,6 +158,52 @@ def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, p
     assert sorted(bodies) == numbered(1000)
 
 
+def test_batch_waits_for_its_least_rows(planner, spool):
+    writer = spool.writer("r1")
+    stream = planner(receivers="external", min_rows_per_batch=3)
+    writer.write(1, columns(1, 2))
+
+    assert stream.latest({}) == {}
+    assert stream.progress()[1]["spool_rows"] == 2
+    writer.write(2, columns(3))
+    assert stream.latest({}) == {"r1": 2}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"max_trigger_delay": 0.001}, id="after the delay"),
+        pytest.param({"max_spool_bytes": 1}, id="full spool"),
+        pytest.param({"max_bytes_per_batch": 1}, id="bytes"),
+        pytest.param({"drain": True}, id="drain"),
+    ],
+)
+def test_batch_with_fewer_rows_does_not_wait_for_ever(planner, spool, given):
+    writer = spool.writer("r1")
+    for number in (1, 2):
+        writer.write(number, columns(number))
+
+    stream = planner(receivers="external", **{"min_rows_per_batch": 200, **given})
+
+    assert stream.latest({}) != {}
+
+
+def test_batch_that_waits_does_not_keep_receivers_from_going_on(fakensqd, planner, spool):
+    writer = spool.writer("r1")
+    writer.write(1, columns(1))
+    times = {"depth": 0.05, "trigger_after_depth": 0.1}
+    stream = planner(receivers="external", min_rows_per_batch=2, max_trigger_delay=60, times=times)
+    writer.write(2, columns(2))
+    # With a limit of its own, the receiver is paused.
+    publish(fakensqd, "clicks", [b"waits"])
+
+    renewed = wait_for(lambda: (found := stream.latest({"r1": 1})) != {"r1": 1} and found)
+
+    assert stream.partitions({"r1": 1}, renewed) == []
+    stream.commit({"r1": 1})
+    assert bodies_of(spool) == [b"body 2"]
+
+
 def test_everything_is_one_batch(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(5000))
     stream = planner(drain=True, segment_rows=100)
