@@ -9,11 +9,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from gnsq.texts import counted
+
 __all__ = [
     "Segment",
     "Vector",
     "advance",
     "decode_offset",
+    "describe_missing",
     "distribute",
     "encode_offset",
     "end_vector",
@@ -28,6 +31,9 @@ VERSION = 1
 _REVISION = ""
 # Prefix of a key: a receiver's name follows. Value: number of its last segment that was deleted before the first read.
 _DELETED_UP_TO = "/"
+
+# Limit of the receivers that describe_missing() names.
+MAX_DESCRIBED = 5
 
 # Receiver -> number of its last segment that was read. If a receiver is missing, none of its segments was read.
 Vector = Mapping[str, int]
@@ -182,6 +188,21 @@ def missing(present: Iterable[Segment], start: Vector, end: Vector) -> list[tupl
             first = 1 + start.get(receiver, end.get(_DELETED_UP_TO + receiver, 0))
             gaps.extend((receiver, number) for number in range(first, last + 1) if (receiver, number) not in found)
     return gaps
+
+
+def describe_missing(gaps: Sequence[tuple[str, int]]) -> str:
+    """Write the result of missing() as text: for each receiver, how many segments, and their first and last number."""
+    numbers: dict[str, list[int]] = {}
+    for receiver, number in gaps:
+        numbers.setdefault(receiver, []).append(number)
+    parts = [
+        f"{len(found)} of receiver {receiver}, "
+        + (f"numbers {min(found)} to {max(found)}" if len(found) > 1 else f"number {found[0]}")
+        for receiver, found in list(numbers.items())[:MAX_DESCRIBED]
+    ]
+    if len(numbers) > MAX_DESCRIBED:
+        parts.append(f"and those of {counted(len(numbers) - MAX_DESCRIBED, 'more receiver')}")
+    return f"{counted(len(gaps), 'segment')} ({'; '.join(parts)})"
 
 
 def distribute(segments: Sequence[Segment], groups: int, max_bytes: int) -> list[list[Segment]]:

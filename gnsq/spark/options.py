@@ -40,7 +40,8 @@ _WORDS = frozenset({"receivers", "compression"})
 QUERY_ONLY_OPTIONS = frozenset(
     [
         *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
-        *["min_rows_per_batch", "max_trigger_delay", "num_partitions", "max_rows", "idle_timeout"],
+        *["min_rows_per_batch", "max_trigger_delay", "num_partitions", "fail_on_data_loss", "max_rows"],
+        *["idle_timeout"],
     ]
 )
 
@@ -207,6 +208,11 @@ class ReadOptions(ConnectOptions):
         "number of tasks that read a batch; there are more if one would read over maxBytesPerBatch or 64 MiB; default: "
         "the number of the driver's CPUs",
         minimum=1,
+    )
+    fail_on_data_loss: bool = option(
+        True,
+        "true ends the query if segments of a batch are gone, for example because the spool was deleted; false logs a "
+        "warning and goes on without them",
     )
     max_rows: int | None = option(
         None, "for spark.read only: most rows to read; default: until the channel is empty", minimum=1

@@ -18,6 +18,7 @@ from gnsq.spark.offsets import (
     Segment,
     Vector,
     advance,
+    describe_missing,
     distribute,
     end_vector,
     missing,
@@ -246,7 +247,7 @@ class Planner:
         """Divide the segments between two offsets into tasks.
 
         Raises:
-            SpoolIncomplete: If any of these segments is gone.
+            SpoolIncomplete: If any of these segments is gone. Not with failOnDataLoss=false: a warning is logged then.
             OSError: If the spool can't be listed.
         """
         segments, gaps = self._segments_between(start, end)
@@ -255,11 +256,13 @@ class Planner:
             self._list()
             segments, gaps = self._segments_between(start, end)
         if gaps:
-            raise SpoolIncomplete(
-                f"spool {self.spool.location} lacks {counted(len(gaps), 'segment')} of this batch, first {gaps[0]}: "
-                "was the spool deleted, or is the checkpoint another query's? Bring the spool back, or start with a "
-                "new checkpoint, without the messages that were in it"
-            )
+            lost = f"spool {self.spool.location} lacks {describe_missing(gaps)} of this batch"
+            if self._options.fail_on_data_loss:
+                raise SpoolIncomplete(
+                    f"{lost}: was the spool deleted, or is the checkpoint another query's? Bring the spool back, or go "
+                    "on without the messages that were in it: with failOnDataLoss=false, or with a new checkpoint"
+                )
+            logger.warning("%s: the batch goes on without their messages, since failOnDataLoss is false", lost)
         self._planned = dict(end)
         options = self._options
         return distribute(segments, options.partitions, options.max_partition_bytes)

@@ -26,13 +26,14 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import SpoolError
+from gnsq.spark.errors import SpoolError, SpoolIncomplete
 from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import tune_gc
 from gnsq.spark.source.planner import TIMES, Planner, PlannerTimes, drain_channel
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
+from gnsq.texts import counted
 
 __all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
 
@@ -55,16 +56,31 @@ class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not
         return f"SegmentsPartition({redact_uri(self.location)!r}, {[segment.path for segment in self.segments]})"
 
 
-def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterator[Any]:
+def read_segments(
+    partition: InputPartition, columns: tuple[str, ...], *, fail_on_data_loss: bool = True
+) -> Iterator[Any]:
     """Yield the record batches of a partition. Changes no segment that can be decoded, so a task may run again.
 
     A segment that can't be decoded is renamed, logged as ERROR, and left out.
+
+    Raises:
+        SpoolIncomplete: If a segment is gone. Without fail_on_data_loss, it is left out, and a warning is logged.
     """
     if not isinstance(partition, SegmentsPartition):
         return  # for a batch without partitions, Spark passes a partition of its own
     spool = Spool(partition.location)
     for segment in partition.segments:
-        for batch in spool.read(segment):
+        try:
+            batches = spool.read(segment)
+        except SpoolIncomplete:
+            if fail_on_data_loss:
+                raise
+            logger.warning(
+                "spool %s: segment %s is gone: the batch goes on without its %s, since failOnDataLoss is false",
+                *(spool.location, segment.path, counted(segment.rows, "message")),
+            )
+            continue
+        for batch in batches:
             yield batch.select(list(columns))
 
 
@@ -159,7 +175,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read one partition, in a task."""
-        return read_segments(partition, self._columns)
+        return read_segments(partition, self._columns, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def commit(self, end: Offset) -> None:
         """Let the next latestOffset() delete the segments up to end. With Trigger.Once, delete them now.
@@ -254,4 +270,4 @@ class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not 
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read one partition, in a task."""
-        return read_segments(partition, self._columns)
+        return read_segments(partition, self._columns, fail_on_data_loss=self._options.fail_on_data_loss)

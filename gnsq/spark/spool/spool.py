@@ -200,7 +200,9 @@ class Spool:
             if self._store.exists(segment.path + _CORRUPT):
                 return []
             raise SpoolIncomplete(
-                f"spool {self.location}: segment {segment.path} is gone: bring it back, or start with a new checkpoint"
+                f"spool {self.location}: segment {segment.path} is gone, with "
+                f"{counted(segment.rows, 'message')}: bring it back, or go on without it: with failOnDataLoss=false, "
+                "or with a new checkpoint"
             ) from None
         try:
             return decode_segment(data, segment.rows, segment.path)

@@ -319,8 +319,33 @@ def test_pruned_batch_is_an_error(fakensqd, planner):
     end = stream.latest({})
     stream.commit(end)
 
-    with pytest.raises(SpoolIncomplete, match=r"lacks 1 segment .*new checkpoint"):
+    with pytest.raises(SpoolIncomplete, match=r"lacks 1 segment .*failOnDataLoss=false, or with a new checkpoint"):
         stream.partitions({}, end)
+
+
+def test_lost_segments_are_left_out_if_the_options_say_so(planner, spool, caplog):
+    writer = spool.writer("r1")
+    for number in (1, 2, 3, 4):
+        writer.write(number, columns(number))
+    stream = planner(receivers="external", fail_on_data_loss=False)
+    end = stream.latest({})
+    spool.prune(spool.listing(), {"r1": 2})
+    stream.stop()
+
+    again = planner(receivers="external", fail_on_data_loss=False)
+
+    assert read(again, {}, end) == [b"body 3", b"body 4"]
+    assert "lacks 2 segments (2 of receiver r1, numbers 1 to 2) of this batch: the batch goes on" in caplog.text
+    assert again.latest(end) == end
+
+
+def test_query_goes_on_with_a_new_spool_and_an_old_offset(planner, spool, caplog):
+    spool.writer("r2").write(1, columns(1))
+    stream = planner(receivers="external", fail_on_data_loss=False)
+
+    assert read(stream, {}, {"r1": 7}) == []
+    assert "lacks 7 segments (7 of receiver r1, numbers 1 to 7)" in caplog.text
+    assert stream.latest({"r1": 7}) == {"r2": 1}
 
 
 def test_quarantined_segment_is_left_out(planner, spool, tmp_path):

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
-from gnsq.spark.errors import SpoolError, SpoolInUse
+from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.offsets import Segment
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
@@ -272,6 +272,23 @@ def test_segment_that_is_damaged_after_planning_is_quarantined(reader, spool, tm
 
     assert batch.column("body").to_pylist() == [b"body 2"]
     assert (tmp_path / "spool" / "r1" / "000000000001-1.arrow.corrupt").exists()
+
+
+def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
+    partition = SegmentsPartition(spool.location, [Segment("r1", 1, 1, 7)])
+
+    with pytest.raises(SpoolIncomplete, match=r"r1/000000000001-7.arrow is gone, with 7 messages"):
+        list(reader(receivers="external").read(partition))
+
+
+def test_segment_that_is_gone_after_planning_is_left_out_if_the_options_say_so(reader, spool, caplog):
+    spool.writer("r1").write(2, columns(2))
+    partition = SegmentsPartition(spool.location, [Segment("r1", number, 1, 1) for number in (1, 2)])
+
+    [batch] = reader(receivers="external", failOnDataLoss="false").read(partition)
+
+    assert batch.column("body").to_pylist() == [b"body 2"]
+    assert "segment r1/000000000001-1.arrow is gone: the batch goes on without its 1 message" in caplog.text
 
 
 def test_second_query_is_refused(reader):

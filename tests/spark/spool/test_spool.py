@@ -311,7 +311,7 @@ def test_segment_that_is_gone_is_an_error(spool, root):
     [segment] = spool.listing().segments
     spool.prune(spool.listing(), {"r1": 1})
 
-    with pytest.raises(SpoolIncomplete, match=r"r1/000000000001-1.arrow is gone: bring it back"):
+    with pytest.raises(SpoolIncomplete, match=r"r1/000000000001-1.arrow is gone, with 1 message: bring it back"):
         spool.read(segment)
 
 
