@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 
 from gnsq import Producer
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import Partition, write
 from gnsq.spark.pipeline.loading import load_config
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.schema import plain_type
-from gnsq.spark.pipeline.tables import BatchIdentity, Table
+from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.pipeline.windows import Metric, version_of
 from tests.test_readme import example
 

@@ -22,10 +22,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, Partition, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.layout import archive_tables
-from gnsq.spark.pipeline.tables import BatchIdentity
 
 __all__ = ["ArchiveBatches", "dead_letter"]
 
@@ -71,6 +71,8 @@ class ArchiveBatches:
         committed = [table.name for table in self._tables if table.commit(batch, files)]
         if self._sink is not None:
             publish_files(parsed.sparkSession, files, targets[1], dead_letter, self._sink)
+        for table in self._tables:
+            table.finish()
         return [file for file in files if file.table in committed]
 
 

@@ -32,6 +32,7 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile
 from gnsq.spark.pipeline.events import deduplicated, parse, unparsed
@@ -42,7 +43,6 @@ from gnsq.spark.pipeline.preflight import note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, identify, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state, table_state
-from gnsq.spark.pipeline.tables import BatchIdentity
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 

@@ -24,11 +24,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.events import well_formed
 from gnsq.spark.pipeline.layout import metrics_table
-from gnsq.spark.pipeline.tables import BatchIdentity
 from gnsq.spark.pipeline.windows import Metric, value_type, version_of
 
 __all__ = ["MetricsBatches", "aggregated", "metric_body"]
@@ -82,6 +82,7 @@ class MetricsBatches:
         entered = next((file.rows for file in found if file.table == _ENTERED), None)
         is_new = self._table.commit(batch, found, entered)
         publish_files(changed.sparkSession, found, target, functools.partial(metric_body, metric), self._sink)
+        self._table.finish()
         return [file for file in found if is_new and file.table == target.name]
 
 

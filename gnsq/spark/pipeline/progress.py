@@ -26,10 +26,11 @@ from pyarrow import fs
 
 from gnsq.localfiles import sync_directory
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.report import Batch
 from gnsq.spark.pipeline.schema import plain_type
-from gnsq.spark.pipeline.tables import BatchIdentity, sync_files
+from gnsq.spark.pipeline.tables import sync_files
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 

@@ -11,12 +11,12 @@ from typing import Any
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset, pending
+from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.process import running_job
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
-from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
@@ -127,7 +127,7 @@ def _progress(note: Note, now: dt.datetime) -> str:
     return text
 
 
-def table_state(table: Table, now: dt.datetime) -> str:
+def table_state(table: BatchTable, now: dt.datetime) -> str:
     """Describe a table: its size, its last commit, its maintenance. Return "" if it does not exist."""
     try:
         if not table.exists():

@@ -28,7 +28,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -42,6 +41,18 @@ from pyarrow import fs
 
 from gnsq.localfiles import make_directory, sync_directory
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.batches import (
+    EPOCH,
+    OWNER,
+    BatchIdentity,
+    CommittedBatch,
+    TableStatus,
+    check_owner,
+    epoch_of,
+    is_committed,
+    missing_columns,
+    missing_table,
+)
 from gnsq.spark.pipeline.datafiles import (
     DataFile,
     Partition,
@@ -52,16 +63,13 @@ from gnsq.spark.pipeline.datafiles import (
 )
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
-from gnsq.texts import counted
 
 __all__ = [
     "ADOPTED",
-    "BatchIdentity",
     "HOURLY",
     "MERGED",
     "NO_HOOKS",
     "Table",
-    "TableStatus",
     "check_store",
     "delta_location",
     "sync_files",
@@ -70,8 +78,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Properties of a table: the id of its checkpoint; and, with a checkpoint's id appended, the epoch of that checkpoint.
-_OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
 # Delta's property for the columns that have statistics. A column added later has no statistics: older files lack it.
 _STATS = "delta.dataSkippingStatsColumns"
 # Keys that gnsq adds to the information of a commit.
@@ -94,48 +100,6 @@ _CHECKED_ENTRIES = 20
 _ENTRY = re.compile(r"\d{20}\.json")
 # No checkpoint or cleanup after a batch's commit: delta-rs would not sync what they write. Maintenance does both.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatus:
-    """What a table's log tells.
-
-    Attributes:
-        rows, files, size: Of the table's newest version; size in bytes.
-        committed_at: When a batch was committed last; None if the newest 120 log entries do not say it.
-        maintained_at: When a merge or a vacuum was last written to the log; None likewise.
-        entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
-    """
-
-    rows: int
-    files: int
-    size: int
-    committed_at: dt.datetime | None = None
-    maintained_at: dt.datetime | None = None
-    entered: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchIdentity:
-    """Which batch runs.
-
-    Attributes:
-        owner: Spark's id of the query.
-        number: Spark's id of the batch.
-        offsets: Hash of what the checkpoint says about the batch, since a checkpoint that has lost its newest files may
-            give the same number to another batch. 0 if unknown.
-        settings: Hash of the settings that divide the rows of a batch between tables.
-    """
-
-    owner: str
-    number: int
-    offsets: int
-    settings: int
-
-    @property
-    def unchecked(self) -> int:
-        """The batch before, if the checks at the start could not read it in the checkpoint; else -1."""
-        return self.number - 1 if self.offsets == 0 else -1
 
 
 class Table:
@@ -202,30 +166,24 @@ class Table:
         if not self.exists():
             self._check_empty()
             if committed >= 0 and not take_over:
-                batches = counted(committed + 1, "batch", "batches")
-                raise JobFailed(
-                    f"table {self._shown} is missing, and its checkpoint has {batches}: mount the disk that has the "
-                    "table, bring it back from a copy, or --take-over if the job is to go on with a new one"
-                )
+                raise missing_table(self._shown, committed)
             if owner is None:
                 return 0
             self._create(owner)
             return 1
         delta = self._open()
         properties = delta.metadata().configuration
-        found = properties.get(_OWNER)
-        epochs = [int(value) for name, value in properties.items() if name.startswith(_EPOCH)]
-        epoch = int(properties.get(f"{_EPOCH}{owner}", max(epochs, default=0) + (owner is not None)))
-        if (found is None or found != owner) and not take_over:
-            raise JobFailed(self._taken(found, owner))
+        epoch = epoch_of(properties, owner)
+        if not take_over:
+            check_owner(self._shown, properties, owner)
         self._check_partition(delta)
         missing = self._missing_fields(delta)
         before = delta.version()
         with _errors(self.location):
             if missing and owner is not None:
                 delta.alter.add_columns(missing, post_commithook_properties=NO_HOOKS)
-            if owner is not None and found != owner:
-                changed = {_OWNER: owner, f"{_EPOCH}{owner}": str(epoch)}
+            if owner is not None and properties.get(OWNER) != owner:
+                changed = {OWNER: owner, f"{EPOCH}{owner}": str(epoch)}
                 delta.alter.set_table_properties(
                     changed, raise_if_not_exists=False, post_commithook_properties=NO_HOOKS
                 )
@@ -240,27 +198,12 @@ class Table:
                 batch with this number, or this batch with other settings.
         """
         delta = self._open()
-        if (current := delta.metadata().configuration.get(_OWNER)) != batch.owner:
-            raise JobFailed(self._taken(current, batch.owner))
+        check_owner(self._shown, delta.metadata().configuration, batch.owner)
         application, *hashes = _applications(batch.owner)
         last = delta.transaction_version(application)
-        if last is None or last < batch.number:
+        if last is None:
             return False
-        offsets, settings = map(delta.transaction_version, hashes)
-        is_other = bool(offsets and batch.offsets and offsets != batch.offsets)
-        if last > batch.number or is_other:
-            raise JobFailed(
-                f"table {self._shown} has batch {last} of this checkpoint, and {'another ' if is_other else ''}batch "
-                f"{batch.number} runs: the checkpoint is older than the table. Start with a new one, and with "
-                "--take-over"
-            )
-        if settings not in (None, batch.settings):
-            raise JobFailed(
-                f"table {self._shown} has batch {last}, which was begun with other settings (fields, required_fields, "
-                "time_field, max_ahead, or keys of [[metrics]]) and is not done: start the job with the settings of "
-                "before and --once, then with the new ones"
-            )
-        return True
+        return is_committed(self._shown, batch, CommittedBatch(last, *map(delta.transaction_version, hashes)))
 
     def commit(self, batch: BatchIdentity, files: Iterable[DataFile], entered: int | None = None) -> bool:
         """Make a batch's files part of the table, all or none, and durable.
@@ -359,13 +302,16 @@ class Table:
             store.put(f"_delta_log/{0:020}.json", b"\n".join([*filled.splitlines(), *lines]))
         return found
 
+    def finish(self) -> None:
+        """Do nothing: the files of a batch are the table's own."""
+
     def status(self) -> TableStatus:
         """Read the status from the table's log. Changes nothing."""
         delta = self._open()
         with _errors(self.location):
             files = pa.table(delta.get_add_actions())
             batch, kept = self._newest_commits(delta.version())
-            owners = [name.removeprefix(_EPOCH) for name in delta.metadata().configuration if name.startswith(_EPOCH)]
+            owners = [name.removeprefix(EPOCH) for name in delta.metadata().configuration if name.startswith(EPOCH)]
             entered = [delta.transaction_version(_entered(owner)) for owner in owners]
         return TableStatus(
             sum(files.column("num_records").to_pylist()),
@@ -432,8 +378,8 @@ class Table:
                 schema,
                 partition_by=self._columns,
                 configuration={
-                    _OWNER: owner,
-                    f"{_EPOCH}{owner}": "1",
+                    OWNER: owner,
+                    f"{EPOCH}{owner}": "1",
                     _STATS: ",".join(name for name in stats_columns(self.schema) if name not in self._columns),
                 },
                 storage_options=self._options,
@@ -442,19 +388,6 @@ class Table:
         if self._root is not None:
             sync_directory(self._root)
         self._synced(self._delta, -1)
-
-    def _taken(self, found: str | None, owner: str | None) -> str:
-        if found is None:
-            return (
-                f"table {self._shown} is there, and no job has made it: give another output, or --take-over if this "
-                "job is to write into it"
-            )
-        who = "is new, so it" if owner is None else f"is {owner}, so it"
-        return (
-            f"table {self._shown} belongs to the checkpoint {found or 'of another job'}; this job's checkpoint {who} "
-            "does not fit: bring that checkpoint back, give another output, or --take-over if the job that wrote "
-            "there is gone and this one goes on"
-        )
 
     def _check_partition(self, delta: DeltaTable) -> None:
         found = delta.metadata().partition_columns
@@ -465,24 +398,10 @@ class Table:
             )
 
     def _missing_fields(self, delta: DeltaTable) -> list[Field]:
-        found = {each.name: each.type for each in delta.schema().fields}
-        names = {name.lower(): name for name in found}
-        missing = []
-        for each in Schema.from_arrow(self.schema).fields:
-            if each.name not in found:
-                if each.name.lower() in names:
-                    raise JobFailed(
-                        f"table {self._shown} has column {names[each.name.lower()]}, and the field is {each.name} now: "
-                        "give it the name of before, since case makes no difference"
-                    )
-                missing.append(each)
-            elif found[each.name] != each.type:
-                other = "the setting raw as it was" if each.name == "body" else "the field another name"
-                raise JobFailed(
-                    f"table {self._shown} has column {each.name} of type {_type(found[each.name])}, and its type is "
-                    f"{_type(each.type)} now: leave it, give {other}, or give another output"
-                )
-        return missing
+        found = {each.name: _type(each.type) for each in delta.schema().fields}
+        fields = {each.name: each for each in Schema.from_arrow(self.schema).fields}
+        wanted = {name: _type(field.type) for name, field in fields.items()}
+        return [fields[name] for name in missing_columns(self._shown, found, wanted)]
 
     def _check_values(self, delta: DeltaTable, files: list[DataFile]) -> None:
         if self.partition is None or not self.partition.is_field:

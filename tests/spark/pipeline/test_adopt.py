@@ -15,10 +15,11 @@ from deltalake import DeltaTable
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.adopt import adopt
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import write
 from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.maintenance import lock_tables, maintain_table
-from gnsq.spark.pipeline.tables import BatchIdentity, Table
+from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.pipeline.helpers import config_for, put_checkpoint
 

@@ -8,8 +8,8 @@ from pyspark.errors import PySparkException
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, dead_letter
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.layout import archive_tables
-from gnsq.spark.pipeline.tables import BatchIdentity
 from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
 
 BODIES = [

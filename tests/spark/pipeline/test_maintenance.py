@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import Partition, write
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
@@ -31,7 +32,7 @@ from gnsq.spark.pipeline.maintenance import (
     vacuum,
 )
 from gnsq.spark.pipeline.progress import Notebook
-from gnsq.spark.pipeline.tables import BatchIdentity, Table
+from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import wait_for
 from tests.spark.pipeline.helpers import config_for

@@ -5,13 +5,13 @@ import re
 import pyarrow as pa
 
 from gnsq.spark.offsets import encode_offset
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import write
 from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.process import lock_job
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
-from gnsq.spark.pipeline.tables import BatchIdentity
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns, publish
 from tests.spark.pipeline.helpers import OPERATOR, config_for, put_note

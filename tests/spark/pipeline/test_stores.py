@@ -7,8 +7,9 @@ import pytest
 from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.tables import BatchIdentity, Table, check_store
+from gnsq.spark.pipeline.tables import Table, check_store
 from tests.spark.pipeline.helpers import delta_table, table_rows
 from tests.spark.s3proxy import s3_proxy
 

@@ -11,8 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.tables import BatchIdentity, Table, delta_location
+from gnsq.spark.pipeline.tables import Table, delta_location
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("n", pa.int32())])
 BY_DAY = Partition("day", "event_time")
