@@ -7,7 +7,7 @@ import datetime as dt
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,9 @@ from gnsq.spark.pipeline.loading import load_config, setting_options
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from gnsq.spark.pipeline.process import StopRequest
     from gnsq.spark.pipeline.session import OpenSession
 
 __all__ = ["main", "run_job"]
@@ -158,7 +161,7 @@ def run_job(
     new_topic: bool = False,
     take_over: bool = False,
 ) -> bool:
-    """Run the job until its queries end, or until SIGINT or SIGTERM. Return False if a signal has stopped it.
+    """Start Spark and run the job until its queries end, or until SIGINT or SIGTERM. Return False after a signal.
 
     Args:
         session: Makes the Spark session; None: open_session().
@@ -168,69 +171,37 @@ def run_job(
         NSQException, OSError, ValueError: If the job can't start, or fails.
     """
     # Import these slow modules here: --help and errors in the settings do not need them.
-    from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
-    from gnsq.spark.pipeline.process import StopRequest, lock_job
+    from gnsq.spark.pipeline.process import JobStopped, StopRequest
+    from gnsq.spark.pipeline.runner import run_queries
 
     with StopRequest() as stop:
-        # Check nsqd first, so that a typing error in the topic leaves no directories behind.
-        check_nsq(config, survey(config), once=once, new_topic=new_topic)
-        check_work(config)
-        with lock_job(Path(config.work)):
-            check_places(config, take_over=take_over)
-            create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
-            if stop.is_set:
-                return _stopped(once)
-            from gnsq.spark.pipeline.job import Job
-            from gnsq.spark.pipeline.report import batch_line, summary_lines
-            from gnsq.spark.pipeline.session import is_submitted, open_session
-
-            click.echo("starting" if is_submitted() else f"starting Spark; its messages go to {config.log}")
-            with (session or open_session)(
-                "gnsq-pipeline", master=config.master or None, settings=config.spark, log=config.log
-            ) as spark:
-                # Install the signal handlers again: SparkContext has replaced the one of SIGINT.
-                stop.install()
-                job = Job(spark, config, lambda batch: click.echo(batch_line(batch)), take_over=take_over)
-
-                def sum_up() -> None:
-                    for line in summary_lines(job.close(), config.queries):
-                        click.echo(line)
-
-                finished = False
-                with _unless_interrupted(sum_up):
-                    if not stop.is_set:
-                        job.start(once=once)
-                        finished = job.wait(lambda: stop.is_set)
-                    if finished:
-                        job.maintain()
-                    elif stop.is_set:
-                        click.echo("stopping in order; a second Ctrl-C ends it at once")
-            if not finished:
-                return _stopped(once, job.unread())
-            job.check_drained()
-            return True
-
-
-def _stopped(once: bool, unread: str = "") -> bool:
-    """Return False, as run_job() does after a signal. With once, raise JobStopped instead, since not all was read."""
-    from gnsq.spark.pipeline.process import JobStopped  # slow to load, as in run_job()
-
-    if once:
-        raise JobStopped(f"stopped before all was read ({unread or 'nothing yet'}): start again")
-    return False
+        summary = run_queries(
+            config,
+            lambda: _started(config, session, stop),
+            stop=stop.asked,
+            report=click.echo,
+            log=str(config.log),
+            once=once,
+            new_topic=new_topic,
+            take_over=take_over,
+            is_killed_by_interrupt=True,
+        )
+    if once and not summary.finished:
+        raise JobStopped(f"stopped before all was read ({summary.progress() or 'nothing yet'}): start again")
+    return summary.finished
 
 
 @contextlib.contextmanager
-def _unless_interrupted(end: Callable[[], None]) -> Iterator[None]:
-    """Call end() after the block, also if it raises, but not after KeyboardInterrupt: end() may wait for Spark."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        end()
-        raise
-    end()
+def _started(config: PipelineConfig, session: OpenSession | None, stop: StopRequest) -> Iterator[SparkSession]:
+    from gnsq.spark.pipeline.session import is_submitted, open_session  # loads pyspark
+
+    click.echo("starting" if is_submitted() else f"starting Spark; its messages go to {config.log}")
+    with (session or open_session)(
+        "gnsq-pipeline", master=config.master or None, settings=config.spark, log=config.log
+    ) as spark:
+        # Install the signal handlers again: SparkContext has replaced the one of SIGINT.
+        stop.install()
+        yield spark
 
 
 if __name__ == "__main__":

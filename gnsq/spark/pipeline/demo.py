@@ -108,7 +108,7 @@ def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, se
         published = 0
         with Producer(nsqds) as producer:
             for batch in _batches(bodies):
-                if stop.is_set:
+                if stop.asked.is_set():
                     raise JobStopped
                 producer.multipublish(TOPIC, batch)
                 published += len(batch)

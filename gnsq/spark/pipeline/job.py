@@ -81,22 +81,28 @@ class Job:
 
     Args:
         report: Called after each batch that has rows, in the thread that calls wait().
+        log: Where Spark's messages are, for warnings.
         take_over: Accept tables that belong to other checkpoints.
+
+    Attributes:
+        summary: What the run has done. close() completes it.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         config: PipelineConfig,
-        report: Callable[[Batch], None],
+        report: Callable[[Batch], object],
         *,
+        log: str = "Spark's log",
         take_over: bool = False,
     ) -> None:
         self._spark = spark
         self._config = config
         self._report = report
+        self._log = log
         self._take_over = take_over
-        self._summary = Summary()
+        self.summary = Summary()
         self._started_at = time.monotonic()
         self._queries: dict[str, StreamingQuery] = {}
         self._listener = _Listener()
@@ -111,9 +117,8 @@ class Job:
         self._maintenance = Maintenance(config)
         # Query and batch -> files that the batch has committed, until the batch's progress event comes.
         self._committed: dict[tuple[str, int], list[DataFile]] = {}
-        # With once: number of messages that a query must read, and the segments that its spool had at the start. The
-        # first progress event says which of these were read before; the rows of the others are added to _due.
-        self._due: dict[str, int] = {}
+        # With once: the segments that the spool of a query had at the start. The first progress event says which of
+        # these were read before; the rows of the others are added to summary.due.
         self._spooled: dict[str, tuple[Segment, ...]] = {}
 
     def start(self, *, once: bool) -> None:
@@ -215,22 +220,22 @@ class Job:
     def close(self) -> Summary:
         """Stop the maintenance and remove the listener; return the summary of the run."""
         self._maintenance.stop()
-        self._summary.merged = self._maintenance.merged
+        self.summary.merged = self._maintenance.merged
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
         for table in itertools.chain.from_iterable(query_tables(self._config).values()):
             if text := table_state(table, dt.datetime.now(dt.UTC)):
-                self._summary.tables[table.name] = text
+                self.summary.tables[table.name] = text
         for query in self._config.queries:
             try:
                 state = spool_state(self._config, query, None)
             except (NSQException, OSError) as error:
                 logger.warning("spool of %s: %s", query, error)
                 continue
-            self._summary.set_aside[query] = (state.set_aside, state.rows_set_aside)
-        self._summary.seconds = time.monotonic() - self._started_at
-        return self._summary
+            self.summary.set_aside[query] = (state.set_aside, state.rows_set_aside)
+        self.summary.seconds = time.monotonic() - self._started_at
+        return self.summary
 
     def check_drained(self) -> None:
         """With once, check that the queries, which have ended, have read all messages that existed at the start.
@@ -238,8 +243,8 @@ class Job:
         Raises:
             JobFailed: If a query has read fewer messages and nsqd has some left, or if nsqd does not answer.
         """
-        for query, due in self._due.items():
-            read = self._summary.rows.get(query, 0)
+        for query, due in self.summary.due.items():
+            read = self.summary.rows.get(query, 0)
             try:
                 left = depth_of(self._config, query)
             except NSQException as error:
@@ -254,13 +259,9 @@ class Job:
                     f"read {read:,} of {due:,}, then nothing came for idleTimeout: {trouble}"
                 )
 
-    def unread(self) -> str:
-        """Describe, for a job that was stopped, how many of the messages at the start each query has read."""
-        return ", ".join(f"{query} {self._summary.rows.get(query, 0):,} of {due:,}" for query, due in self._due.items())
-
     def _look_for_messages(self, query: str) -> None:
         try:
-            self._due[query] = depth_of(self._config, query)
+            self.summary.due[query] = depth_of(self._config, query)
             self._spooled[query] = tuple(Spool(self._config.spool_of(query)).listing().segments)
         except NSQException as error:
             raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
@@ -311,7 +312,7 @@ class Job:
         if name in self._spooled:
             start = start_of(progress)
             vector = decode_offset(start, self._config.read_options(name).source) if start is not None else {}
-            self._due[name] += sum(segment.rows for segment in pending(self._spooled.pop(name), vector))
+            self.summary.due[name] += sum(segment.rows for segment in pending(self._spooled.pop(name), vector))
         batch = batch_of(name, progress)
         tables: dict[str, list[int]] = {}
         for file in self._committed.pop((name, batch.batch_id), ()):
@@ -329,7 +330,7 @@ class Job:
                 "by more than the setting deduplicate; the results lack what was dropped",
                 *(name, batch.batch_id, counted(batch.dropped, "row")),
             )
-        self._summary.add(batch)
+        self.summary.add(batch)
         self._troubles[name] = batch.trouble
         self._report(batch)
 
@@ -337,7 +338,7 @@ class Job:
         """Log a warning if a query gets no messages though it should: without batches, no report would show it."""
         trouble = self._silence[name].notice(rows, source)
         if trouble:
-            logger.warning("query %s: %s; see %s", name, trouble, self._config.log)
+            logger.warning("query %s: %s; see %s", name, trouble, self._log)
 
 
 def _raise_failure(name: str, query: StreamingQuery) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -65,7 +66,7 @@ def _sentence(meaning: str) -> str:
     return meaning[0].upper() + meaning[1:] + "."
 
 
-def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineConfig:
+def load_config(path: str | None, overrides: Mapping[str, object] = MappingProxyType({})) -> PipelineConfig:
     """Read a TOML file, if any. Overrides (command line, environment) win over the file. Mappings are merged.
 
     Raises:

@@ -62,10 +62,10 @@ def running_job(work: Path) -> int | None:
 
 
 class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a flag that asks the job to stop. Context manager, for the main thread."""
+    """Sets an event, ``asked``, at the first SIGINT or SIGTERM. Context manager, for the main thread."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self.asked = threading.Event()
         self._before: dict[int, Any] = {}  # Any: as signal.signal() returns it
 
     def install(self) -> None:
@@ -73,15 +73,6 @@ class StopRequest:
         for number in _SIGNALS:
             before = signal.signal(number, self._ask)
             self._before.setdefault(number, before)
-
-    @property
-    def is_set(self) -> bool:
-        """True if a signal came."""
-        return self._asked.is_set()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to timeout seconds for a signal; return True if one came."""
-        return self._asked.wait(timeout)
 
     def __enter__(self) -> Self:
         self.install()
@@ -94,6 +85,6 @@ class StopRequest:
             signal.signal(number, before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked.set()
+        self.asked.set()
         for each in _SIGNALS:
             signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)

@@ -81,19 +81,31 @@ class Silence:
 
 @dataclass(slots=True)
 class Summary:
-    """What a run has done."""
+    """What a run has done; mappings by the names of queries.
 
+    Attributes:
+        finished: True if the queries have ended by themselves: with once, all messages have been read.
+        rows, batches, duplicates: Numbers of messages read, of batches with rows, and of duplicates left out.
+        due: With once, number of messages that existed at the start.
+        dead_letters: Number of malformed messages.
+        late: Number of windows and keys that were left out, in all batches, since they were later than keep_windows.
+        set_aside: Numbers of segments of the spool that could not be read, and of their messages.
+        state: Rows and bytes of a query's state after its last batch.
+        tables: Table -> its size, last commit and maintenance at the end, as text.
+        merged: Number of files of tables that maintenance has merged.
+        seconds: How long the run took.
+    """
+
+    finished: bool = False
     rows: dict[str, int] = field(default_factory=dict)
     batches: dict[str, int] = field(default_factory=dict)
     duplicates: dict[str, int] = field(default_factory=dict)
+    due: dict[str, int] = field(default_factory=dict)
     dead_letters: int = 0
     late: int = 0
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # Query -> rows and bytes of its state after its last batch.
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # Table -> its size, last commit and maintenance at the end, as text.
     tables: dict[str, str] = field(default_factory=dict)
-    # Number of files of tables that maintenance has merged.
     merged: int = 0
     seconds: float = 0.0
 
@@ -106,6 +118,10 @@ class Summary:
             self.dead_letters += batch.malformed
         else:
             self.late += batch.dropped
+
+    def progress(self) -> str:
+        """Describe, for a run with once that was stopped, how many of its messages each query has read."""
+        return ", ".join(f"{query} {self.rows.get(query, 0):,} of {due:,}" for query, due in self.due.items())
 
 
 def batch_line(batch: Batch) -> str:

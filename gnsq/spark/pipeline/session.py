@@ -1,8 +1,13 @@
-"""The job's Spark session: settings that it needs, and Spark's own messages in a file instead of on the terminal."""
+"""The job's Spark session, with the settings that the job needs.
+
+open_session() starts Spark, with Spark's messages in a file instead of on the terminal. borrow_session() uses a Spark
+that runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import subprocess
@@ -19,8 +24,11 @@ from pyspark.sql import SparkSession
 from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
+from gnsq.spark.pipeline.config import PipelineConfig
 
-__all__ = ["OpenSession", "is_submitted", "open_session", "session_settings"]
+__all__ = ["OpenSession", "borrow_session", "check_classic", "is_submitted", "open_session", "session_settings"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds to wait for the JVM to end.
 JVM_PATIENCE = 10.0
@@ -68,6 +76,66 @@ def session_settings(master: str) -> dict[str, str]:
         return dict(_SETTINGS)
     cores = os.cpu_count() if local[1] == "*" else int(local[1] or 1)
     return {**_SETTINGS, **_LOCAL_SETTINGS, "spark.sql.shuffle.partitions": str(cores)}
+
+
+def check_classic(spark: object) -> None:
+    """Check that a session is one that a job can run in.
+
+    Raises:
+        JobFailed: If it is a session of Spark Connect, is no session, or was stopped.
+    """
+    if not isinstance(spark, SparkSession):
+        kind = f"{type(spark).__module__}.{type(spark).__name__}"
+        what = "a session of Spark Connect" if ".connect." in kind else "no Spark session"
+        raise JobFailed(
+            f"the job needs a classic Spark session, and {kind} is {what}: run the job in the driver's own process, "
+            "such as by spark-submit"
+        )
+    if spark.sparkContext._jsc is None:
+        raise JobFailed("the Spark session was stopped: give one that runs")
+
+
+@contextlib.contextmanager
+def borrow_session(spark: SparkSession, config: PipelineConfig) -> Iterator[SparkSession]:
+    """Make a new session in a Spark that runs, with the job's settings. At the end, stop the queries of that session.
+
+    A setting of config.spark that Spark takes only at its start is logged as a WARNING, unless Spark has that value.
+
+    Raises:
+        JobFailed: If Spark refuses the value of a setting.
+    """
+    try:
+        session = spark.newSession()
+        master = session.sparkContext.master
+        own = {key: value for key, value in session_settings(master).items() if key.startswith("spark.sql.")}
+        if config.master and config.master != master:
+            logger.warning("setting master %s has no effect: this Spark runs on %s", config.master, master)
+        for key, value in {**own, **config.spark}.items():
+            _set(session, key, value)
+        register(session)
+    except (PySparkException, Py4JError) as error:
+        raise JobFailed(f"this Spark session can't be used: {root_cause(str(error))}") from error
+    try:
+        yield session
+    finally:
+        # A new session has only the queries that were started in it.
+        with contextlib.suppress(PySparkException, Py4JError, ConnectionError):  # the caller may have stopped Spark
+            for query in session.streams.active:
+                query.stop()
+
+
+def _set(session: SparkSession, key: str, value: str) -> None:
+    try:
+        session.conf.set(key, value)
+    except PySparkException as error:
+        if not (error.getCondition() or "").startswith("CANNOT_MODIFY"):
+            raise
+        found = session.conf.get(key, None)
+        if found != value:
+            logger.warning(
+                "setting spark: %s can only be given when Spark starts: the job runs with %s, not with %r",
+                *(key, "Spark's default" if found is None else repr(found), value),
+            )
 
 
 def _submitted_master() -> str:

@@ -18,7 +18,6 @@ from gnsq.spark.pipeline.preflight import check_places, create_channels
 from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
 from gnsq.spark.spool.spool import Spool
-from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish
 from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, sum_of_counts, table_rows
 
@@ -83,21 +82,6 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
 
 
 @pytest.mark.spark
-def test_raw_bodies_are_archived_and_nothing_else(run, fakensqd, config, tmp_path):
-    bodies = [bytes([number, 255, 0]) for number in range(20)]
-    for part in (bodies[:10], bodies[10:]):
-        publish(fakensqd, "clicks", part)
-        reports, summary = run(replace(config, raw=True, fields={}))
-
-    assert sorted(row["body"] for row in table_rows(tmp_path / "output" / "archive")) == bodies
-    assert {path.name for path in (tmp_path / "output").iterdir()} == {"archive"}
-    assert {path.name for path in (tmp_path / "work").iterdir() if path.is_dir()} == {"archive"}
-    assert channel_stats(fakensqd, "clicks", "metrics") is None
-    assert (summary.rows, summary.dead_letters, summary.set_aside) == ({"archive": 10}, 0, {"archive": (0, 0)})
-    assert [batch.tables for batch in reports] == [{"archive": [10]}]
-
-
-@pytest.mark.spark
 def test_drained_job_goes_on_with_a_new_checkpoint_and_more_partitions(run, fakensqd, config, tmp_path):
     publish(fakensqd, "clicks", GOOD)
     check_places(config)
@@ -119,20 +103,6 @@ def test_drained_job_goes_on_with_a_new_checkpoint_and_more_partitions(run, fake
     assert sorted((row["epoch"], row["count"]) for row in rows) == [(1, 1)] * 30 + [(2, 1)] * 10
     assert len(list((tmp_path / "work/metrics/checkpoint/state/0").glob("[0-9]*"))) == 3
     check_places(more)
-
-
-@pytest.mark.spark
-def test_account_holds_on_an_object_store(run, fakensqd, config, s3, tmp_path):
-    publish(fakensqd, "clicks", GOOD + BAD)
-    output = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-
-    _, summary = run(replace(config, output=output))
-
-    archived = table_rows(join_uri(output, "archive"))
-    assert sorted(row["body"].encode() for row in archived) == GOOD
-    assert sum(row["count"] for row in table_rows(join_uri(output, "metrics/counts"))) == len(GOOD)
-    assert (summary.rows, summary.dead_letters) == ({"archive": 32, "metrics": 32}, 2)
-    assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
 
 
 @pytest.mark.spark
@@ -242,28 +212,28 @@ def test_what_was_read_before_the_start_is_not_waited_for(fakensqd, config):
     job._handle_progress("archive", told)
     job._handle_progress("archive", told)
 
-    assert job.unread() == "archive 20 of 33"
+    assert job.summary.progress() == "archive 20 of 33"
 
 
 def test_drained_means_all_that_was_there(fakensqd, config):
     publish(fakensqd, "clicks", GOOD)
     job = Job(None, config, lambda batch: None)
-    job._due = {"archive": 30}
+    job.summary.due = {"archive": 30}
 
     with pytest.raises(JobFailed, match="archive has ended with 30 messages left at nsqd: it has read 0 of 30"):
         job.check_drained()
     job._troubles["archive"] = "a:4150 not connected: refused"
     with pytest.raises(JobFailed, match="nothing came for idleTimeout: a:4150 not connected: refused"):
         job.check_drained()
-    assert job.unread() == "archive 0 of 30"
-    job._summary.rows["archive"] = 30
+    assert job.summary.progress() == "archive 0 of 30"
+    job.summary.rows["archive"] = 30
     job.check_drained()
 
 
 def test_whether_it_is_drained_may_not_be_known(tmp_path):
     config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
     job = Job(None, config, lambda batch: None)
-    job._due = {"archive": 0}
+    job.summary.due = {"archive": 0}
 
     with pytest.raises(JobFailed, match="query archive: whether all is read is not known"):
         job.check_drained()

@@ -39,16 +39,16 @@ def test_lock_follows_no_symlink(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_is_a_request(number):
     with StopRequest() as stop:
-        assert not stop.is_set
+        assert not stop.asked.is_set()
         os.kill(os.getpid(), number)
-        assert stop.wait(5)
-        assert stop.is_set
+        assert stop.asked.wait(5)
+        assert stop.asked.is_set()
 
 
 def test_second_interrupt_is_one():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(5)
+        assert stop.asked.wait(5)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 

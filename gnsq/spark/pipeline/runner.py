@@ -1,0 +1,142 @@
+"""One run of the job: the checks before Spark is used, the job's lock, its queries, and their end.
+
+run() uses a Spark that runs already. The command line, in __main__.py, starts Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.report import Summary, batch_line, summary_lines
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["run", "run_queries"]
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    spark: SparkSession,
+    config: PipelineConfig,
+    *,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    report: Callable[[str], object] | None = None,
+    new_topic: bool = False,
+    take_over: bool = False,
+) -> Summary:
+    """Run the job in a Spark that runs already, in a new session with settings of its own, until the job ends.
+
+    May be called from any thread, also for several jobs at the same time. Neither starts nor stops Spark, and changes
+    no setting of the given session. The settings master and log_file are not for this Spark: its messages go where it
+    writes them, and only the messages of the maintenance process go to log_file.
+
+    Args:
+        spark: A classic session; Spark Connect has none of the JVM's objects that the job needs.
+        once: End after all messages that exist now have been read. Otherwise run until stopped.
+        stop: Stops the job in order when it is set. KeyboardInterrupt also stops the queries, and is raised again.
+        report: Called, in the calling thread, with a line of text for each batch and for the summary, such as print;
+            None: the lines are logged as INFO.
+        new_topic: Start although no nsqd has the topic yet.
+        take_over: Go on with tables that belong to another checkpoint, whose job must not run.
+
+    Returns:
+        What the run has done. finished is False if stop has ended it.
+
+    Raises:
+        NSQException, OSError, ValueError: If the job can't start, or fails (mostly JobFailed).
+    """
+    from gnsq.spark.pipeline.session import borrow_session, check_classic  # these load pyspark
+
+    check_classic(spark)
+    return run_queries(
+        config,
+        lambda: borrow_session(spark, config),
+        stop=stop or threading.Event(),
+        report=report or logger.info,
+        log="Spark's log",
+        once=once,
+        new_topic=new_topic,
+        take_over=take_over,
+    )
+
+
+def run_queries(
+    config: PipelineConfig,
+    open_spark: Callable[[], AbstractContextManager[SparkSession]],
+    *,
+    stop: threading.Event,
+    report: Callable[[str], object],
+    log: str,
+    once: bool,
+    new_topic: bool,
+    take_over: bool,
+    is_killed_by_interrupt: bool = False,
+) -> Summary:
+    """Check everything, lock the work directory, open Spark, and run the queries; the other arguments are run()'s.
+
+    Args:
+        open_spark: Makes the session, and ends its queries. It is called after all checks.
+        log: Where Spark's messages are, for warnings.
+        is_killed_by_interrupt: After a KeyboardInterrupt, call nothing of Spark: open_spark kills it.
+    """
+    # Import these slow modules here: --help and errors in the settings do not need them.
+    from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
+    from gnsq.spark.pipeline.process import lock_job
+
+    if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
+        raise ValueError("once needs nsqd_http_addresses or lookupd_http_addresses, to know when all is read")
+    # Check nsqd first, so that a typing error in the topic leaves no directories behind.
+    check_nsq(config, survey(config), once=once, new_topic=new_topic)
+    check_work(config)
+    with lock_job(Path(config.work)):
+        check_places(config, take_over=take_over)
+        create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
+        if stop.is_set():
+            return Summary()
+        from gnsq.spark.pipeline.job import Job
+
+        with open_spark() as spark:
+            job = Job(spark, config, lambda batch: report(batch_line(batch)), log=log, take_over=take_over)
+
+            def sum_up() -> None:
+                for line in summary_lines(job.close(), config.queries):
+                    report(line)
+
+            with _ended(sum_up, also_interrupted=not is_killed_by_interrupt):
+                if not stop.is_set():
+                    job.start(once=once)
+                    job.summary.finished = job.wait(stop.is_set)
+                if job.summary.finished:
+                    job.maintain()
+                else:
+                    report(
+                        "stopping in order" + ("; a second Ctrl-C ends it at once" if is_killed_by_interrupt else "")
+                    )
+        if job.summary.finished:
+            job.check_drained()
+        return job.summary
+
+
+@contextlib.contextmanager
+def _ended(end: Callable[[], None], *, also_interrupted: bool) -> Iterator[None]:
+    """Call end() after the block, also if it raises; after KeyboardInterrupt only if also_interrupted is True."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if also_interrupted:
+            end()
+        raise
+    except BaseException:
+        end()
+        raise
+    end()
