@@ -69,8 +69,9 @@ FOLDERS = {
     "producer": CLIENT,
     "contrib": {*CLIENT, "consumer", "producer"},
     "spark": {
-        *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult", "addresses"],
-        *["concurrency", "consumer", "errors", "finish_all", "localfiles", "options", "producer", "protocol", "texts"],
+        *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
+        *["addresses", "backofftimer", "concurrency", "consumer", "errors", "finish_all", "localfiles", "options"],
+        *["producer", "protocol", "texts"],
     },
 }
 

@@ -1,26 +1,32 @@
 """``python -m gnsq.spark.receiver``: a receiver as its own process, for the option receivers=external.
 
-Its flags are the fields of ReadOptions that a receiver uses, without the secrets; and --verbose.
+Its flags are the fields of ReadOptions that a receiver uses, without the secrets; and those of the process itself. With
+--processes it supervises several receivers, which are processes of the same program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gevent
 from gevent.event import Event
+from gevent.os import make_nonblocking, nb_read
 from gevent.util import wrap_errors
 
 from gnsq.errors import NSQException
 from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import QUERY_ONLY_OPTIONS, ReadOptions, ordered_fields, shown, spark_name
+from gnsq.spark.receiver.health import HealthServer, parse_health_address, why_not_live, why_not_ready
 from gnsq.spark.receiver.receiver import Receiver, tune_gc
+from gnsq.spark.receiver.supervisor import Supervisor
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
@@ -99,8 +105,14 @@ def _spark_options(values: dict[str, Any]) -> dict[str, str]:  # Any: as click p
 # --- the program
 
 
-def _run(verbose: bool, **values: Any) -> None:  # Any: as click passes them
+def _run(verbose: bool, processes: int, health_address: str, supervised: bool, **values: Any) -> None:  # Any: click's
     """Write the messages of an NSQ channel into a spool that a Spark query reads, until SIGTERM or SIGINT.
+
+    Then it asks for no more messages, writes those that it has into the spool, and ends, within 20 seconds. With
+    --processes, a receiver that ends by itself is started again.
+
+    Exit status: 0 if it has stopped in order; 1 if the spool can't be used, a receiver has failed, or one had to be
+    killed; 2 if an option is wrong.
 
     Each option has an environment variable, too, such as GNSQ_RECEIVER_MAX_IN_FLIGHT. Secrets have only a variable:
     GNSQ_RECEIVER_AUTH_SECRET (or --auth-secret-file), GNSQ_RECEIVER_TLS_KEY_PASSWORD.
@@ -109,7 +121,6 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as click passes them
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logger.setLevel(logging.INFO)
-    tune_gc()
     stop = Event()
     signals = [gevent.signal_handler(number, stop.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
@@ -117,16 +128,15 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as click passes them
         if not options.spool:
             raise ValueError("option spool is required")
         check_addresses(options)
+        if health_address:
+            _check_health_address(health_address)
         spool = Spool(options.spool, options.spool_permissions)
-        receiver = Receiver(options, spool)
-        # The file system may hang. Until it answers, no message is received, and a signal may end the process.
-        starting = gevent.spawn(wrap_errors(Exception, receiver.start))
-        gevent.wait([stop, starting], count=1)
-        if not starting.ready():
-            click.echo("stopped before the spool could be written", err=True)
-            sys.exit(0)
-        if starting.value is not None:
-            raise starting.value
+        if processes > 1:
+            is_orderly = _supervise(processes, health_address, stop)
+        else:
+            if supervised:
+                gevent.spawn(_stop_after_input, stop)
+            is_orderly = _receive(options, spool, health_address, stop)
     except (ValueError, TypeError) as error:
         raise click.UsageError(_with_flag_names(str(error))) from error
     except OSError as error:
@@ -134,11 +144,35 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as click passes them
         raise click.ClickException(f"spool {location}: {error}: give a directory that can be written") from error
     except NSQException as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"receiving {options.source} into {spool.location}/{receiver.id}", err=True)
-    _report(receiver, stop)
-    receiver.close()
     for handler in signals:
         handler.cancel()
+    sys.exit(0 if is_orderly else 1)
+
+
+def _check_health_address(address: str) -> None:
+    try:
+        parse_health_address(address)
+    except ValueError as error:
+        raise ValueError(f"--health-address: {error}") from error
+
+
+def _receive(options: ReadOptions, spool: Spool, health_address: str, stop: Event) -> bool:
+    """Run one receiver. Return True if it has stopped in order."""
+    tune_gc()
+    receiver = Receiver(options, spool)
+    checks = {"/live": lambda: why_not_live(receiver), "/ready": lambda: why_not_ready(receiver)}
+    with _serving(health_address, checks):
+        # The file system may hang. Until it answers, no message is received, and a signal may end the process.
+        starting = gevent.spawn(wrap_errors(Exception, receiver.start))
+        gevent.wait([stop, starting], count=1)
+        if not starting.ready():
+            click.echo("stopped before the spool could be written", err=True)
+            return True
+        if starting.value is not None:
+            raise starting.value
+        click.echo(f"receiving {options.source} into {spool.location}/{receiver.id}", err=True)
+        _report(receiver, stop)
+        receiver.close()
     total = f"{counted(receiver.rows, 'row')} in {counted(receiver.segments, 'segment')}"
     if receiver.error is not None:
         raise click.ClickException(
@@ -149,7 +183,46 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as click passes them
     if receiver.is_stuck:
         # With sys.exit(), pyarrow would wait half a minute for its last request.
         os._exit(0)
-    sys.exit(0)
+    return True
+
+
+def _supervise(processes: int, health_address: str, stop: Event) -> bool:
+    """Run several receivers. Return True if all have stopped in order."""
+
+    def command(health_socket: str) -> list[str]:
+        # The last value of a flag is valid.
+        own = ["--processes=1", f"--health-address={health_socket}", "--supervised"]
+        return [sys.executable, "-m", "gnsq.spark.receiver", *sys.argv[1:], *own]
+
+    supervisor = Supervisor(command, processes)
+    # The supervisor itself kills a child that hangs, so it is live as long as it answers.
+    with _serving(health_address, {"/live": str, "/ready": supervisor.why_not_ready}):
+        return supervisor.run(stop)
+
+
+@contextlib.contextmanager
+def _serving(address: str, checks: Mapping[str, Callable[[], str]]) -> Iterator[None]:
+    if not address:
+        yield
+        return
+    try:
+        server = HealthServer(address, checks)
+    except OSError as error:
+        raise click.ClickException(
+            f"--health-address {address}: {error.strerror}: give a free address of this machine"
+        ) from error
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def _stop_after_input(stop: Event) -> None:
+    """Set stop at the end of standard input, a pipe from the supervisor: the supervisor has ended."""
+    make_nonblocking(0)
+    while nb_read(0, 1024):
+        pass
+    stop.set()
 
 
 def _report(receiver: Receiver, stop: Event, interval: float = STATUS_INTERVAL) -> None:
@@ -179,6 +252,22 @@ main = click.Command(
     help=_run.__doc__,
     params=[
         *(_click_option(field) for field in _FIELDS if not _is_secret(field)),
+        click.Option(
+            ["--processes"],
+            type=click.IntRange(min=1),
+            default=1,
+            envvar="GNSQ_RECEIVER_PROCESSES",
+            metavar="PROCESSES",
+            help="receivers to run, each in a process of its own; --max-in-flight is for each of them  [default: 1]",
+        ),
+        click.Option(
+            ["--health-address"],
+            default="",
+            envvar="GNSQ_RECEIVER_HEALTH_ADDRESS",
+            metavar="TEXT",
+            help="host:port, or path of a unix socket, at which GET /live and /ready answer 200, or 503 and the reason",
+        ),
+        click.Option(["--supervised"], is_flag=True, hidden=True),
         click.Option(["-v", "--verbose"], is_flag=True, help="Log what connections do."),
     ],
 )

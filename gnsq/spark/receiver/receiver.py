@@ -77,7 +77,8 @@ MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
 LISTINGS_PER_LIMIT = 4
 # Seconds between checks whether an nsqd waits for FINs: if so, the segment is written before it is full.
 STARVED_CHECK_INTERVAL = 0.01
-# Seconds that close() waits: for FINs, after which consumers requeue, and have 1 s to disconnect; and for a write.
+# Seconds that close() waits: for FINs, after which consumers requeue, and have 1 s to disconnect; and for the writes of
+# what is buffered.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
 # Messages in memory may have the bytes of this many full segments. Above it, receiving pauses until half are left.
@@ -102,7 +103,7 @@ class Receiver:
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
         max_rows: The most messages to write; None: no limit.
-        write_timeout: Seconds that close() waits for the write of a segment, and then for the write of closed.json.
+        write_timeout: Seconds that close() waits for the writes of what is buffered, and then for that of closed.json.
 
     Attributes:
         id: Name of the receiver's directory in the spool.
@@ -143,6 +144,10 @@ class Receiver:
         self._writing_size = 0
         self._accepted = 0
         self._closing = False
+        # The greenlet that waits until close() has closed all connections.
+        self._disconnecting: gevent.Greenlet | None = None
+        # True after close() has stopped the writes: what still arrives is requeued.
+        self._is_drained = False
         # The present reasons to pause.
         self._paused: set[str] = set()
         self._wake = Event()
@@ -179,25 +184,49 @@ class Receiver:
         return self._spool.writer(self.id)
 
     def close(self) -> None:
-        """Finish the messages that are durable, requeue the others (REQ 0), and disconnect. Each wait has a limit."""
+        """Receive no more, write what is buffered, finish it, and disconnect. Each wait has a limit.
+
+        A requeue instead of the write would cost each message an attempt, and nsqd would deliver it to another
+        receiver, which may be the next one to stop. After write_timeout, or if writes fail, messages that are not
+        durable are requeued (REQ 0).
+        """
         if self._closing or self._write_greenlet is None:
             return
         self._closing = True
         self.subscriptions.close()
-        while len(self._buffer):
-            self._requeue_all(self._buffer.take().messages)
+        self._disconnecting = gevent.spawn(self.subscriptions.join, CLOSE_TIMEOUT + 1)
+        # _write_loop() then ends at once, if nothing is buffered.
+        self._disconnecting.rawlink(lambda _: self._wake.set())
         self._wake.set()
         self._write_greenlet.join(self._write_timeout)
-        self.is_stuck = not self._write_greenlet.ready()
+        self._is_drained = True
+        self.is_stuck = self.io_seconds is not None
         self._write_greenlet.kill()
         # If the write still succeeds after this, these messages will be in the spool twice.
         self._requeue_writing()
-        self.subscriptions.join(CLOSE_TIMEOUT + 1)
+        while len(self._buffer):
+            self._requeue_all(self._buffer.take().messages)
+        self._disconnecting.join()
         if not self.is_stuck:
             self._close_writer()
         self._io_thread.close()
         rows, segments = counted(self.rows, "row"), counted(self.segments, "segment")
         logger.info("receiver %s: closed, %s in %s", self.id, rows, segments)
+
+    @property
+    def io_seconds(self) -> float | None:
+        """Seconds for which the present call of the file system has not returned; None if there is none."""
+        return self._io_thread.busy_seconds
+
+    @property
+    def is_started(self) -> bool:
+        """True after start() has opened the spool."""
+        return self._write_greenlet is not None
+
+    @property
+    def is_closing(self) -> bool:
+        """True after close() was called."""
+        return self._closing
 
     def _close_writer(self) -> None:
         assert self._writer is not None  # start() has made it
@@ -205,7 +234,7 @@ class Receiver:
             with gevent.Timeout(self._write_timeout, TimeoutError(f"not within {self._write_timeout:g} s")):
                 self._io_thread.call(self._writer.close, self.segments)
         except OSError as error:
-            self.is_stuck = isinstance(error, TimeoutError)
+            self.is_stuck = self.io_seconds is not None
             logger.warning("spool %s: closed.json not written: %s", self._spool.location, error)
 
     # --- pause
@@ -230,9 +259,12 @@ class Receiver:
     # --- messages in
 
     def _on_messages(self, consumer: Consumer, messages: list[Message]) -> None:
-        """Buffer messages, which are finished after their segment is durable. Requeue those above max_rows."""
+        """Buffer messages, which are finished after their segment is durable. Requeue those above max_rows.
+
+        While close() drains the buffer, messages still come that nsqd sent before: they are buffered, too.
+        """
         accepted = len(messages) if self._max_rows is None else self._max_rows - self._accepted
-        if self._closing:
+        if self._is_drained:
             accepted = 0
         if accepted < len(messages):
             self._requeue_all(messages[accepted:])
@@ -275,12 +307,24 @@ class Receiver:
                 if self._buffer.is_full:
                     self.subscriptions.add_connections()
                 self._write(self._buffer.take())
+        self._drain()
+
+    def _drain(self) -> None:
+        """Write what is buffered until close() has closed all connections; end early if a write fails."""
+        while not self.failing:
+            if len(self._buffer):
+                self._write(self._buffer.take())
+            elif self._disconnecting is not None and self._disconnecting.ready():
+                return
+            else:
+                self._wake.wait(MIN_LISTING_INTERVAL)
+                self._wake.clear()
 
     def _wait_until_due(self) -> bool:
         """Wait until the segment is full or old enough, all of max_rows are received, or a topic is starved.
 
         Returns:
-            False if the receiver is closing: then close() requeues the buffered messages.
+            False if the receiver is closing: then _drain() writes the buffered messages.
         """
         while not self._closing:
             left = self._buffer.seconds_to_flush(time.monotonic())
@@ -454,14 +498,30 @@ class BlockingIOThread:
     def __init__(self) -> None:
         # One thread keeps the calls in order. The hub's own pool has ten threads, and also resolves host names.
         self._pool = ThreadPool(1)
+        # Monotonic time at which the present call has begun.
+        self._busy_since: float | None = None
+
+    @property
+    def busy_seconds(self) -> float | None:
+        """Seconds since the present call has begun; None if there is none."""
+        since = self._busy_since
+        return None if since is None else time.monotonic() - since
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and wait for its result; an exception of the function is raised here."""
         # Return an exception as a value: if a call raised it, gevent's pool would print its traceback.
-        result = self._pool.spawn(wrap_errors(Exception, function), *args, **kwargs).get()
+        result = self._pool.spawn(wrap_errors(Exception, self._timed), function, *args, **kwargs).get()
         if isinstance(result, Exception):
             raise result
         return cast("T", result)  # gevent's pool has no types
+
+    def _timed(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run in the thread, also after the greenlet that has called was killed."""
+        self._busy_since = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._busy_since = None
 
     def close(self) -> None:
         """End the thread. If a call still runs, the thread ends after that call, but close() does not wait for it."""

@@ -1,21 +1,27 @@
 """``python -m gnsq.spark.receiver``."""
 
+import contextlib
 import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import gevent
 import pytest
+import requests
 from gevent.event import Event
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.receiver.__main__ import _report
+from tests.helpers import refused_port
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
+from tests.spark.queries import named
 
 pytestmark = pytest.mark.subprocess
 
@@ -84,6 +90,80 @@ def fakensqd_options(request):
     return {"msg_timeout": 1.0} if request.function is test_killed_receiver_loses_nothing else {}
 
 
+# --- several processes, and health
+
+
+def children(process):
+    """Process ids of the receivers of a supervisor."""
+    return named(process.pid, "--supervised")
+
+
+def health(address, check):
+    """The status of a check; None without an answer."""
+    with contextlib.suppress(OSError):
+        return requests.get(f"http://{address}/{check}", timeout=10).status_code
+
+
+def test_supervisor_starts_a_killed_receiver_again(fakensqd, spool, tmp_path):
+    address = f"127.0.0.1:{refused_port()}"
+    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
+    with running(command(*arguments, "--processes", "2", "--health-address", address)) as process:
+        wait_for(lambda: health(address, "ready") == 200)
+        killed, other = children(process)
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: health(address, "ready") == 503)
+        assert health(address, "live") == 200
+        wait_for(lambda: health(address, "ready") == 200)
+        assert other in children(process)
+        publish(fakensqd, "clicks", numbered(100))
+        wait_for(lambda: len(bodies_of(spool)) == 100)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert re.search(r"receiver 1 \(process \d+\) has ended with signal SIGKILL after .* next start in 0.5 s", output)
+    assert output.count("stopped in order: ") == 2
+
+
+def test_receivers_of_a_killed_supervisor_stop_in_order(fakensqd, spool, tmp_path):
+    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
+    publish(fakensqd, "clicks", numbered(10))
+    with running(command(*arguments, "--processes", "2", "--segment-time", "30")) as process:
+        wait_for(lambda: (channel_stats(fakensqd, "clicks", "archive") or {}).get("in_flight_count") == 10)
+        left = children(process)
+        os.kill(process.pid, signal.SIGKILL)
+
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+
+    assert sorted(bodies_of(spool)) == numbered(10)
+
+
+def test_health_is_answered_over_http(fakensqd, tmp_path):
+    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
+    address = f"127.0.0.1:{refused_port()}"
+    with running(command(*arguments, "--health-address", address)) as process:
+        wait_for(lambda: health(address, "ready") == 200)
+        fakensqd.stop()
+        wait_for(lambda: health(address, "ready") == 503)
+        assert health(address, "live") == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_health_address_in_use_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        arguments = ["--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", "127.0.0.1:1"]
+        done = subprocess.run(
+            command(*HERE, *arguments, "--health-address", address),
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert f"--health-address {address}: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # --- options
 
 
@@ -140,6 +220,7 @@ def test_receiver_program_connects_with_tls_and_auth(secured_nsqd, spool, tmp_pa
         pytest.param(["--auth-secret-file", "/none"], "--auth-secret-file '/none' can't be read", id="no secret"),
         pytest.param(["--max-in-flight", "0"], "--max-in-flight 0 must be at least 1", id="bound"),
         pytest.param(["--nsqd-tcp-address", "a:b"], "--nsqd-tcp-address: ", id="address"),
+        pytest.param(["--health-address", "127.0.0.1"], "--health-address: address '127.0.0.1' has no port", id="port"),
         pytest.param(["--topic-pattern", "x"], "--topic and --topic-pattern are both given", id="topic and pattern"),
     ],
 )
@@ -240,7 +321,7 @@ def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path)
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 1
 
 
-def test_silent_nsqd_does_not_delay_the_end(fakensqd, silent_address, tmp_path):
+def test_silent_nsqd_does_not_delay_the_end(fakensqd, silent_address, spool, tmp_path):
     publish(fakensqd, "clicks", numbered(10))
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--segment-time", "20"]
     arguments += ["--nsqd-tcp-address", silent_address, "--nsqd-tcp-address", fakensqd.tcp_address]
@@ -250,7 +331,8 @@ def test_silent_nsqd_does_not_delay_the_end(fakensqd, silent_address, tmp_path):
 
         assert process.wait(15) == 0
 
-    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 10
+    assert is_empty(fakensqd, "clicks", "archive")
+    assert bodies_of(spool) == numbered(10)
 
 
 def test_signal_ends_a_receiver_whose_file_system_hangs_at_the_start(fakensqd, tmp_path):

@@ -101,7 +101,7 @@ def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, disk):
     assert is_empty(fakensqd, "clicks", "archive")
 
 
-def test_close_requeues_messages_that_are_not_durable(fakensqd, spool, hub, receive):
+def test_close_writes_and_finishes_buffered_messages(fakensqd, spool, hub, receive):
     receiver = receive(segment_time=30)
     publish(fakensqd, "clicks", numbered(20))
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
@@ -110,9 +110,21 @@ def test_close_requeues_messages_that_are_not_durable(fakensqd, spool, hub, rece
     hub.call(receiver.close)
 
     stats = channel_stats(fakensqd, "clicks", "archive")
-    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (20, 0, 20)
-    assert bodies_of(spool) == []
-    assert spool.listing().receivers == set()
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
+    assert bodies_of(spool) == numbered(20)
+    assert spool.listing().closed == {receiver.id}
+
+
+def test_close_during_a_stream_requeues_no_message(fakensqd, spool, hub, receive):
+    publish(fakensqd, "clicks", numbered(20_000))
+    receiver = receive(segment_time=30, segment_rows=100)
+    wait_for(lambda: receiver.rows)
+
+    hub.call(receiver.close)
+
+    stats = channel_stats(fakensqd, "clicks", "archive")
+    assert (stats["in_flight_count"], stats["requeue_count"]) == (0, 0)
+    assert len(bodies_of(spool)) == 20_000 - stats["depth"]
 
 
 def test_close_writes_closed_json(fakensqd, tmp_path, hub, receive):
@@ -156,7 +168,7 @@ def test_close_with_a_failing_disk_requeues_all_messages(fakensqd, hub, receive,
     assert (stats["depth"], stats["in_flight_count"]) == (50, 0)
 
 
-def test_close_requeues_buffered_messages_before_a_slow_write_ends(fakensqd, hub, receive, disk):
+def test_close_waits_for_a_slow_write_and_writes_the_rest(fakensqd, spool, hub, receive, disk):
     disk.hold(".arrow")
     receiver = receive(write_timeout=30.0, segment_rows=10, segment_time=30, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
@@ -164,8 +176,11 @@ def test_close_requeues_buffered_messages_before_a_slow_write_ends(fakensqd, hub
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
 
     hub.call_soon(gevent.spawn, receiver.close)
+    wait_for(lambda: receiver.is_closing)
+    disk.repair()
 
-    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 40, limit=5)
+    wait_for(lambda: spool.listing().closed == {receiver.id})
+    assert sorted(bodies_of(spool)) == numbered(50)
 
 
 def test_close_waits_for_a_stuck_write_until_the_timeout(fakensqd, hub, receive, disk):
