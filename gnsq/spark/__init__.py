@@ -17,14 +17,19 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> None:
     """Register the format ``nsq`` in a session. If gnsq's module pyspark_nsq is installed, this call is not needed.
 
+    The default of the option numPartitions is then ``spark.sparkContext.defaultParallelism``: the number of cores of
+    the executors that have started. Without this call, and on Spark Connect, it is the number of the driver's CPUs.
+
     Raises:
         ImportError: If pyspark or pyarrow is missing; the text names the extra.
     """
     try:
-        from gnsq.spark.datasource import NsqDataSource  # loads pyspark and pyarrow
+        from gnsq.spark.datasource import data_source_for  # loads pyspark and pyarrow
     except ImportError as error:
         raise ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})") from error
-    spark.dataSource.register(NsqDataSource)
+    # A session of Spark Connect has no sparkContext: the attribute raises a subclass of AttributeError.
+    context = getattr(spark, "sparkContext", None)
+    spark.dataSource.register(data_source_for(context and context.defaultParallelism))
 
 
 def run_pipeline() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
@@ -10,7 +12,7 @@ from gnsq.spark.options import ReadOptions, WriteOptions
 from gnsq.spark.sink import NsqBatchWriter, NsqStreamWriter, check_columns
 from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader
 
-__all__ = ["COLUMNS", "NsqDataSource"]
+__all__ = ["COLUMNS", "NsqDataSource", "data_source_for"]
 
 # The same columns as SCHEMA in spool/segments.py, since record batches of segments are passed to Spark unchanged.
 COLUMNS = {
@@ -25,7 +27,13 @@ COLUMNS = {
 
 
 class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
-    """``spark.read``, ``readStream``, ``df.write`` and ``writeStream`` with ``.format("nsq")``."""
+    """``spark.read``, ``readStream``, ``df.write`` and ``writeStream`` with ``.format("nsq")``.
+
+    Attributes:
+        parallelism: Default of the option numPartitions; None: the number of this machine's CPUs.
+    """
+
+    parallelism: int | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -62,13 +70,22 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
     def _read_options(self) -> ReadOptions:
         options = ReadOptions.parse(self.options)
         check_addresses(options)
-        return options
+        return dataclasses.replace(options, num_partitions=options.num_partitions or self.parallelism)
 
     def _write_options(self, schema: StructType) -> WriteOptions:
         options = WriteOptions.parse(self.options)
         check_addresses(options)
         check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
         return options
+
+
+def data_source_for(parallelism: int | None) -> type[NsqDataSource]:
+    """Return the data source for a cluster that runs so many tasks at the same time; None if that is not known."""
+    if parallelism is None:
+        return NsqDataSource
+    # Spark asks for readers in a process without a session, so the number is in the class. This class is no attribute
+    # of its module, so Spark's pickle passes the whole class, with the number.
+    return type("NsqDataSource", (NsqDataSource,), {"parallelism": parallelism})
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:

@@ -206,7 +206,8 @@ class ReadOptions(ConnectOptions):
     num_partitions: int | None = option(
         None,
         "number of tasks that read a batch; there are more if one would read over maxBytesPerBatch or 64 MiB; default: "
-        "the number of the driver's CPUs",
+        "spark.sparkContext.defaultParallelism at the call of gnsq.spark.register(spark), which is the number of the "
+        "executors' cores; without that call, and on Spark Connect, the number of the driver's CPUs",
         minimum=1,
     )
     fail_on_data_loss: bool = option(

@@ -5,20 +5,22 @@ import gc
 import pickle
 import signal
 import stat
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructType
 
 from gnsq import NsqdHTTPClient
-from gnsq.spark.datasource import COLUMNS, NsqDataSource
+from gnsq.spark.datasource import COLUMNS, NsqDataSource, data_source_for
 from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
-from gnsq.spark.offsets import Segment
+from gnsq.spark.offsets import Segment, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.planner import PlannerTimes
@@ -406,6 +408,38 @@ def test_bad_option_of_a_stream(reader, given, words):
 def test_foreign_schema_is_refused(options, field):
     with pytest.raises(ValueError, match="use from_json"):
         NsqDataSource(options).streamReader(StructType().add(*field))
+
+
+# --- number of tasks
+
+
+def test_number_of_tasks_is_that_of_the_cluster(options, spool):
+    writer = spool.writer("r1")
+    for number in range(1, 10):
+        writer.write(number, columns(number))
+    given = {**options, "receivers": "external"}
+    source = data_source_for(7)
+
+    counts = []
+    for more in ({}, {"numPartitions": "3"}):
+        stream = source({**given, **more}).streamReader(schema())
+        counts.append(len(stream.partitions(stream.initialOffset(), encode_offset({"r1": 9}, "clicks/archive"))))
+        stream.stop()
+
+    assert counts == [7, 3]
+    assert data_source_for(None) is NsqDataSource
+
+
+@pytest.mark.subprocess
+def test_processes_of_spark_get_the_number_of_tasks():
+    pickled = cloudpickle.dumps(data_source_for(7))
+    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).parallelism)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, pickled.hex()], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "7\n"
 
 
 # --- batch
