@@ -144,7 +144,7 @@ class Job:
             self.start()
         # Seldom: the job needs the processor.
         threading.Event().wait(0.5)
-        table = archive_tables(self.config)[0]
+        table = archive_tables(self.config, "clicks")[0]
         return (
             sum(pa.table(delta_table(table.location).get_add_actions())["num_records"].to_pylist())
             if table.exists()
@@ -192,11 +192,11 @@ def test_kills_at_random_lose_and_double_no_event(output, tmp_path):
         job.drain()
 
         assert all(is_empty(nsqd, "clicks", channel) for channel in ("archive", "metrics"))
-    archived = Counter(row["id"] for row in table_rows(archive_tables(job.config)[0].location))
+    archived = Counter(row["id"] for row in table_rows(archive_tables(job.config, "clicks")[0].location))
     twice = sum(archived.values()) - len(archived)
     print(f"killed {dict(victims)}, published {publisher.count}, archived {len(archived)}, twice {twice}")
     assert archived.keys() >= set(range(publisher.count))
     assert {number for number, times in archived.items() if times > 1} <= publisher.repeated
-    metrics = metrics_table(job.config)
-    counts = true_counts(delta_table(metrics.location).to_pyarrow_table(), job.config.metric)
+    metrics = metrics_table(job.config, "metrics")
+    counts = true_counts(delta_table(metrics.location).to_pyarrow_table(), job.config.metric_queries["metrics"])
     assert metrics.status().entered == pc.sum(counts.column("count")).as_py() == sum(archived.values())

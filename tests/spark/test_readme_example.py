@@ -49,7 +49,7 @@ def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, lan
         "page": "string",
         "ms": "bigint" if language == "json" else "int",
     }
-    assert set(config.schema.required) == {"user", "page", *(() if language else ("ms",))}
+    assert set(config.schema_of("clicks").required) == {"user", "page", *(() if language else ("ms",))}
 
 
 def test_settings_of_a_job_with_raw_bodies_are_accepted(tmp_path):

@@ -55,7 +55,7 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
     owner = checkpoint_id(location)
     # Leave out files of batches after the last committed batch: such a batch runs again, and writes all its rows.
     committed = last_batch(location) if owner is not None else None
-    archive, dead = archive_tables(config)
+    archive, dead = archive_tables(config, config.entries[0].name)
     with lock_tables(config) as is_locked:
         if not is_locked:
             raise JobFailed("another process maintains the tables: adopt the files when it has ended")

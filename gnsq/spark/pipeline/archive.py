@@ -44,9 +44,11 @@ class ArchiveBatches:
     """
 
     def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
-        self._tables = archive_tables(config)
+        topic = config.entries[0].name
+        self._tables = archive_tables(config, topic)
         self._take_over = take_over
-        self._sink = None if config.raw else WriteOptions.parse(config.sink_options(config.dead_letters_to))
+        dead_letters_to = config.entries[0].dead_letters_to(topic)
+        self._sink = WriteOptions.parse(config.sink_options(dead_letters_to)) if dead_letters_to else None
         self._is_claimed = False
         self._is_spread = False
 

@@ -6,6 +6,8 @@ Checks the settings and reads fields_file; connects to nothing, writes nothing. 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -15,6 +17,16 @@ from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.pipeline.schema import DIVIDING, EventSchema, parse_fields, plain_type
+from gnsq.spark.pipeline.topics import (
+    DEFAULT_FIELDS,
+    FLAT_TABLES,
+    Layout,
+    TopicEntry,
+    TopicSettings,
+    check_expression,
+    is_topic,
+    topic_pattern,
+)
 from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
@@ -37,6 +49,8 @@ _NOT_RAW = (
     *("fields", "fields_file", "required_fields", "time_field", "max_ahead", "metrics", "keep_windows"),
     *("metrics_channel", "metrics_topic", "dead_letter_topic", "publish_addresses"),
 )
+# Settings of [topics.NAME] that can't be given with raw.
+_NOT_RAW_ENTRY = ("fields", "fields_file", "required_fields", "time_field", "max_ahead", "dead_letter_topic")
 # Options of the source and the sink that the setting nsq can't have, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "setting topic",
@@ -66,7 +80,10 @@ class PipelineConfig:
         ValueError: If a setting is missing or can't be used; the text names it.
     """
 
-    topic: str = option("", "topic with the events; required")
+    topic: str = option("", "topic with the events, or several topics with commas; required, or [topics]")
+    topics: Mapping[str, TopicSettings] | None = option(
+        None, "topics, or regular expressions for whole names of topics, each with settings of its own"
+    )
     output: str = option(
         "", "directory for archive/, metrics/ and dead/, a path or the URI of an object store; required"
     )
@@ -84,8 +101,8 @@ class PipelineConfig:
     nsq: Mapping[str, str] = option(None, "further options of the source and the sink, such as tls", secret=True)
     receivers: str = option("driver", "where messages are received: driver or external")
     archive_channel: str = option("archive", "channel of the query archive")
-    metrics_channel: str = option("metrics", "channel of the query metrics")
-    metrics_topic: str = option("", "topic for the counts; default: TOPIC-metrics")
+    metrics_channel: str = option("metrics", "channel of the query metrics; that of a further metric has -NAME added")
+    metrics_topic: str = option("", "topic for the counts of the query metrics; default: TOPIC-metrics")
     dead_letter_topic: str = option("", "topic for malformed bodies; default: TOPIC-dead")
     raw: bool = option(False, "archive the bodies as they came, as bytes; no dead letters and no metrics")
     fields: Mapping[str, str] = option(None, "columns of the archive and their Spark SQL types; default: user, page")
@@ -97,8 +114,10 @@ class PipelineConfig:
         None, "fields that every event must have; default: all, with fields_file those that it requires"
     )
     partition_by: str = option("day", "how the archive is divided: day or hour of the events' time, a field, or none")
-    metrics: tuple[Metric, ...] = option(
-        (Metric(),), "what is counted: name, window and slide in seconds, keys and aggregates with commas"
+    metrics: tuple[Metric, ...] | None = option(
+        None,
+        "what is counted: name, topic, window and slide in seconds, keys and aggregates with commas; default: with one "
+        "topic, the events of each minute and page",
     )
     keep_windows: float | None = option(
         None,
@@ -137,29 +156,33 @@ class PipelineConfig:
     master: str = option("", "Spark master; default: spark-submit's, else local[*]")
     log_file: str = option("", "where Spark's messages go; default: WORK/spark.log")
     spark: Mapping[str, str] = option(None, "Spark's own settings")
+    # No setting: what was decided at the first start of the job; None: it has not started yet.
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
-        for name in ("nsq", "spark"):
+        for name in ("nsq", "spark", "topics"):
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
-        for name in ("topic", "output", "work"):
+        if not self.topics and not self._names:
+            raise ValueError("setting topic is required, or [topics]")
+        if self.topics and self._names:
+            raise ValueError("settings topic and [topics] are both given: name all topics in one of them")
+        for name in ("output", "work"):
             if not getattr(self, name).strip():
                 raise ValueError(f"setting {name} is required")
-        if self.raw:
+        if self.raw and not self.topics:
             self._check_raw()
         self._check_locations()
         if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
             raise ValueError("no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         self._check_addresses()
-        self._check_names()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
                 check_bounds(f"setting {field.name}", value, field)
-        if self.raw:
-            object.__setattr__(self, "fields", {})
-        else:
-            self._check_events()
-        self._check_partition()
+        self._take_fields()
+        self._check_topics()
+        self._check_metrics()
+        self._check_names()
         if self.spark.get(_TIME_ZONE, "UTC") != "UTC":
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
@@ -172,41 +195,62 @@ class PipelineConfig:
         if given:
             raise ValueError(f"setting raw: bodies are not parsed, so leave out {', '.join(given)}")
 
-    def _check_events(self) -> None:
-        if len(self.metrics) != 1:
-            raise ValueError(f"setting metrics has {len(self.metrics)} definitions: one is possible")
-        if self.fields_file:
-            self._read_fields()
-        # self.schema checks the fields. If none are given, it has the default fields.
-        object.__setattr__(self, "fields", dict(self.schema.fields))
-        try:
-            self.metric.check(self.fields)
-        except ValueError as error:
-            raise ValueError(f"setting metrics: {error}") from error
-        if self.deduplicate > self.windows_kept:
-            raise ValueError(
-                f"setting deduplicate {self.deduplicate} s is more than keep_windows {self.windows_kept} s, for which "
-                "the query metrics keeps message ids: raise keep_windows, or lower deduplicate"
-            )
-
-    def _read_fields(self) -> None:
-        """Set fields and required_fields from fields_file. Then clear fields_file, so that replace() reads no file."""
-        path = self.fields_file
-        if self.fields:
-            raise ValueError("settings fields and fields_file are both given: leave one out")
-        try:
-            fields, required = parse_fields(Path(path).read_text(encoding="utf-8-sig"), self.time_field)
-            EventSchema(fields, self.time_field, ())
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"setting fields_file {path}: {str(error).removeprefix('setting fields: ')}") from error
-        if self.required_fields is None:
-            required = required or ()
-        elif required is None:
-            required = self.required_fields
-        else:
-            raise ValueError(f"setting required_fields: fields_file {path} says it, too: leave one out")
-        for name, value in (("fields", fields), ("required_fields", required), ("fields_file", "")):
+    def _take_fields(self) -> None:
+        """Set fields and required_fields as fields_file or the defaults say. Then clear fields_file, so that replace()
+        reads no file."""
+        if self.raw and not self.topics:
+            object.__setattr__(self, "fields", {})
+            return
+        fields, required = _fields_of(self.fields, self.fields_file, self.required_fields, self.time_field)
+        for name, value in (("fields", fields or DEFAULT_FIELDS), ("required_fields", required), ("fields_file", "")):
             object.__setattr__(self, name, value)
+
+    def _check_topics(self) -> None:
+        if self.topics or len(self.entries) > 1 or len(self.metrics or (Metric(),)) > 1:
+            raise ValueError(f"setting topic {self.topic!r} is several topics: run one job for each")
+        for entry in self.entries:
+            if entry.is_expression and (self.nsqd_tcp_addresses or self.nsqd_http_addresses):
+                raise ValueError(
+                    f"setting topics: {entry.name!r} is an expression, and nsqlookupd knows which topics fit it: give "
+                    "lookupd_http_addresses alone, without nsqd_tcp_addresses and nsqd_http_addresses"
+                )
+        flat, names = self.placed.flat, [entry.name for entry in self.entries if not entry.is_expression]
+        for name in names:
+            if name != flat and (name in (".", "..") or name.endswith("#ephemeral")):
+                raise ValueError(
+                    f"setting topics: {name!r} can't be a directory in output, which it needs beside other topics: run "
+                    "a job for it alone"
+                )
+            if flat and name != flat and name in FLAT_TABLES:
+                raise ValueError(
+                    f"setting topics: the directory of {name!r} would be in the place of a table of {flat}, whose "
+                    f"tables are in output itself: run a job for {name} alone"
+                )
+
+    def _check_metrics(self) -> None:
+        ids = [metric.id for metric in self.all_metrics]
+        for twice in sorted({each for each in ids if ids.count(each) > 1}):
+            raise ValueError(f"setting metrics: {twice} is there twice: give each a name of its own")
+        for metric in self.all_metrics:
+            try:
+                entry = self.entry_of(metric.topic)
+                if entry is None or entry.raw:
+                    reason = "is none of the job's topics" if entry is None else "is raw, so its bodies are not parsed"
+                    raise ValueError(f"topic {metric.topic!r} of {metric.name} {reason}")
+                metric.check(entry.schema.fields)
+            except ValueError as error:
+                # A text of EventSchema has the setting already.
+                raise ValueError(f"setting metrics: {str(error).removeprefix('setting metrics: ')}") from error
+            kept = self.windows_kept(metric)
+            if not 0 <= kept <= YEAR:
+                raise ValueError(f"setting metrics: keep_windows {kept} must be within 0 to {YEAR} s")
+            if self.deduplicate > kept:
+                raise ValueError(
+                    f"setting deduplicate {self.deduplicate} s is more than keep_windows {kept} s, for which a query "
+                    "of metrics keeps message ids: raise keep_windows, or lower deduplicate"
+                )
+        if self.metrics_topic and self.all_metrics and "metrics" not in self.metric_queries:
+            raise ValueError("setting metrics_topic is for one metric: give output_topic in each [[metrics]]")
 
     def _check_locations(self) -> None:
         if _is_uri(self.work):
@@ -220,23 +264,6 @@ class PipelineConfig:
                 "give one, or a local or mounted directory as a path"
             )
 
-    def _check_partition(self) -> None:
-        by = self.partition_by
-        if by in ("day", "hour", "none"):
-            if by in {name.lower() for name in self.fields}:
-                raise ValueError(
-                    f"setting partition_by {by!r} makes a column of that name, and so does the setting fields: give "
-                    "another one, or rename the field"
-                )
-        elif by not in self.fields:
-            other = f", nor one of fields: {', '.join(self.fields)}" if self.fields else ", and raw has no fields"
-            raise ValueError(f"setting partition_by {by!r} is neither day, hour nor none{other}")
-        elif plain_type(self.fields[by]) not in DIVIDING:
-            raise ValueError(
-                f"setting partition_by {by!r} has the type {self.fields[by]}: a field to partition by is one of "
-                f"{', '.join(sorted(DIVIDING))}"
-            )
-
     def _check_addresses(self) -> None:
         for field in dataclasses.fields(self):
             if field.name.endswith("_addresses") and any(set(", ;") & set(each) for each in getattr(self, field.name)):
@@ -248,7 +275,10 @@ class PipelineConfig:
 
     def _check_places(self) -> None:
         """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
-        places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "dead")}
+        if [entry.name for entry in self.entries] == [self.placed.flat]:
+            places = {f"output/{name}": join_uri(self.output, name) for name in FLAT_TABLES}
+        else:
+            places = {"output": self.output}
         for query in self.queries:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
         found = {name: _resolved(place) for name, place in places.items()}
@@ -261,22 +291,34 @@ class PipelineConfig:
                     )
 
     def _check_names(self) -> None:
-        if "," in self.topic:
-            raise ValueError(f"setting topic {self.topic!r} is several topics: run one job for each")
-        for name in ("topic",) if self.raw else ("topic", "metrics_to", "dead_letters_to"):
-            _checked(name, assert_valid_topic_name, getattr(self, name))
-        for query in self.queries:
-            _checked(f"{query}_channel", assert_valid_channel_name, self.channel(query))
-        if self.raw:
-            return
-        if self.archive_channel == self.metrics_channel:
-            raise ValueError(
-                f"archive_channel and metrics_channel are both {self.archive_channel!r}: each would get half"
-            )
-        if self.topic in (self.metrics_to, self.dead_letters_to):
-            raise ValueError(f"metrics_topic or dead_letter_topic is {self.topic!r}, the topic that is read")
-        if self.metrics_to == self.dead_letters_to:
-            raise ValueError(f"metrics_topic and dead_letter_topic are both {self.metrics_to!r}: give each its own")
+        _checked("archive_channel", assert_valid_channel_name, self.archive_channel)
+        taken: set[str] = set()
+        outputs: dict[str, str] = {}
+        for query, metric in self.metric_queries.items():
+            channel, to = self.channel(query), self.metrics_to(query)
+            channel_setting = "metrics: channel" if metric.channel else "metrics_channel"
+            topic_setting = "metrics: output_topic" if metric.output_topic else "metrics_topic"
+            _checked(channel_setting, assert_valid_channel_name, channel)
+            _checked(topic_setting, assert_valid_topic_name, to)
+            if channel == self.archive_channel:
+                raise ValueError(f"archive_channel and {channel_setting} are both {channel!r}: each would get half")
+            for what, key in (("channel", f"{metric.topic}/{channel}"), ("output_topic", to)):
+                if key in taken:
+                    raise ValueError(f"setting metrics: two metrics have the {what} {key}: give each its own")
+                taken.add(key)
+            outputs[to] = topic_setting
+        for entry in self.entries:
+            for to in filter(None, [entry.dead_letter_topic, "" if entry.is_expression else _dead(entry)]):
+                _checked("dead_letter_topic", assert_valid_topic_name, to)
+                if outputs.get(to, "dead_letter_topic") != "dead_letter_topic":
+                    raise ValueError(f"{outputs[to]} and dead_letter_topic are both {to!r}: give each its own")
+                outputs[to] = "dead_letter_topic"
+        for name in self.named_topics:
+            if name in outputs or (self.topic_pattern and re.fullmatch(self.topic_pattern, name) is None):
+                raise ValueError(
+                    f"metrics_topic or dead_letter_topic is {name!r}, the topic that is read: a job can't read what it "
+                    "publishes"
+                )
 
     def _check_options(self) -> None:
         known = option_names(ReadOptions) | option_names(WriteOptions)
@@ -288,37 +330,139 @@ class PipelineConfig:
                 usable = [known[each] for each in sorted(known) if each not in _OWN_OPTIONS]
                 raise ValueError(f"setting nsq: option {name} is unknown{nearest([name], usable)}")
         try:
-            source, sink = self.read_options("archive"), WriteOptions.parse(self.sink_options(self.topic))
+            source, sink = self.read_options("archive"), WriteOptions.parse(self.sink_options(""))
         except ValueError as error:
             raise ValueError(f"setting nsq: {error}") from error
         _check_form(source, "nsqd_tcp_addresses")
         _check_form(sink, "publish_addresses" if self.publish_addresses else "nsqd_tcp_addresses")
 
+    # --- topics and queries
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The topics of the setting topic, each once."""
+        return tuple(dict.fromkeys(part.strip() for part in self.topic.split(",") if part.strip()))
+
+    @functools.cached_property
+    def entries(self) -> tuple[TopicEntry, ...]:
+        """Topics and expressions, in the order of the settings. A topic belongs to the first that fits."""
+        if not self.topics:
+            return tuple(self._entry("topic", name, TopicSettings()) for name in self._names)
+        return tuple(self._entry(f"topics.{name}", name, settings) for name, settings in self.topics.items())
+
+    @functools.cached_property
+    def rules(self) -> tuple[TopicEntry, ...]:
+        """The entries, with those of topics that have metrics before the expression that the topic fits."""
+        rules: list[TopicEntry] = []
+        special: dict[str, tuple[str, ...]] = {}
+        for metric in self.all_metrics:
+            special[metric.topic] = tuple(dict.fromkeys([*special.get(metric.topic, ()), *metric.keys]))
+        for entry in self.entries:
+            fitting = [topic for topic in special if entry.fits(topic)]
+            rules += [entry.of_topic(topic, special.pop(topic)) for topic in fitting]
+            if entry.name not in fitting:
+                rules.append(entry)
+        return tuple(rules)
+
+    def entry_of(self, topic: str) -> TopicEntry | None:
+        """Return the entry that a topic belongs to; None if it fits none."""
+        return next((entry for entry in self.rules if entry.fits(topic)), None)
+
+    def schema_of(self, topic: str) -> EventSchema:
+        """Return the fields of the events of a topic, which fits an entry."""
+        entry = self.entry_of(topic)
+        assert entry is not None  # the caller knows it
+        return entry.schema
+
+    @functools.cached_property
+    def all_metrics(self) -> tuple[Metric, ...]:
+        """What is counted, each with its topic."""
+        only = self.entries[0].name if len(self.entries) == 1 and not self.entries[0].is_expression else ""
+        if self.metrics is None:
+            return (Metric(topic=only),) if only and not self.entries[0].raw else ()
+        missing = [metric.name for metric in self.metrics if not metric.topic and not only]
+        if missing:
+            raise ValueError(f"setting metrics: {', '.join(missing)} needs its topic, since the job has several")
+        return tuple(dataclasses.replace(metric, topic=metric.topic or only) for metric in self.metrics)
+
+    @functools.cached_property
+    def placed(self) -> Layout:
+        """The layout: as it was decided, or as it will be at the first start."""
+        return self.layout or Layout.first([entry.name for entry in self.entries], self.all_metrics)
+
+    @functools.cached_property
+    def metric_queries(self) -> dict[str, Metric]:
+        """The queries that count, and what each counts."""
+        return {self.placed.query(metric): metric for metric in self.all_metrics}
+
     @property
     def queries(self) -> tuple[str, ...]:
-        """The names of the queries."""
-        return ("archive",) if self.raw else ("archive", "metrics")
+        """The names of the queries: archive, and one for each metric."""
+        return ("archive", *self.metric_queries)
 
     @property
-    def schema(self) -> EventSchema:
-        """The fields of an event, and which of them are required."""
-        return EventSchema(
-            self.fields or {"user": "string", "page": "string"},
-            self.time_field,
-            self.metric.keys,
-            self.required_fields,
+    def named_topics(self) -> tuple[str, ...]:
+        """The topics whose names are known without nsqlookupd."""
+        names = [entry.name for entry in self.entries if not entry.is_expression]
+        return tuple(dict.fromkeys([*names, *(metric.topic for metric in self.all_metrics)]))
+
+    @functools.cached_property
+    def topic_pattern(self) -> str:
+        """The expression for all topics that are read, without the job's output topics; "" if all are named."""
+        if not any(entry.is_expression for entry in self.entries):
+            return ""
+        dead = [entry.dead_letter_topic if entry.is_expression else _dead(entry) for entry in self.entries]
+        outputs = {*filter(None, dead), *map(self.metrics_to, self.metric_queries)}
+        return topic_pattern(self.entries, outputs, is_flat=bool(self.placed.flat))
+
+    def _entry(self, setting: str, name: str, given: TopicSettings) -> TopicEntry:
+        try:
+            if not is_topic(name):
+                if not self.topics:
+                    assert_valid_topic_name(name)
+                check_expression(name)
+            raw = self.raw if given.raw is None else given.raw
+            if raw and (wrong := [each for each in _NOT_RAW_ENTRY if getattr(given, each) is not None]):
+                raise ValueError(f"raw: bodies are not parsed, so leave out {', '.join(wrong)}")
+            max_ahead = self.max_ahead if given.max_ahead is None else given.max_ahead
+            for field in dataclasses.fields(given):
+                if field.name == "max_ahead":
+                    check_bounds("max_ahead", max_ahead, field)
+            schema = self._schema(given, is_raw=raw)
+            by = self.partition_by if given.partition_by is None else given.partition_by
+            _check_partition(by, schema.fields)
+        except ValueError as error:
+            text = str(error)
+            own = text.startswith("setting ") and not self.topics
+            raise ValueError(text if own else f"setting {setting}: {text.removeprefix('setting ')}") from error
+        letters = self.dead_letter_topic if given.dead_letter_topic is None else given.dead_letter_topic
+        return TopicEntry(
+            name=name,
+            raw=raw,
+            schema=schema,
+            partition_by=by,
+            max_ahead=max_ahead,
+            dead_letter_topic="" if raw else letters,
         )
 
-    @property
-    def metric(self) -> Metric:
-        """What the query metrics counts."""
-        return self.metrics[0]
+    def _schema(self, given: TopicSettings, *, is_raw: bool) -> EventSchema:
+        time_field = self.time_field if given.time_field is None else given.time_field
+        if is_raw:
+            return EventSchema({}, time_field, ())
+        if given.fields is None and given.fields_file is None:
+            fields, required = self.fields, self.required_fields
+            required = required if given.required_fields is None else given.required_fields
+        else:
+            fields, required = _fields_of(
+                given.fields or {}, given.fields_file or "", given.required_fields, time_field
+            )
+        return EventSchema(fields, time_field, (), required)
 
-    @property
-    def windows_kept(self) -> float:
-        """Seconds for which windows are kept after their end."""
-        if self.keep_windows is not None:
-            return self.keep_windows
+    def windows_kept(self, metric: Metric) -> float:
+        """Return the seconds for which the windows of a metric are kept after their end."""
+        kept = self.keep_windows if metric.keep_windows is None else metric.keep_windows
+        if kept is not None:
+            return kept
         return max(HOUR, self.deduplicate) if self.deduplicate else DAY
 
     @property
@@ -326,15 +470,12 @@ class PipelineConfig:
         """Whether output is on an object store."""
         return _is_uri(self.output)
 
-    @property
-    def metrics_to(self) -> str:
-        """The topic of the counts."""
-        return self.metrics_topic or f"{self.topic}-metrics"
-
-    @property
-    def dead_letters_to(self) -> str:
-        """The topic of malformed bodies."""
-        return self.dead_letter_topic or f"{self.topic}-dead"
+    def metrics_to(self, query: str) -> str:
+        """Return the topic that a query of metrics publishes to."""
+        metric = self.metric_queries[query]
+        if query == "metrics":
+            return metric.output_topic or self.metrics_topic or f"{metric.topic}-metrics"
+        return metric.output_topic or f"{metric.topic}-metrics-{metric.name}"
 
     @property
     def log(self) -> Path:
@@ -343,13 +484,22 @@ class PipelineConfig:
 
     def channel(self, query: str) -> str:
         """Return the channel that a query reads."""
-        return self.archive_channel if query == "archive" else self.metrics_channel
+        if query == "archive":
+            return self.archive_channel
+        metric = self.metric_queries[query]
+        return metric.channel or self.metrics_channel + ("" if query == "metrics" else f"-{metric.name}")
 
     def source_options(self, query: str) -> dict[str, str]:
         """Build the options of the source for one query."""
+        if query != "archive":
+            topics = {"topic": self.metric_queries[query].topic}
+        elif self.topic_pattern:
+            topics = {"topicPattern": self.topic_pattern}
+        else:
+            topics = {"topic": ",".join(entry.name for entry in self.entries)}
         return {
             **self._options(ReadOptions),
-            "topic": self.topic,
+            **topics,
             "channel": self.channel(query),
             "nsqdTcpAddresses": ",".join(self.nsqd_tcp_addresses),
             "lookupdHttpAddresses": ",".join(self.lookupd_http_addresses),
@@ -393,6 +543,47 @@ class PipelineConfig:
         return {known[_plain(name)]: value for name, value in self.nsq.items() if _plain(name) in known}
 
 
+def _fields_of(
+    fields: Mapping[str, str] | None, path: str, required: tuple[str, ...] | None, time_field: str
+) -> tuple[Mapping[str, str], tuple[str, ...] | None]:
+    """Return the fields and the required fields that settings or a file say."""
+    if not path:
+        return fields or {}, required
+    if fields:
+        raise ValueError("settings fields and fields_file are both given: leave one out")
+    try:
+        found, found_required = parse_fields(Path(path).read_text(encoding="utf-8-sig"), time_field)
+        EventSchema(found, time_field, ())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"setting fields_file {path}: {str(error).removeprefix('setting fields: ')}") from error
+    if required is None:
+        return found, found_required or ()
+    if found_required is None:
+        return found, required
+    raise ValueError(f"setting required_fields: fields_file {path} says it, too: leave one out")
+
+
+def _check_partition(by: str, fields: Mapping[str, str]) -> None:
+    if by in ("day", "hour", "none"):
+        if by in {name.lower() for name in fields}:
+            raise ValueError(
+                f"setting partition_by {by!r} makes a column of that name, and so does the setting fields: give "
+                "another one, or rename the field"
+            )
+    elif by not in fields:
+        other = f", nor one of fields: {', '.join(fields)}" if fields else ", and raw has no fields"
+        raise ValueError(f"setting partition_by {by!r} is neither day, hour nor none{other}")
+    elif plain_type(fields[by]) not in DIVIDING:
+        raise ValueError(
+            f"setting partition_by {by!r} has the type {fields[by]}: a field to partition by is one of "
+            f"{', '.join(sorted(DIVIDING))}"
+        )
+
+
+def _dead(entry: TopicEntry) -> str:
+    return entry.dead_letters_to(entry.name)
+
+
 def _below(base: str, query: str) -> str:
     return join_uri(base, query) if _is_uri(base) else str(Path(base, query).absolute())
 
@@ -428,9 +619,8 @@ def option_names(kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]
     return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
 
 
-def _checked(name: str, check: Callable[[str], object], value: str) -> None:
+def _checked(setting: str, check: Callable[[str], object], value: str) -> None:
     try:
         check(value)
     except ValueError as error:
-        setting = {"metrics_to": "metrics_topic", "dead_letters_to": "dead_letter_topic"}.get(name, name)
         raise ValueError(f"setting {setting}: {error}") from error

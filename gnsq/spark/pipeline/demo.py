@@ -113,7 +113,8 @@ def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, se
                 producer.multipublish(TOPIC, batch)
                 published += len(batch)
         run_job(config, session, once=True)
-        letters, changes = cluster.depth(config.dead_letters_to), cluster.depth(config.metrics_to)
+        letters = cluster.depth(config.entries[0].dead_letters_to(TOPIC))
+        changes = cluster.depth(config.metrics_to("metrics"))
     archived, entered, in_counts, windows = _results(config)
     changed = counted(changes, "change", spec=",")
     click.echo(f"{published:12,} published, confirmed by nsqd")
@@ -135,10 +136,10 @@ def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
     from gnsq.spark.pipeline.layout import archive_tables, metrics_table
     from gnsq.spark.pipeline.windows import true_counts
 
-    metrics = metrics_table(config)
-    counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), config.metric).column("count").to_pylist()
+    metrics, metric = metrics_table(config, "metrics"), config.metric_queries["metrics"]
+    counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), metric).column("count").to_pylist()
     entered = metrics.status().entered or 0
-    return archive_tables(config)[0].status().rows, entered, sum(counts), len(counts)
+    return archive_tables(config, TOPIC)[0].status().rows, entered, sum(counts), len(counts)
 
 
 # --- events

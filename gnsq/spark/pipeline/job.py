@@ -136,14 +136,14 @@ class Job:
             for query in config.queries:
                 self._look_for_messages(query)
         archive = ArchiveBatches(config, take_over=self._take_over)
-        metrics = None if config.raw else MetricsBatches(config, take_over=self._take_over)
+        metrics = {query: MetricsBatches(config, query, take_over=self._take_over) for query in config.metric_queries}
         self._notebooks = {query: Notebook(config, query) for query in config.queries}
         self._spark.streams.addListener(self._listener)
         self._is_listening = True
         with self._state_partitions():
             self._start("archive", archive, once)
-            if metrics is not None:
-                self._start("metrics", metrics, once)
+            for query, batches in metrics.items():
+                self._start(query, batches, once)
 
     @contextlib.contextmanager
     def _state_partitions(self) -> Iterator[None]:
@@ -224,7 +224,8 @@ class Job:
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
-        for table in itertools.chain.from_iterable(query_tables(self._config).values()):
+        config = self._config
+        for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
             if text := table_state(table, dt.datetime.now(dt.UTC)):
                 self.summary.tables[table.name] = text
         for query in self._config.queries:
@@ -271,13 +272,16 @@ class Job:
         messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
         if config.deduplicate and name == "archive":
             messages = deduplicated(messages, config.deduplicate)
-        events = unparsed(messages) if config.raw else parse(messages, config.schema, config.max_ahead)
+        metric = config.metric_queries.get(name)
+        entry = config.entries[0] if metric is None else config.entry_of(metric.topic)
+        assert entry is not None  # the configuration has checked it
+        events = unparsed(messages) if entry.raw else parse(messages, entry.schema, entry.max_ahead)
         events = events.observe(
             OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )
 
-        if name == "metrics":
-            writer = aggregated(events, config).writeStream.outputMode("update")
+        if metric is not None:
+            writer = aggregated(events, config, name).writeStream.outputMode("update")
         else:
             writer = events.writeStream
         writer = writer.queryName(name).option("checkpointLocation", config.checkpoint_of(name))

@@ -33,33 +33,42 @@ _TYPES = {
 }
 
 
-def archive_tables(config: PipelineConfig) -> tuple[Table, ...]:
-    """Describe the tables archive and dead; with raw, archive alone."""
-    by, location = config.partition_by, join_uri(config.output, "archive")
-    if config.raw:
+def archive_tables(config: PipelineConfig, topic: str) -> tuple[Table, ...]:
+    """Describe the tables archive and dead of a topic; with raw, archive alone; if it fits no entry, dead alone."""
+    entry = config.entry_of(topic)
+    dead = _table(config, topic, "dead", _DEAD, Partition("day", "published_at"))
+    if entry is None:
+        return (dead,)
+    by = entry.partition_by
+    if entry.raw:
         partition = None if by == "none" else Partition(by, "published_at")
-        return (Table("archive", location, pa.schema([("body", pa.binary()), *_ORIGIN]), partition),)
-    fields = [(name, _arrow_type(kind)) for name, kind in config.fields.items()]
+        return (_table(config, topic, "archive", pa.schema([("body", pa.binary()), *_ORIGIN]), partition),)
+    fields = [(name, _arrow_type(kind)) for name, kind in entry.schema.fields.items()]
     schema = pa.schema([("event_time", _TIME), *fields, ("body", pa.string()), *_ORIGIN])
     partition = None if by == "none" else Partition(by, "event_time" if by in ("day", "hour") else by)
-    return (
-        Table("archive", location, schema, partition),
-        Table("dead", join_uri(config.output, "dead"), _DEAD, Partition("day", "published_at")),
-    )
+    return (_table(config, topic, "archive", schema, partition), dead)
 
 
-def metrics_table(config: PipelineConfig) -> Table:
-    """Describe the table of the metric."""
-    metric = config.metric
-    location = join_uri(config.output, f"metrics/{metric.name}")
-    return Table("metrics", location, metric.schema(config.fields), Partition("day", "window_start"))
+def metrics_table(config: PipelineConfig, query: str) -> Table:
+    """Describe the table of a query's metric."""
+    metric = config.metric_queries[query]
+    schema = metric.schema(config.schema_of(metric.topic).fields)
+    return _table(config, metric.topic, f"metrics/{metric.name}", schema, Partition("day", "window_start"))
 
 
-def query_tables(config: PipelineConfig) -> dict[str, tuple[Table, ...]]:
-    """Describe the tables that each query writes."""
-    return {
-        query: archive_tables(config) if query == "archive" else (metrics_table(config),) for query in config.queries
-    }
+def query_tables(config: PipelineConfig, query: str) -> tuple[Table, ...]:
+    """Describe the tables that a query writes, as far as their topics are known."""
+    if query != "archive":
+        return (metrics_table(config, query),)
+    topics = dict.fromkeys([*config.named_topics, *config.placed.tables])
+    return tuple(table for topic in topics for table in archive_tables(config, topic))
+
+
+def _table(config: PipelineConfig, topic: str, path: str, schema: Any, partition: Partition | None) -> Table:
+    """Describe a table. Its name is its path relative to output."""
+    directory = config.placed.directory(topic)
+    name = f"{directory}/{path}" if directory else path
+    return Table(name, join_uri(config.output, name), schema, partition)
 
 
 def _arrow_type(kind: str) -> Any:  # Any: pyarrow has no types

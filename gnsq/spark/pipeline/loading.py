@@ -19,6 +19,8 @@ __all__ = ["load_config", "setting_options"]
 
 _PAIRS = {"nsq": "NAME=VALUE", "spark": "NAME=VALUE", "fields": "NAME=TYPE", "metrics": "NAME=VALUE"}
 
+# Fields that have no flag: a table of tables is for the file alone, and layout is no setting.
+_NO_FLAG = frozenset({"topics", "layout"})
 # Type of a setting -> types of its values, and what these are in words.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "a string"),
@@ -31,7 +33,8 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: click's own
     """Add one option for each setting to a click command. The parameter has the name of the setting."""
     for field in reversed(dataclasses.fields(PipelineConfig)):
-        command = _click_option(field)(command)
+        if field.name not in _NO_FLAG:
+            command = _click_option(field)(command)
     for name in GONE:
         # Settings of earlier releases. load_config() refuses them, also if they come from environment variables.
         command = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(command)

@@ -263,7 +263,7 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
             return 0, ["another process maintains the tables"]
         vacuumed = Path(config.work, _VACUUMED)
         retention = _retention(config) if is_forced or not vacuumed.exists() or _is_old(vacuumed) else None
-        for table in itertools.chain.from_iterable(query_tables(config).values()):
+        for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
             try:
                 merged += maintain_table(table.location, retention=retention)
             except JobFailed as error:

@@ -1,4 +1,4 @@
-"""Query metrics: aggregates by window and keys over event time, in Spark's state, in update mode.
+"""Queries of metrics: aggregates by window and keys over event time, in Spark's state, in update mode.
 
 A window is kept until ``keep_windows`` after its end; events that come later are left out. The state has one group
 more, whose window and keys are null and which is never removed: it counts each event that has entered the aggregation.
@@ -51,17 +51,18 @@ _AGGREGATES = {
 
 
 class MetricsBatches:
-    """Writes the batches of the query metrics: foreachBatch calls it with the rows of aggregated().
+    """Writes the batches of a query of metrics: foreachBatch calls it with the rows of aggregated().
 
     Args:
+        query: Name of the query.
         take_over: Accept a table that belongs to another checkpoint.
     """
 
-    def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
-        self._metric = config.metric
-        self._table = metrics_table(config)
+    def __init__(self, config: PipelineConfig, query: str, *, take_over: bool = False) -> None:
+        self._metric = config.metric_queries[query]
+        self._table = metrics_table(config, query)
         self._take_over = take_over
-        self._sink = WriteOptions.parse(config.sink_options(config.metrics_to))
+        self._sink = WriteOptions.parse(config.sink_options(config.metrics_to(query)))
         self._epoch: int | None = None
 
     def __call__(self, changed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
@@ -86,23 +87,26 @@ class MetricsBatches:
         return [file for file in found if is_new and file.table == target.name]
 
 
-def aggregated(parsed: DataFrame, config: PipelineConfig) -> DataFrame:
+def aggregated(parsed: DataFrame, config: PipelineConfig, query: str) -> DataFrame:
     """Aggregate the rows that events.parse() returns, by window and keys.
+
+    Args:
+        query: Name of the query.
 
     Returns:
         window_start, the keys as strings, count, and a column for each aggregate. In the row that counts all events,
         window_start and the keys are null.
     """
-    metric = config.metric
+    metric = config.metric_queries[query]
     # Spark removes a group, and leaves out a row, if its window_start is at or before the watermark.
-    delay = round((config.windows_kept + metric.window) * 1000)
+    delay = round((config.windows_kept(metric) + metric.window) * 1000)
     events = well_formed(parsed).withWatermark("event_time", f"{delay} milliseconds")
     if config.deduplicate:
         # Spark allows one watermark in a query. So deduplication uses event_time, and keeps ids as long as windows.
         events = events.dropDuplicatesWithinWatermark(["nsqd", "message_id"])
     # The names of these columns contain a blank, so none is the name of a field.
     values = {aggregate.field: f"value {number}" for number, aggregate in enumerate(metric.aggregates)}
-    kinds = {field: value_type(config.fields[field]) for field in values}
+    kinds = {field: value_type(config.schema_of(metric.topic).fields[field]) for field in values}
     groups = events.select(
         F.explode(F.array(*_groups(metric))).alias("group"),
         *(F.col(field).cast(kinds[field]).alias(name) for field, name in values.items()),

@@ -64,7 +64,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
     """
     try:
         connection_keywords(config.read_options("archive"))
-        connection_keywords(WriteOptions.parse(config.sink_options(config.topic)))
+        connection_keywords(WriteOptions.parse(config.sink_options("")))
     except ValueError as error:
         raise JobFailed(f"setting nsq: {error}") from error
     try:
@@ -79,7 +79,6 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
     if not config.is_remote:
         _check_writable("output", config.output)
     check_store(config.output)
-    tables = query_tables(config)
     for query in config.queries:
         _check_spool(config, query)
         try:
@@ -93,7 +92,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
             raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
         else:
             _check_checkpoint(config, query, is_new=identity is None)
-            for table in tables[query]:
+            for table in query_tables(config, query):
                 table.claim(identity, take_over=take_over, committed=committed)
 
 
@@ -140,8 +139,9 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
         except ValueError as error:
             raise JobFailed(f"checkpoint {shown}: {error}") from error
     facts: dict[str, object] = {"deduplicate": config.deduplicate > 0}
-    if query == "metrics":
-        facts |= config.metric.describe()
+    metric = config.metric_queries.get(query)
+    described = {} if metric is None else metric.describe()
+    facts |= described
     if not is_new:
         before = _made_with(config, query)
         if "window_length" in before:
@@ -157,7 +157,7 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
                     f"checkpoint {shown} was made with {name} {before[name]!r}, and the setting is {value!r} now: "
                     "leave it as it was, or let the job work off everything with --once, "
                     f"{_move_away(config, query)}, and start with --take-over"
-                    + (" and another name in [[metrics]]" if name in config.metric.describe() else "")
+                    + (" and another name in [[metrics]]" if name in described else "")
                 )
         # Keep the number of partitions that was noted before, or None: for a checkpoint it never changes.
         facts["state_partitions"] = before.get("state_partitions")

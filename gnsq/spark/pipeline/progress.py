@@ -29,7 +29,6 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.report import Batch
-from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.pipeline.tables import sync_files
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
@@ -246,9 +245,9 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
     Raises:
         OSError: If the checkpoint can't be read.
     """
-    schema = config.schema
-    fields = sorted((name, plain_type(kind)) for name, kind in schema.fields.items())
-    settings = [fields, sorted(schema.required), sorted(schema.keys), schema.time_field, float(config.max_ahead)]
+    topic = config.entries[0].name if query == "archive" else config.metric_queries[query].topic
+    entry = config.entry_of(topic)
+    assert entry is not None  # the configuration has checked it
     try:
         filesystem, root = open_location(config.checkpoint_of(query))
     except ValueError:
@@ -266,7 +265,7 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
             _sync_state(Path(root), batch_id)
             for directory, name in (("", "metadata"), ("commits", batch_id - 1), ("offsets", batch_id)):
                 sync_files(Path(root, directory), f"{name}", f".{name}.crc")
-    return BatchIdentity(owner, batch_id, offsets, _hash(json.dumps(settings).encode()))
+    return BatchIdentity(owner, batch_id, offsets, entry.division)
 
 
 def _sync_state(root: Path, batch_id: int) -> None:

@@ -92,7 +92,6 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
         yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"
     except OSError as error:
         yield f"job      unknown: {error}"
-    tables = query_tables(config)
     for query in config.queries:
         note = Note()
         try:
@@ -106,7 +105,7 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
             yield f"         spool {_spool(spool_state(config, query, note.offset), now)}"
         except (NSQException, OSError, ValueError) as error:
             yield f"         spool {redact_uri(config.spool_of(query))}: {error}"
-        for table in tables[query]:
+        for table in query_tables(config, query):
             if text := table_state(table, now):
                 yield f"         table {table.name} {text}"
         if config.nsqd_http_addresses or config.lookupd_http_addresses:

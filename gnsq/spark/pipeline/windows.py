@@ -48,10 +48,14 @@ class Metric:
     """What is counted by window and keys.
 
     Args:
+        topic: Topic with the events; "": the job's only topic.
         window, slide: Seconds; windows begin at whole multiples of slide since 1970.
         keys: Fields; may be none.
         aggregates: Besides the count of events, which is always there. A mean needs the count of its field, too, by
             which readers weight the mean; parse() adds that count.
+        channel: Channel of the topic; "": the job chooses.
+        output_topic: Topic that changes are published to; "": the job chooses.
+        keep_windows: Seconds for which windows are kept after their end; None: as the job's setting says.
 
     Raises:
         ValueError: If a value can't be used; the text names it.
@@ -62,6 +66,10 @@ class Metric:
     slide: int = 60
     keys: tuple[str, ...] = ("page",)
     aggregates: tuple[Aggregate, ...] = ()
+    topic: str = ""
+    channel: str = ""
+    output_topic: str = ""
+    keep_windows: float | None = None
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -85,7 +93,7 @@ class Metric:
         Raises:
             ValueError: As the constructor, and for an unknown name or a value of a wrong type.
         """
-        known = ("name", "window", "slide", "keys", "aggregates")
+        known = ("name", "topic", "window", "slide", "keys", "aggregates", "keep_windows", "channel", "output_topic")
         for name in values:
             if name not in known:
                 raise ValueError(f"{name} is unknown{nearest([name], known)}")
@@ -96,8 +104,11 @@ class Metric:
         for name in ("keys", "aggregates"):
             if name in given:
                 given[name] = _texts(name, given[name])
-        if not isinstance(given.get("name", ""), str):
-            raise ValueError(f"name {given['name']!r} is not a string")
+        if "keep_windows" in given:
+            given["keep_windows"] = _number("keep_windows", given["keep_windows"])
+        for name in ("name", "topic", "channel", "output_topic"):
+            if not isinstance(given.get(name, ""), str):
+                raise ValueError(f"{name} {given[name]!r} is not a string")
         if "window" in given:
             given.setdefault("slide", given["window"])
         calls = [call for call in given.pop("aggregates", ()) if call != "count"]
@@ -135,6 +146,11 @@ class Metric:
         )
 
     @property
+    def id(self) -> str:
+        """Topic and name, which tell the metrics of a job apart."""
+        return f"{self.topic}/{self.name}"
+
+    @property
     def windows(self) -> int:
         """Number of windows that each event is in."""
         return self.window // self.slide
@@ -157,6 +173,15 @@ def _whole_number(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise ValueError(f"{name} {value!r} is not a whole number")
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            return float(value)
+    except ValueError:
+        pass
+    raise ValueError(f"{name} {value!r} is not a number")
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:

@@ -98,7 +98,8 @@ def messages(spark, config, bodies):
     published_at = dt.datetime(2026, 6, 1, tzinfo=UTC)
     rows = [(bytearray(body), f"{number:016}", published_at, "127.0.0.1:4150") for number, body in enumerate(bodies)]
     frame = spark.createDataFrame(rows, "body binary, message_id string, published_at timestamp, nsqd string")
-    return unparsed(frame) if config.raw else parse(frame, config.schema, config.max_ahead)
+    entry = config.entry_of("clicks")
+    return unparsed(frame) if config.raw else parse(frame, entry.schema, entry.max_ahead)
 
 
 def event(time, page="/", user="u"):

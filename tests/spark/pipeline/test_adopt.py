@@ -79,7 +79,7 @@ def test_files_become_tables_and_twice_is_no_change(config):
 
 def test_job_goes_on_with_the_batch_that_was_not_committed(config):
     list(adopt(config))
-    archive, _ = archive_tables(config)
+    archive, _ = archive_tables(config, "clicks")
     archive.claim("a", take_over=False)
     target = archive.target(4)
 
@@ -127,7 +127,7 @@ def test_vacuum_deletes_adopted_files_that_a_merge_has_replaced(config, tmp_path
 
 
 def test_vacuum_deletes_no_file_of_an_adoption_that_was_killed(config):
-    archive, _ = archive_tables(config)
+    archive, _ = archive_tables(config, "clicks")
     archive._create("a")
 
     maintain_table(archive.location, retention=0, quiet=0)
@@ -243,7 +243,7 @@ def test_other_partitions_and_types_are_refused(config, tmp_path):
 
 
 def test_table_of_a_job_is_left_alone(config, tmp_path):
-    archive, _ = archive_tables(config)
+    archive, _ = archive_tables(config, "clicks")
     other = Table("archive", str(tmp_path / "output/archive"), SCHEMA, archive.partition)
     other._create("another")
 

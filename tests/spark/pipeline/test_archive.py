@@ -112,11 +112,11 @@ def test_rows_of_many_partitions_are_in_one_file_for_each(spark, config):
     frame = messages(spark, config, [event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
     batches = ArchiveBatches(config)
     batches(frame.repartition(2), identity(0))
-    before = archive_tables(config)[0].status()
+    before = archive_tables(config, "clicks")[0].status()
 
     batches(frame.repartition(2), identity(1))
 
-    assert archive_tables(config)[0].status().files - before.files == SPREAD + 1 < before.files
+    assert archive_tables(config, "clicks")[0].status().files - before.files == SPREAD + 1 < before.files
     assert len(archived(config)) == 4 * (SPREAD + 1)
 
 
@@ -149,9 +149,9 @@ def test_letter_is_json_with_the_body_in_base64():
 
 @pytest.mark.parametrize("number", [0, 1], ids=["archive", "dead"])
 def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(config, number):
-    for table in archive_tables(config):
+    for table in archive_tables(config, "clicks"):
         table.claim(OURS, take_over=False)
-    table = archive_tables(config)[number]
+    table = archive_tables(config, "clicks")[number]
     table.commit(identity(3), [], 0)
 
     with pytest.raises(JobFailed, match=rf"{table.name} has batch 3, which was begun with other settings"):
@@ -177,7 +177,7 @@ def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
 def test_kill_between_the_commits_of_archive_and_dead_loses_and_doubles_nothing(spark, fakensqd, config, tmp_path):
     run(config, messages(spark, config, BODIES[:1]))
     # The commit of dead fails: what follows that of archive does not happen.
-    _, other = archive_tables(config)
+    _, other = archive_tables(config, "clicks")
     batches = ArchiveBatches(config)
     batches(messages(spark, config, BODIES[:1]), identity(1))
     other.claim(THEIRS, take_over=True)

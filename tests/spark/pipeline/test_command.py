@@ -154,7 +154,7 @@ def test_once_that_is_stopped_while_channels_are_created_says_that_it_is_not_don
 def test_table_of_another_job_is_refused_before_spark_starts(fakensqd, tmp_path, s3, place):
     publish(fakensqd, "clicks", EVENTS[:1])
     output = str(tmp_path / "out") if place == "local" else s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-    for table in archive_tables(config_for(tmp_path, output=output)):
+    for table in archive_tables(config_for(tmp_path, output=output), "clicks"):
         table.claim("theirs", take_over=False)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "spark.log").write_text("of an earlier run, which the message does not name")
@@ -231,7 +231,7 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
     )
     assert re.search(r"^job      .*\d+ s\ndrained$", done.output, re.M)
     # What was in flight at the kill comes to each query once more, or does not.
-    metrics = metrics_table(config_for(tmp_path, output=str(tmp_path / "out")))
+    metrics = metrics_table(config_for(tmp_path, output=str(tmp_path / "out")), "metrics")
     rows = delta_table(tmp_path / "out" / "metrics" / "counts").to_pyarrow_table()
     counted = sum(true_counts(rows, Metric()).column("count").to_pylist())
     assert counted == metrics.status().entered >= 900

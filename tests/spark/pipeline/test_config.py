@@ -19,12 +19,13 @@ def test_options_that_the_job_sets_are_refused_in_nsq():
 
 
 def test_topics_follow_the_topic():
-    assert (config().metrics_to, config().dead_letters_to) == ("clicks-metrics", "clicks-dead")
-    assert config(metrics_topic="m", dead_letter_topic="d").metrics_to == "m"
+    given = config(metrics_topic="m", dead_letter_topic="d")
+    assert [each.metrics_to("metrics") for each in (config(), given)] == ["clicks-metrics", "m"]
+    assert [each.entries[0].dead_letters_to("clicks") for each in (config(), given)] == ["clicks-dead", "d"]
 
 
 def test_events_are_clicks_unless_described():
-    schema = config().schema
+    schema = config().schema_of("clicks")
 
     assert schema.fields == {"user": "string", "page": "string"}
     assert (schema.time_field, schema.required) == ("time", ("page", "user"))
@@ -39,15 +40,15 @@ def test_fields_of_a_file_are_part_of_the_configuration(tmp_path):
 
     for each in (made, replace(made, topic="views")):
         assert each.fields == {"user": "STRING", "page": "STRING", "ms": "INT"}
-        assert each.schema.required == ("user",)
+        assert each.schema_of(each.topic).required == ("user",)
 
 
 def test_file_without_required_fields_leaves_them_to_the_setting(tmp_path):
     path = tmp_path / "click.ddl"
     path.write_text("user STRING, page STRING")
 
-    assert config(fields_file=str(path)).schema.required == ("page",)
-    assert config(fields_file=str(path), required_fields=("user",)).schema.required == ("page", "user")
+    assert config(fields_file=str(path)).schema_of("clicks").required == ("page",)
+    assert config(fields_file=str(path), required_fields=("user",)).schema_of("clicks").required == ("page", "user")
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,10 @@ def test_settings_that_make_no_sense_for_raw_bodies_are_named(changes, words):
 
 
 def test_windows_are_kept_for_a_day_and_with_message_ids_for_an_hour():
-    assert config().windows_kept == 86_400
-    assert (config(deduplicate=60).windows_kept, config(deduplicate=7200).windows_kept) == (3600, 7200)
-    assert config(deduplicate=60, keep_windows=90).windows_kept == 90
+    assert config().windows_kept(Metric()) == 86_400
+    assert [config(deduplicate=seconds).windows_kept(Metric()) for seconds in (60, 7200)] == [3600, 7200]
+    assert config(deduplicate=60, keep_windows=90).windows_kept(Metric()) == 90
+    assert config(keep_windows=90).windows_kept(Metric(keep_windows=5.0)) == 5
 
 
 def test_each_query_has_its_own_spool():
@@ -215,8 +217,6 @@ def test_secrets_are_not_shown():
             id="two columns day",
         ),
         pytest.param({"state_partitions": 0}, "state_partitions 0 must be at least 1 partition", id="state"),
-        pytest.param({"metrics": ()}, "metrics has 0 definitions: one is possible", id="no metrics"),
-        pytest.param({"metrics": (Metric(), Metric("b"))}, "metrics has 2 definitions", id="two metrics"),
         pytest.param(
             {"metrics": (Metric(keys=("host",)),)}, "metrics: key 'host' is none of fields: user, page", id="key"
         ),

@@ -64,7 +64,7 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     counts = published(fakensqd, "clicks-metrics", tmp_path)
     assert len(archived) == len({(row["nsqd"], row["message_id"]) for row in archived}) == 35
     assert summary.duplicates == {"archive": 5, "metrics": 5}
-    assert sum_of_counts(counts) == len(archived) == metrics_table(config).status().entered
+    assert sum_of_counts(counts) == len(archived) == metrics_table(config, "metrics").status().entered
     assert summary.late == 0
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
     assert summary.rows == {"archive": 42, "metrics": 42}
@@ -108,7 +108,7 @@ def test_drained_job_goes_on_with_a_new_checkpoint_and_more_partitions(run, fake
 @pytest.mark.spark
 def test_job_whose_table_is_another_ones_fails_before_it_writes(spark, fakensqd, config, tmp_path):
     publish(fakensqd, "clicks", GOOD)
-    for table in archive_tables(config):
+    for table in archive_tables(config, "clicks"):
         table.claim("theirs", take_over=False)
     job = Job(spark, config, lambda batch: None)
     job.start(once=False)

@@ -62,10 +62,10 @@ class Query:
         """Work off what was put."""
         columns = "body binary, message_id string, published_at timestamp, nsqd string"
         source = self._spark.readStream.schema(columns).option("maxFilesPerTrigger", 1)
-        events = parse(source.parquet(str(self._path / "in")), config.schema, config.max_ahead)
+        events = parse(source.parquet(str(self._path / "in")), config.schema_of("clicks"), config.max_ahead)
         config = replace(config, checkpoint=str(self._path / checkpoint))
-        batches, owner = MetricsBatches(config, take_over=take_over), Future()
-        writer = aggregated(events, config).writeStream.outputMode("update")
+        batches, owner = MetricsBatches(config, "metrics", take_over=take_over), Future()
+        writer = aggregated(events, config, "metrics").writeStream.outputMode("update")
         writer = writer.foreachBatch(
             lambda rows, batch_id: batches(rows, identify(config, "metrics", owner.result(), batch_id))
         )
@@ -95,7 +95,7 @@ def query(spark, tmp_path):
 
 def rows_of(config):
     """Rows of the metric's table."""
-    return delta_table(f"{config.output}/metrics/{config.metric.name}").to_pyarrow_table()
+    return delta_table(f"{config.output}/metrics/{config.all_metrics[0].name}").to_pyarrow_table()
 
 
 def changes(config):
@@ -105,12 +105,12 @@ def changes(config):
 
 
 def entered(config):
-    return metrics_table(config).status().entered
+    return metrics_table(config, "metrics").status().entered
 
 
 def counted(config):
     """The sum of the true counts."""
-    return sum(true_counts(rows_of(config), config.metric).column("count").to_pylist())
+    return sum(true_counts(rows_of(config), config.all_metrics[0]).column("count").to_pylist())
 
 
 @pytest.mark.spark
@@ -139,14 +139,14 @@ def test_batch_that_runs_again_changes_no_row_and_is_published_again(query, fake
     query.put(event(START), event(START, "/cart"))
     query.put(event(START), event(START), event(START + MINUTE))
     query.run(config)
-    before, version = changes(config), delta_table(metrics_table(config).location).version()
+    before, version = changes(config), delta_table(metrics_table(config, "metrics").location).version()
 
     query.forget_commit(1)
     query.run(config)
 
     assert changes(config) == before
     assert (entered(config), counted(config)) == (5, 5)
-    assert delta_table(metrics_table(config).location).version() == version
+    assert delta_table(metrics_table(config, "metrics").location).version() == version
     bodies = sorted(json.dumps(body) for body in published(fakensqd, "clicks-metrics", tmp_path))
     assert len(bodies) == 6
     assert len(set(bodies)) == 4

@@ -42,7 +42,7 @@ def test_raw_bodies_and_parsed_ones_do_not_share_a_table(config, before, after):
     made, other = sorted(
         (config, replace(config, raw=True, fields={})), key=lambda each: each.raw, reverse=before == "binary"
     )
-    [archive, *_] = archive_tables(made)
+    [archive, *_] = archive_tables(made, "clicks")
     archive.claim("a", take_over=False)
 
     with pytest.raises(
@@ -201,7 +201,7 @@ def begin(path):
 
 
 def test_table_of_another_checkpoint_is_refused(config, tmp_path):
-    for table in (*archive_tables(config), metrics_table(config)):
+    for table in (*archive_tables(config, "clicks"), metrics_table(config, "metrics")):
         table.claim("theirs", take_over=False)
 
     with pytest.raises(JobFailed, match=r"archive belongs to the checkpoint theirs; this job's checkpoint is new"):

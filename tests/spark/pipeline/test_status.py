@@ -34,7 +34,7 @@ def fill(config, query="archive"):
 
 
 def test_tables_are_told(config):
-    archive, dead = archive_tables(config)
+    archive, dead = archive_tables(config, "clicks")
     for table in (archive, dead):
         table.claim("a", take_over=False)
     target = dead.target(0)
