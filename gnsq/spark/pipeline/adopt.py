@@ -55,7 +55,12 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
     owner = checkpoint_id(location)
     # Leave out files of batches after the last committed batch: such a batch runs again, and writes all its rows.
     committed = last_batch(location) if owner is not None else None
-    archive, dead = archive_tables(config, config.entries[0].name)
+    if config.is_spark_writer:
+        raise JobFailed(
+            f"setting table_writer {config.table_writer}: only delta-rs can take files into tables where they are: let "
+            "Spark read them and write them into the tables, or give table_writer delta-rs"
+        )
+    archive, dead = (table for table in archive_tables(config, config.entries[0].name) if isinstance(table, Table))
     with lock_tables(config) as is_locked:
         if not is_locked:
             raise JobFailed("another process maintains the tables: adopt the files when it has ended")

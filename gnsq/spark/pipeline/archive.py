@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
@@ -40,12 +40,13 @@ class ArchiveBatches:
     """Writes the batches of the query archive: foreachBatch calls it.
 
     Args:
+        spark: For tables that Spark writes.
         take_over: Accept tables that belong to another checkpoint.
     """
 
-    def __init__(self, config: PipelineConfig, *, take_over: bool = False) -> None:
+    def __init__(self, config: PipelineConfig, spark: SparkSession | None = None, *, take_over: bool = False) -> None:
         topic = config.entries[0].name
-        self._tables = archive_tables(config, topic)
+        self._tables = archive_tables(config, topic, spark)
         self._take_over = take_over
         dead_letters_to = config.entries[0].dead_letters_to(topic)
         self._sink = WriteOptions.parse(config.sink_options(dead_letters_to)) if dead_letters_to else None

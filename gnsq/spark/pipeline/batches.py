@@ -42,12 +42,15 @@ class BatchIdentity:
         offsets: Hash of what the checkpoint says about the batch, since a checkpoint that has lost its newest files may
             give the same number to another batch. 0 if unknown.
         settings: Hash of the settings that divide the rows of a batch between tables.
+        planned_at: Unix time at which Spark has planned the batch, by the clock of the checkpoint's store; 0 if
+            unknown. It stays the same when the batch runs again.
     """
 
     owner: str
     number: int
     offsets: int
     settings: int
+    planned_at: float = 0.0
 
     @property
     def unchecked(self) -> int:
@@ -69,15 +72,15 @@ class TableStatus:
     """What is known of a table.
 
     Attributes:
-        rows, files, size: Of the table's newest version; size in bytes.
+        rows, files, size: Of the table's newest version; size in bytes. None if only Spark could tell.
         committed_at: When a batch was committed last; None if the newest 120 log entries do not say it.
         maintained_at: When a merge or a vacuum was last written to the log; None likewise.
         entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
     """
 
-    rows: int
-    files: int
-    size: int
+    rows: int | None
+    files: int | None
+    size: int | None
     committed_at: dt.datetime | None = None
     maintained_at: dt.datetime | None = None
     entered: int | None = None

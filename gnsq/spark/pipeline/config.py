@@ -31,7 +31,7 @@ from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
 
-__all__ = ["GONE", "PipelineConfig"]
+__all__ = ["GONE", "MAINTAINED", "PipelineConfig"]
 
 # Seconds.
 YEAR = 31_536_000
@@ -70,6 +70,14 @@ _OWN_OPTIONS = {
 }
 _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss")
 _TIME_ZONE = "spark.sql.session.timeZone"
+_WRITERS = ("delta-rs", "spark-delta", "spark-iceberg")
+_CATALOG = re.compile(r"[\w-]+(\.[\w-]+)+")
+_MAINTAIN_EVERY = 100
+# What is said of maintenance if Spark writes the tables.
+MAINTAINED = (
+    "the job maintains no tables: let the cluster do it (Delta: OPTIMIZE and VACUUM; Iceberg: rewrite_data_files and "
+    "expire_snapshots)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +93,15 @@ class PipelineConfig:
         None, "topics, or regular expressions for whole names of topics, each with settings of its own"
     )
     output: str = option(
-        "", "directory for archive/, metrics/ and dead/, a path or the URI of an object store; required"
+        "", "directory for archive/, metrics/ and dead/, a path or the URI of an object store; required without catalog"
+    )
+    table_writer: str = option(
+        "delta-rs",
+        "what writes the tables: delta-rs; or the cluster's own Delta or Iceberg, spark-delta or spark-iceberg",
+    )
+    catalog: str = option(
+        "",
+        "catalog and schema of the tables in place of output, such as main.clicks; for spark-delta and spark-iceberg",
     )
     work: str = option(
         "", "directory for spools and checkpoints, local or mounted; always the same for one job; required"
@@ -145,7 +161,7 @@ class PipelineConfig:
         special=(0,),
     )
     maintain_every: int = option(
-        100,
+        _MAINTAIN_EVERY,
         "merge small files of the tables and delete old ones after so many batches; 0: never",
         unit="batches",
         minimum=1,
@@ -166,9 +182,9 @@ class PipelineConfig:
             raise ValueError("setting topic is required, or [topics]")
         if self.topics and self._names:
             raise ValueError("settings topic and [topics] are both given: name all topics in one of them")
-        for name in ("output", "work"):
-            if not getattr(self, name).strip():
-                raise ValueError(f"setting {name} is required")
+        if not self.work.strip():
+            raise ValueError("setting work is required")
+        self._check_writer()
         if self.raw and not self.topics:
             self._check_raw()
         self._check_locations()
@@ -187,6 +203,31 @@ class PipelineConfig:
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
         self._check_places()
+
+    def _check_writer(self) -> None:
+        writer = self.table_writer
+        if writer not in _WRITERS:
+            raise ValueError(f"setting table_writer {writer!r} is not one of {', '.join(_WRITERS)}")
+        if self.catalog and writer == "delta-rs":
+            raise ValueError(
+                f"setting catalog {self.catalog!r}: delta-rs knows no catalogs: give table_writer spark-delta or "
+                "spark-iceberg, or output in place of catalog"
+            )
+        if self.output.strip() and writer == "spark-iceberg":
+            raise ValueError(
+                "setting output: spark-iceberg writes to a catalog only: give catalog in its place, such as lake.x"
+            )
+        if self.output.strip() and self.catalog:
+            raise ValueError("settings output and catalog are both given: leave one out")
+        if not self.output.strip() and not self.catalog:
+            name = {"spark-iceberg": "catalog", "spark-delta": "output or catalog"}.get(writer, "output")
+            raise ValueError(f"setting {name} is required")
+        if self.catalog and _CATALOG.fullmatch(self.catalog) is None:
+            raise ValueError(
+                f"setting catalog {self.catalog!r} is not the name of a catalog and a schema, such as main.clicks"
+            )
+        if self.is_spark_writer and self.maintain_every not in (0, _MAINTAIN_EVERY):
+            raise ValueError(f"setting maintain_every: with table_writer {writer} {MAINTAINED}: leave it out")
 
     def _check_raw(self) -> None:
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
@@ -258,6 +299,8 @@ class PipelineConfig:
                 f"setting work {redact_uri(self.work)!r} is a URI: give a local or mounted directory (output, spool "
                 "and checkpoint may be URIs)"
             )
+        if self.is_spark_writer:
+            return
         if _is_uri(self.output) and urlsplit(self.output).scheme not in _OBJECT_STORES:
             raise ValueError(
                 f"setting output {redact_uri(self.output)!r} is not an object store ({', '.join(_OBJECT_STORES)}): "
@@ -275,12 +318,15 @@ class PipelineConfig:
 
     def _check_places(self) -> None:
         """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
+        places: dict[str, str] = {}
         if [entry.name for entry in self.entries] == [self.placed.flat]:
-            places = {f"output/{name}": join_uri(self.output, name) for name in FLAT_TABLES}
-        else:
-            places = {"output": self.output}
+            places |= {f"output/{name}": join_uri(self.output, name) for name in FLAT_TABLES if self.output}
+        elif self.output:
+            places["output"] = self.output
         for query in self.queries:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
+            if self.is_spark_writer:
+                places[f"staged files of {query}"] = self.staged_of(query)
         found = {name: _resolved(place) for name, place in places.items()}
         for name, place in found.items():
             for other, outer in found.items():
@@ -466,6 +512,11 @@ class PipelineConfig:
         return max(HOUR, self.deduplicate) if self.deduplicate else DAY
 
     @property
+    def is_spark_writer(self) -> bool:
+        """Whether the cluster's own Delta or Iceberg writes the tables."""
+        return self.table_writer != "delta-rs"
+
+    @property
     def is_remote(self) -> bool:
         """Whether output is on an object store."""
         return _is_uri(self.output)
@@ -537,6 +588,12 @@ class PipelineConfig:
         if self.checkpoint:
             return _below(self.checkpoint, query)
         return str(Path(self.work, query, "checkpoint").absolute())
+
+    def staged_of(self, query: str) -> str:
+        """Return the directory for files that tasks of a query write for Spark to read. It is beside the spool."""
+        if self.spool:
+            return _below(self.spool, f"{query}-staged")
+        return str(Path(self.work, query, "staged").absolute())
 
     def _options(self, kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
         known = option_names(kind)

@@ -139,7 +139,7 @@ def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
     metrics, metric = metrics_table(config, "metrics"), config.metric_queries["metrics"]
     counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), metric).column("count").to_pylist()
     entered = metrics.status().entered or 0
-    return archive_tables(config, TOPIC)[0].status().rows, entered, sum(counts), len(counts)
+    return archive_tables(config, TOPIC)[0].status().rows or 0, entered, sum(counts), len(counts)
 
 
 # --- events

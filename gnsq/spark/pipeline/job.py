@@ -39,7 +39,7 @@ from gnsq.spark.pipeline.events import deduplicated, parse, unparsed
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
-from gnsq.spark.pipeline.preflight import note_partitions
+from gnsq.spark.pipeline.preflight import check_tables, note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, identify, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state, table_state
@@ -135,8 +135,11 @@ class Job:
         if once:
             for query in config.queries:
                 self._look_for_messages(query)
-        archive = ArchiveBatches(config, take_over=self._take_over)
-        metrics = {query: MetricsBatches(config, query, take_over=self._take_over) for query in config.metric_queries}
+        spark, take_over = self._spark, self._take_over
+        if config.is_spark_writer:
+            check_tables(config, spark, take_over=take_over)
+        archive = ArchiveBatches(config, spark, take_over=take_over)
+        metrics = {query: MetricsBatches(config, query, spark, take_over=take_over) for query in config.metric_queries}
         self._notebooks = {query: Notebook(config, query) for query in config.queries}
         self._spark.streams.addListener(self._listener)
         self._is_listening = True

@@ -40,7 +40,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from gnsq.localfiles import open_or_create, sync_directory
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, conformed, partition_text, store_error, write_file
 from gnsq.spark.pipeline.layout import query_tables
 from gnsq.spark.pipeline.progress import read_note
@@ -257,6 +257,8 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
     Returns:
         How many files were merged, and the reasons why tables were not maintained.
     """
+    if config.is_spark_writer:
+        raise JobFailed(f"setting table_writer {config.table_writer}: {MAINTAINED}")
     merged, troubles = 0, []
     with lock_tables(config) as is_locked:
         if not is_locked:
@@ -304,6 +306,7 @@ class Maintenance:
 
     def __init__(self, config: PipelineConfig) -> None:
         self._config = config
+        self._is_on = config.maintain_every > 0 and not config.is_spark_writer
         self._batches = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.merged = 0
@@ -313,7 +316,7 @@ class Maintenance:
         self._batches += 1
         if self._process is not None and self._process.poll() is not None:
             self._finish(self._process)
-        if 0 < self._config.maintain_every <= self._batches and self._process is None:
+        if self._is_on and self._config.maintain_every <= self._batches and self._process is None:
             self._start()
 
     def run_daily(self) -> None:
@@ -323,7 +326,7 @@ class Maintenance:
         stamp = Path(self._config.work, _VACUUMED)
         if not stamp.exists():
             stamp.touch()
-        elif self._config.maintain_every and _is_old(stamp):
+        elif self._is_on and _is_old(stamp):
             self._finish(self._start())
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
@@ -55,12 +55,15 @@ class MetricsBatches:
 
     Args:
         query: Name of the query.
+        spark: For a table that Spark writes.
         take_over: Accept a table that belongs to another checkpoint.
     """
 
-    def __init__(self, config: PipelineConfig, query: str, *, take_over: bool = False) -> None:
+    def __init__(
+        self, config: PipelineConfig, query: str, spark: SparkSession | None = None, *, take_over: bool = False
+    ) -> None:
         self._metric = config.metric_queries[query]
-        self._table = metrics_table(config, query)
+        self._table = metrics_table(config, query, spark)
         self._take_over = take_over
         self._sink = WriteOptions.parse(config.sink_options(config.metrics_to(query)))
         self._epoch: int | None = None

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQException
@@ -27,10 +28,14 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 __all__ = [
     "Survey",
     "check_nsq",
     "check_places",
+    "check_tables",
     "check_work",
     "create_channels",
     "note_partitions",
@@ -76,24 +81,46 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
         raise JobFailed(
             f"setting log_file {config.log} can't be written: {error.strerror}: give a file that can be"
         ) from error
-    if not config.is_remote:
-        _check_writable("output", config.output)
-    check_store(config.output)
+    if not config.is_spark_writer:
+        if not config.is_remote:
+            _check_writable("output", config.output)
+        check_store(config.output)
     for query in config.queries:
         _check_spool(config, query)
-        try:
-            location = config.checkpoint_of(query)
-            set_torn_aside(location)
-            identity, committed = checkpoint_id(location), last_batch(location)
-        except ValueError as error:
-            # pyarrow can't open this location, only Spark can. So the checkpoint is not checked.
-            logger.debug("%s", error)
-        except OSError as error:
-            raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
-        else:
-            _check_checkpoint(config, query, is_new=identity is None)
-            for table in query_tables(config, query):
+        if (found := _read_checkpoint(config, query)) is not None:
+            _check_checkpoint(config, query, is_new=found[0] is None)
+    if not config.is_spark_writer:
+        check_tables(config, take_over=take_over)
+
+
+def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, take_over: bool = False) -> None:
+    """Check that the tables fit the settings and belong to this job's checkpoints.
+
+    Args:
+        spark: For tables that Spark writes.
+        take_over: Accept tables that belong to other checkpoints.
+
+    Raises:
+        JobFailed: If a table does not, or can't be read.
+    """
+    for query in config.queries:
+        if (found := _read_checkpoint(config, query)) is not None:
+            identity, committed = found
+            for table in query_tables(config, query, spark):
                 table.claim(identity, take_over=take_over, committed=committed)
+
+
+def _read_checkpoint(config: PipelineConfig, query: str) -> tuple[str | None, int] | None:
+    """Return the id and the last batch of a query's checkpoint; None if only Spark can open it."""
+    location = config.checkpoint_of(query)
+    try:
+        set_torn_aside(location)
+        return checkpoint_id(location), last_batch(location)
+    except ValueError as error:
+        logger.debug("%s", error)
+        return None
+    except OSError as error:
+        raise JobFailed(f"checkpoint {redact_uri(location)} can't be read: {error}") from error
 
 
 def _check_writable(setting: str, path: str, mode: int | None = None) -> None:

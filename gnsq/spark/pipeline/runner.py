@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
 from gnsq.spark.pipeline.report import Summary, batch_line, summary_lines
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def run_queries(
             return Summary()
         from gnsq.spark.pipeline.job import Job
 
+        if config.is_spark_writer:
+            report(f"tables are written by {config.table_writer}: {MAINTAINED}")
         with open_spark() as spark:
             job = Job(spark, config, lambda batch: report(batch_line(batch)), log=log, take_over=take_over)
 

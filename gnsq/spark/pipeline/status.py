@@ -134,9 +134,12 @@ def table_state(table: BatchTable, now: dt.datetime) -> str:
         status = table.status()
     except (JobFailed, OSError, ValueError) as error:
         return f"unknown: {error}"
-    text = table_text(status.rows, status.files, status.size)
+    if status.rows is None or status.files is None or status.size is None:
+        text = "written by Spark"
+    else:
+        text = table_text(status.rows, status.files, status.size)
     if status.entered is not None:
-        text += f" of {counted(status.entered, 'event', spec=',')}"
+        text += f"{',' if status.rows is None else ''} of {counted(status.entered, 'event', spec=',')}"
     if status.committed_at is not None:
         text += f", committed{_at(status.committed_at, now)}"
     if status.maintained_at is not None:
