@@ -94,7 +94,7 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
 
 
 def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, take_over: bool = False) -> None:
-    """Check that the tables fit the settings and belong to this job's checkpoints.
+    """Check that the tables fit the settings and belong to this job's checkpoints. No query may run yet.
 
     Args:
         spark: For tables that Spark writes.
@@ -108,6 +108,8 @@ def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, t
             identity, committed = found
             for table in query_tables(config, query, spark):
                 table.claim(identity, take_over=take_over, committed=committed)
+                # A killed run may have left files of a batch.
+                table.finish()
 
 
 def _read_checkpoint(config: PipelineConfig, query: str) -> tuple[str | None, int] | None:

@@ -51,16 +51,19 @@ from gnsq.spark.uris import redact_uri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SparkTable", "catalog_table", "path_table"]
+__all__ = ["SparkTable", "catalog_table", "may_have_expired", "path_table"]
 
 # Names of a batch's facts in the information of a commit.
 _FACTS = {name: f"gnsq.{name}" for name in ("owner", "batch", "offsets", "settings", "entered")}
-# Property of a table: with a former checkpoint's id appended, its last number of events that were entered.
-_ENTERED = "gnsq.entered."
-# Number of the newest commits in which the last one of a checkpoint is looked for first. Then all are read.
-_HISTORY = 100
+# Properties of a table: its name in the job; and, with a former checkpoint's id appended, the last number of events
+# that were entered.
+_NAME, _ENTERED = "gnsq.name", "gnsq.entered."
+# Numbers of the newest commits in which the last one of a checkpoint is looked for. Then all are read.
+_HISTORY = (10, 1000)
 # Seconds by which the clocks of the checkpoint's store and of the table's writers may differ.
 _CLOCKS = 60.0
+# Least bytes of staged files for each task that appends them: a task may write a file for each partition of the table.
+_TASK_BYTES = 2 * 2**20
 # Bytes of rows, about, that a task reads from a staged file at a time.
 _READ_BYTES = 16 * 2**20
 # Conditions of Spark's errors: there is no such table.
@@ -143,7 +146,6 @@ class SparkTable:
         """
         with self._errors():
             open_store(self._staged).make_directory("")
-        self.finish()
         if not self._is_there():
             if committed >= 0 and not take_over:
                 raise missing_table(self._shown, committed)
@@ -155,6 +157,12 @@ class SparkTable:
         epoch = epoch_of(properties, owner)
         if not take_over:
             check_owner(self._shown, properties, owner)
+        former, named = properties.get(OWNER), properties.get(_NAME, self.name)
+        if former == owner and named != self.name:
+            raise JobFailed(
+                f"table {self._shown} has the rows of {named}, and those of {self.name} would go there, too, since a "
+                "catalog takes letters, digits and _ only: run a job with another catalog for one of them"
+            )
         self._check_partition()
         with self._errors():
             schema = self._session.table(self.location).schema
@@ -165,9 +173,8 @@ class SparkTable:
             if missing:
                 added = ", ".join(f"{_quoted(name)} {columns[name]}" for name in missing)
                 self._sql(f"ALTER TABLE {self.location} ADD COLUMNS ({added})")
-            former = properties.get(OWNER)
             if former != owner:
-                changed = {OWNER: owner, f"{EPOCH}{owner}": str(epoch)}
+                changed = {OWNER: owner, f"{EPOCH}{owner}": str(epoch), _NAME: self.name}
                 if former is not None and (entered := _number(self._newest(former), "entered")) is not None:
                     changed[f"{_ENTERED}{former}"] = str(entered)
                 self._sql(f"ALTER TABLE {self.location} SET TBLPROPERTIES ({_assigned(changed)})")
@@ -189,7 +196,7 @@ class SparkTable:
 
         Args, result and errors are those of BatchTable.
         """
-        own = [file.path for file in files if file.table == self.name]
+        own = [file for file in files if file.table == self.name]
         if (not own and entered is None) or self.has(batch):
             return False
         if entered is not None:
@@ -287,7 +294,7 @@ class SparkTable:
     def _create(self, owner: str) -> None:
         columns = ", ".join(f"{_quoted(name)} {kind}" for name, kind in self._columns().items())
         by = f" PARTITIONED BY ({', '.join(self._partitioned())})" if self._partition is not None else ""
-        properties = _assigned({OWNER: owner, f"{EPOCH}{owner}": "1"})
+        properties = _assigned({OWNER: owner, f"{EPOCH}{owner}": "1", _NAME: self.name})
         self._sql(f"CREATE TABLE {self.location} ({columns}) USING {self._form}{by} TBLPROPERTIES ({properties})")
 
     def _check_partition(self) -> None:
@@ -329,15 +336,16 @@ class SparkTable:
             with self._errors():
                 row = found.first()
             return row["facts"] if row is not None else None
-        for limit in (f" LIMIT {_HISTORY}", ""):
-            history = self._sql(f"DESCRIBE HISTORY {self.location}{limit}").select("version", "userMetadata")
+        for limit in (*_HISTORY, None):
+            last = "" if limit is None else f" LIMIT {limit}"
+            history = self._sql(f"DESCRIBE HISTORY {self.location}{last}").select("version", "userMetadata")
             with self._errors():
                 rows = history.collect()
             for row in sorted(rows, key=lambda row: -row["version"]):
                 facts = _decoded(row["userMetadata"])
                 if facts.get(_FACTS["owner"]) == owner:
                     return facts
-            if len(rows) < _HISTORY:
+            if limit is not None and len(rows) < limit:
                 break
         return None
 
@@ -349,9 +357,7 @@ class SparkTable:
         )
         with self._errors():
             row = oldest.first()
-        if row is None or row["parent_id"] is None or not batch.planned_at:
-            return
-        if float(row["made_at"]) > batch.planned_at - _CLOCKS:
+        if row is not None and may_have_expired(row["parent_id"], float(row["made_at"]), batch.planned_at):
             planned = dt.datetime.fromtimestamp(batch.planned_at, dt.UTC)
             raise JobFailed(
                 f"table {self._shown}: snapshots made after {planned:%Y-%m-%d %H:%M:%S} UTC, when batch {batch.number} "
@@ -368,13 +374,14 @@ class SparkTable:
             "userMetadata": json.dumps(information),
         }
 
-    def _rows(self, paths: list[str]) -> DataFrame:
+    def _rows(self, files: list[DataFile]) -> DataFrame:
         """Read staged files; the rows have all columns of the table."""
         from pyspark.sql import functions as F  # loads pyspark, as above
         from pyspark.sql.pandas.types import from_arrow_schema
 
         task = functools.partial(_read, self._staged)
-        named = self._session.createDataFrame([(path,) for path in paths], "path string")
+        tasks = min(max(sum(file.size for file in files) // _TASK_BYTES, 1), max(len(files), 1))
+        named = self._session.createDataFrame([(file.path,) for file in files], "path string").coalesce(tasks)
         rows = named.mapInArrow(task, from_arrow_schema(self._schema))
         partition = self._partition
         if self._form == "iceberg" or partition is None or partition.is_field:
@@ -423,6 +430,17 @@ class SparkTable:
         if _NO_SCHEMA.search(text):
             return "make the schema with CREATE SCHEMA, or correct the setting catalog"
         return "mend that, then start the job again: nothing is lost"
+
+
+def may_have_expired(parent: int | None, made_at: float, planned_at: float) -> bool:
+    """Return True if a snapshot that was made after a batch was planned may have expired. Pure.
+
+    Args:
+        parent: Id of the snapshot before the oldest one that is left; None if there was none.
+        made_at: Unix time of the oldest snapshot that is left.
+        planned_at: As in BatchIdentity. If it is 0, nothing can be said, and the result is False.
+    """
+    return parent is not None and 0 < planned_at < made_at + _CLOCKS
 
 
 def _assigned(properties: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.preflight import check_places
-from gnsq.spark.pipeline.sparktables import catalog_table, path_table
+from gnsq.spark.pipeline.sparktables import catalog_table, may_have_expired, path_table
 from gnsq.spark.pipeline.status import status_lines
 from tests.spark.pipeline.helpers import config_for
 
@@ -39,6 +39,20 @@ def test_table_in_a_catalog_has_the_name_of_its_path(catalog, path, name):
 )
 def test_table_in_a_directory_has_the_name_of_its_location(location, name):
     assert path_table(location) == name
+
+
+@pytest.mark.parametrize(
+    ("parent", "made_at", "planned_at", "is_so"),
+    [
+        pytest.param(1, 1000.0, 2000.0, False, id="older ones are left"),
+        pytest.param(1, 2000.0, 1000.0, True, id="younger ones have expired"),
+        pytest.param(1, 1000.0, 1030.0, True, id="clocks may differ"),
+        pytest.param(None, 2000.0, 1000.0, False, id="none has expired"),
+        pytest.param(1, 2000.0, 0.0, False, id="only Spark can read the checkpoint"),
+    ],
+)
+def test_snapshots_that_may_have_had_a_batch_are_missed(parent, made_at, planned_at, is_so):
+    assert may_have_expired(parent, made_at, planned_at) is is_so
 
 
 def test_rows_of_a_batch_are_staged_beside_the_spool(tmp_path):
