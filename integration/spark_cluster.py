@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -32,80 +31,124 @@ _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Successfully registered with master")
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A running cluster. Each process is the leader of a process group, which has its executors, too."""
+class SparkDaemon:
+    """A master or a worker, which may be killed and started again. It leads a process group; its executors are in it.
 
-    url: str
-    master: subprocess.Popen[bytes]
-    workers: list[subprocess.Popen[bytes]]
+    Args:
+        name: Its class below org.apache.spark.deploy.
+        log: File for its output; emptied at each start.
+        is_up: Found in its log when it is up.
+    """
+
+    def __init__(self, name: str, log: Path, is_up: re.Pattern[str]) -> None:
+        self._name = name
+        self._log = log
+        self._is_up = is_up
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last start."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *flags: str) -> None:
+        """Start it, without waiting until it is up."""
+        home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{self._name}", "--host", "127.0.0.1"]
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+            # A master that is started again still knows its workers and applications.
+            "SPARK_DAEMON_JAVA_OPTS": f"{os.environ.get('SPARK_DAEMON_JAVA_OPTS', '')} "
+            f"-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={self._log.parent / 'recovery'}",
+        }
+        with open(self._log, "wb") as output:
+            self._process = subprocess.Popen(
+                [*command, *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait(self) -> re.Match[str]:
+        """Wait until it is up. RuntimeError if it is not within START_LIMIT seconds."""
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            text = self._log.read_text(errors="replace")
+            if match := self._is_up.search(text):
+                return match
+            if not self.is_running or time.monotonic() > deadline:
+                raise RuntimeError(f"Spark's {self._name} is not up within {START_LIMIT} s: {text[-2000:]}")
+            time.sleep(0.05)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to all processes of the group, like the failure of a machine. Nothing if they have ended."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+
+
+class Cluster:
+    """A cluster. start_again() starts those of its daemons that have ended.
+
+    Args:
+        folder: Where logs and work directories go.
+    """
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.url = ""
+        self.master = SparkDaemon("master.Master", folder / "master.log", _MASTER)
+        self.workers = [
+            SparkDaemon("worker.Worker", folder / f"worker{number}.log", _REGISTERED) for number in range(workers)
+        ]
+        self._folder = folder
+
+    def start(self) -> None:
+        """Start all daemons. RuntimeError if one is not up within START_LIMIT seconds."""
+        self.master.start("--port", "0", "--webui-port", "0")
+        self.url = self.master.wait()[1]
+        self.start_again()
+        for worker in self.workers:
+            worker.wait()
+
+    def start_again(self) -> None:
+        """Start the daemons that do not run, without waiting until they are up. The master keeps its port."""
+        if not self.master.is_running:
+            self.master.start("--port", self.url.rpartition(":")[2], "--webui-port", "0")
+        for number, worker in enumerate(self.workers):
+            if not worker.is_running:
+                flags = ["--webui-port", "0", "--cores", str(CORES), "--memory", MEMORY]
+                worker.start(*flags, "--work-dir", str(self._folder / f"work{number}"), self.url)
+
+    def stop(self) -> None:
+        """Stop all daemons, with their executors."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for daemon in (*self.workers, self.master):
+                daemon.kill(number)
 
 
 @contextlib.contextmanager
 def cluster(folder: Path, workers: int = WORKERS) -> Iterator[Cluster]:
-    """Start a cluster, and stop it at the end of the block.
-
-    Args:
-        folder: Where logs and work directories go.
-
-    Raises:
-        RuntimeError: If it is not up within START_LIMIT seconds.
-    """
+    """Start a cluster, and stop it at the end of the block."""
     prepare_environment()
-    with contextlib.ExitStack() as stack:
-        log = folder / "master.log"
-        master = stack.enter_context(_running(log, "master.Master", "--port", "0", "--webui-port", "0"))
-        url = _wait_for(_MASTER, log, master)[1]
-        started = []
-        for number in range(workers):
-            log = folder / f"worker{number}.log"
-            flags = ["--webui-port", "0", "--cores", str(CORES), "--memory", MEMORY]
-            flags += ["--work-dir", str(folder / f"work{number}"), url]
-            started.append((stack.enter_context(_running(log, "worker.Worker", *flags)), log))
-        for worker, log in started:
-            _wait_for(_REGISTERED, log, worker)
-        yield Cluster(url, master, [worker for worker, _ in started])
-
-
-def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
-    """Send a signal to all processes of a group, like the failure of a machine. Does nothing if they have ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-@contextlib.contextmanager
-def _running(log: Path, name: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
-    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *flags]
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
-    }
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
+    running = Cluster(folder, workers)
     try:
-        yield process
+        running.start()
+        yield running
     finally:
-        kill(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        kill(process)
-        process.wait(10)
-
-
-def _wait_for(pattern: re.Pattern[str], log: Path, process: subprocess.Popen[bytes]) -> re.Match[str]:
-    deadline = time.monotonic() + START_LIMIT
-    while True:
-        text = log.read_text(errors="replace")
-        if match := pattern.search(text):
-            return match
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"{process.args!r} is not up within {START_LIMIT} s: {text[-2000:]}")
-        time.sleep(0.05)
+        running.stop()
 
 
 def main() -> int:

@@ -6,7 +6,6 @@ import pytest
 
 from integration.servers import program, running
 from integration.spark_cluster import cluster
-from integration.spark_cluster import kill as kill_machine
 from tests.spark.helpers import channel_stats, is_empty, wait_for
 from tests.spark.helpers import running as running_command
 from tests.spark.queries import Publisher, descendants, kill, running_query, written
@@ -41,7 +40,7 @@ def test_a_machine_dies_and_nothing_is_lost(tmp_path):
             wait_for(lambda: len(written(tmp_path)) > 2000, limit=150)
 
             below = descendants(spark.workers[0].pid)
-            kill_machine(spark.workers[0])
+            spark.workers[0].kill()
             kill(*below)
             first.kill()
 
