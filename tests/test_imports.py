@@ -128,7 +128,7 @@ PURE = [
             ],
             *[
                 f"spark.{name}"
-                for name in ["errors", "offsets", "options", "receiver.buffer", "rowkey", "source.drain"]
+                for name in ["errors", "offsets", "options", "receiver.buffer", "rowkey", "source.drain", "spool.index"]
             ],
             *[f"spark.pipeline.{name}" for name in ["report", "schema", "windows"]],
         ]

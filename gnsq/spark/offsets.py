@@ -19,7 +19,6 @@ __all__ = [
     "describe_missing",
     "distribute",
     "encode_offset",
-    "end_vector",
     "missing",
     "pending",
     "take_up_to",
@@ -49,9 +48,14 @@ class Segment:
     rows: int
 
     @property
+    def name(self) -> str:
+        """Name of the file. It has the number of rows, so that a listing is enough to count rows."""
+        return f"{self.number:012d}-{self.rows}.arrow"
+
+    @property
     def path(self) -> str:
-        """Path of the file within the spool. It has the number of rows, so that a listing is enough to count rows."""
-        return f"{self.receiver}/{self.number:012d}-{self.rows}.arrow"
+        """Path of the file within the spool."""
+        return f"{self.receiver}/{self.name}"
 
 
 def encode_offset(vector: Vector, source: str) -> dict[str, object]:
@@ -104,38 +108,40 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
     return [segment for _, _, segment in sorted(ordered, key=lambda item: item[:2])]
 
 
-def take_up_to(waiting: Sequence[Segment], max_rows: int | None, max_bytes: int, turn: int = 0) -> list[Segment]:
+def take_up_to(
+    waiting: Mapping[str, Iterable[Segment]], max_rows: int | None, max_bytes: int, turn: int = 0
+) -> list[Segment]:
     """Return as many segments as the limits allow, but at least one of those waiting: segments are not divided.
 
-    If a segment does not fit, the later segments of its receiver wait, too, but those of other receivers may be taken.
-    ``turn`` selects the receiver that comes first, so that a receiver with small segments can't delay one with large
-    segments for ever.
+    They are in the order of pending(), except the first. If a segment does not fit, the later segments of its receiver
+    wait, too, but those of other receivers may be taken. ``turn`` selects the receiver that comes first, so that a
+    receiver with small segments can't delay one with large segments for ever.
 
     Args:
-        waiting: Segments as pending() returns them.
+        waiting: For each receiver its segments, in the order of their numbers. At most one more is read of each
+            receiver than is taken.
         max_rows: None for no limit.
         turn: A number that differs from batch to batch.
     """
-    receivers = sorted({segment.receiver for segment in waiting})
-    if len(receivers) > 1:
-        chosen = receivers[turn % len(receivers)]
-        first = next(segment for segment in waiting if segment.receiver == chosen)
-        waiting = [first, *(segment for segment in waiting if segment is not first)]
+    queues = {receiver: iter(waiting[receiver]) for receiver in sorted(waiting)}
+    first = [*queues][turn % len(queues)] if queues else None
+    order = sorted(queues, key=lambda receiver: (receiver != first, receiver))
     taken: list[Segment] = []
-    full: set[str] = set()
     rows = size = 0
-    for segment in waiting:
-        if segment.receiver in full:
-            continue
-        is_over = size + segment.size > max_bytes or (max_rows is not None and rows + segment.rows > max_rows)
-        if is_over and taken:
-            full.add(segment.receiver)
-            if len(full) == len(receivers):
-                break
-            continue
-        taken.append(segment)
-        rows += segment.rows
-        size += segment.size
+    while order:
+        going_on: list[str] = []
+        for receiver in order:
+            segment = next(queues[receiver], None)
+            if segment is None:
+                continue
+            is_over = size + segment.size > max_bytes or (max_rows is not None and rows + segment.rows > max_rows)
+            if is_over and taken:
+                continue
+            taken.append(segment)
+            rows += segment.rows
+            size += segment.size
+            going_on.append(receiver)
+        order = sorted(going_on)
     return taken
 
 
@@ -160,14 +166,6 @@ def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dic
     if end == dict(start):
         return end
     return {receiver: number for receiver, number in end.items() if receiver in receivers} | deleted
-
-
-def end_vector(segments: Iterable[Segment]) -> dict[str, int]:
-    """Compute the vector for the position after all of these segments."""
-    end: dict[str, int] = {}
-    for segment in segments:
-        end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
-    return end
 
 
 def with_new_revision(start: Vector) -> dict[str, int]:

@@ -28,6 +28,13 @@ def segments(receiver, *numbers, rows=10, size=100):
     return [Segment(receiver, number, size, rows) for number in numbers]
 
 
+def by_receiver(waiting):
+    found = {}
+    for segment in sorted(waiting, key=lambda segment: segment.number):
+        found.setdefault(segment.receiver, []).append(segment)
+    return found
+
+
 @given(VECTORS)
 def test_offset_survives_json(vector):
     assert decode_offset(json.loads(json.dumps(encode_offset(vector, "clicks/a"))), "clicks/a") == vector
@@ -80,11 +87,11 @@ def test_pending_ends_at_end():
     ],
 )
 def test_take_up_to_keeps_to_the_limits(limits, taken):
-    assert len(take_up_to(segments("a", 1, 2, 3, 4), *limits)) == taken
+    assert len(take_up_to({"a": segments("a", 1, 2, 3, 4)}, *limits)) == taken
 
 
 def test_take_up_to_fills_a_batch_beside_a_segment_that_does_not_fit():
-    waiting = pending([*segments("a", *range(1, 100)), *segments("b", 1, 2, rows=500)], {})
+    waiting = {"a": segments("a", *range(1, 100)), "b": segments("b", 1, 2, rows=500)}
 
     assert sum(segment.rows for segment in take_up_to(waiting, 500, 10**9)) == 500
 
@@ -94,7 +101,8 @@ def test_receiver_with_large_segments_is_not_kept_back_by_one_that_always_has_sm
     for turn in range(20):
         # Each time ten more, as of a receiver that goes on.
         small = segments("a", *range(1, 10 * turn + 11))
-        start = advance(start, take_up_to(pending([*small, *large], start), 500, 10**9, turn), {"a", "b"})
+        waiting = by_receiver(pending([*small, *large], start))
+        start = advance(start, take_up_to(waiting, 500, 10**9, turn), {"a", "b"})
 
     # The last batch was a large segment.
     assert start == {"a": 190, "b": 10}
@@ -106,7 +114,7 @@ def test_repeated_take_up_to_reads_every_segment_once(spool, start, max_rows, ma
     todo = pending(spool, start)
     read = []
     while waiting := pending(spool, start):
-        taken = take_up_to(waiting, max_rows, max_bytes, turn)
+        taken = take_up_to(by_receiver(waiting), max_rows, max_bytes, turn)
         end = advance(start, taken, receivers)
         assert set(pending(spool, start, end)) == set(taken)
         read += taken
@@ -114,6 +122,39 @@ def test_repeated_take_up_to_reads_every_segment_once(spool, start, max_rows, ma
 
     assert len(read) == len(set(read))
     assert set(read) == set(todo)
+
+
+def plain_take_up_to(waiting, max_rows, max_bytes, turn):
+    """take_up_to() as one pass over all that waits."""
+    receivers = sorted({segment.receiver for segment in waiting})
+    if receivers:
+        first = next(each for each in waiting if each.receiver == receivers[turn % len(receivers)])
+        waiting = [first, *(segment for segment in waiting if segment is not first)]
+    taken, full = [], set()
+    for segment in waiting:
+        size, rows = sum(each.size for each in taken), sum(each.rows for each in taken)
+        fits = size + segment.size <= max_bytes and (max_rows is None or rows + segment.rows <= max_rows)
+        if segment.receiver not in full and (fits or not taken):
+            taken.append(segment)
+        else:
+            full.add(segment.receiver)
+    return taken
+
+
+@given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 300)), st.integers(1, 300), st.integers(0, 9))
+def test_take_up_to_takes_what_one_pass_over_all_segments_takes(spool, start, max_rows, max_bytes, turn):
+    waiting = pending(spool, start)
+
+    taken = take_up_to(by_receiver(waiting), max_rows, max_bytes, turn)
+
+    assert taken == plain_take_up_to(waiting, max_rows, max_bytes, turn)
+
+
+def test_take_up_to_reads_one_segment_more_of_each_receiver():
+    waiting = {name: iter(segments(name, *range(1, 1000))) for name in "ab"}
+
+    assert len(take_up_to(waiting, None, 1000)) == 10
+    assert [next(queue).number for queue in waiting.values()] == [7, 7]
 
 
 def test_advance_drops_receivers_without_files():

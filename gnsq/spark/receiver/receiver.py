@@ -18,9 +18,9 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #  6. `Receiver._finish_all` sends FIN by `finish_all` in message.py. If the receiver is killed between 5 and 6, nsqd
 #     delivers the messages again, and their rows are in the spool twice.
 #  7. The callback on_segment wakes the planner. Spark calls `NsqStreamReader.latestOffset` in spark/source/reader.py.
-#     `Planner.latest` in spark/source/planner.py lists the spool by `Spool.listing` in spark/spool/spool.py.
-#  8. `pending`, `take_up_to` and `advance` in spark/offsets.py choose the segments of the next batch. Spark writes the
-#     offset into its checkpoint.
+#     `Planner.latest` in spark/source/planner.py lists new segments by `SpoolListing.update` in spark/spool/listing.py.
+#  8. `take_up_to` and `advance` in spark/offsets.py choose the segments of the next batch. Spark writes the offset into
+#     its checkpoint.
 #  9. `NsqStreamReader.partitions` in spark/source/reader.py divides the segments into tasks. Each task yields rows by
 #     `read_segments` in spark/source/reader.py. `Spool.read` in spark/spool/spool.py decodes and checks the rows.
 # 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `Spool.prune` in

@@ -20,9 +20,7 @@ from gnsq.spark.offsets import (
     advance,
     describe_missing,
     distribute,
-    end_vector,
     missing,
-    pending,
     take_up_to,
     with_new_revision,
 )
@@ -31,8 +29,10 @@ from gnsq.spark.receiver import Receiver
 from gnsq.spark.source import channel, drain
 from gnsq.spark.source.channel import ChannelMonitor
 from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome, SmallBatchDelay
+from gnsq.spark.spool.index import Totals
+from gnsq.spark.spool.listing import SpoolListing
 from gnsq.spark.spool.ownership import SpoolLock
-from gnsq.spark.spool.spool import Spool, SpoolListing
+from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
 __all__ = ["Planner", "PlannerTimes", "drain_channel"]
@@ -45,8 +45,11 @@ NEW_DATA_TIMEOUT = 0.5
 # pair, the first is for receivers in other processes, the second for the planner's receiver, which reports segments.
 LOCAL_INTERVALS, REMOTE_INTERVALS = (0.02, 0.2), (0.5, 5.0)
 # While the segments of a whole batch are known, the pause after a listing is this many times its duration.
-# A listing of 10,000 segments takes 0.04 s on a local disk, and seconds on an object store.
+# A listing of 100,000 known segments takes 0.1 s on a local disk.
 LISTING_PAUSE = 10.0
+# Between listings of all names, if an object store lists only new ones in between: seconds, and this many times the
+# duration of such a listing.
+WHOLE_INTERVAL, WHOLE_PAUSE = 60.0, 100.0
 # While draining: seconds between listings, and seconds for which segments are gathered to a batch.
 DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
@@ -96,12 +99,11 @@ class Planner:
         # Set when the receiver has written a segment.
         self._changed = threading.Event()
         self._checked_at = self._listed_at = 0.0
-        self._listing = SpoolListing()
+        self._listing = SpoolListing(self.spool.location)
         # Seconds that the last listing took.
         self._listing_took = 0.0
-        # The last result of _pending_after(), and its key: sorting again for each batch would take 1 us per segment.
-        self._pending: list[Segment] = []
-        self._pending_key: tuple[Vector, Vector | None] | None = None
+        # When the next listing of all names is due.
+        self._whole_due = 0.0
         # The end of the spool, and the time of the last listing that found new segments.
         self._end: dict[str, int] = {}
         self._grown_at = time.monotonic()
@@ -208,19 +210,18 @@ class Planner:
             self._drain.begin(since)
         while True:
             self._poll(start)
-            waiting = self._segments_after(start)
-            taken = self._take(waiting)
-            if self._is_too_small(waiting, taken):
-                waiting = taken = []
-            if not waiting and self._is_trigger_due(start):
+            waiting = self._totals_after(start)
+            if self._is_too_small(waiting):
+                waiting = Totals()
+            if not waiting.segments and self._is_trigger_due(start):
                 if self._drain is None or start != self._renewed:
                     self._renewed = with_new_revision(start)
                     return dict(self._renewed)
                 # The segments could not be deleted after the empty batch. Another empty batch would not help, and a
                 # drain must end.
                 self.commit(start)
-            if not self._should_wait(waiting, taken, time.monotonic() - since):
-                return self._plan_up_to(start, taken)
+            if not self._should_wait(waiting, time.monotonic() - since):
+                return self._plan_batch(start) if waiting.segments else self._plan_up_to(start, [])
             self._wait()
 
     def all_available(self, start: Vector) -> dict[str, int]:
@@ -235,13 +236,13 @@ class Planner:
             if self._is_trigger_due(start):
                 # Not after an empty batch, since Trigger.Once has only one batch: see NsqStreamReader.commit().
                 self.commit(start)
-            if self._is_full() and self._segments_after(start):
+            if self._is_full() and self._totals_after(start).segments:
                 logger.warning(
                     "spool %s is full (maxSpoolBytes): this batch ends there, the next one goes on with the rest",
                     self.spool.location,
                 )
                 break
-        return self._plan_up_to(start, self._segments_after(start))
+        return self._plan_up_to(start, self._listing.segments.between(start, self._drain_end))
 
     def partitions(self, start: Vector, end: Vector) -> list[list[Segment]]:
         """Divide the segments between two offsets into tasks.
@@ -253,7 +254,7 @@ class Planner:
         segments, gaps = self._segments_between(start, end)
         if gaps:
             # The listing may be older than the batch; or, after a restart of the query, there is no listing yet.
-            self._list()
+            self._list(is_whole=True)
             segments, gaps = self._segments_between(start, end)
         if gaps:
             lost = f"spool {self.spool.location} lacks {describe_missing(gaps)} of this batch"
@@ -282,10 +283,10 @@ class Planner:
     def progress(self) -> tuple[dict[str, int], dict[str, int | str]]:
         """Return the end of the spool, and the backlog for query.lastProgress, as the last listings have shown them."""
         listing, depth = self._listing, self._monitor.depth if self._monitor else None
-        waiting = self._pending_after(self._planned)
+        waiting = self._totals_after(self._planned)
         backlog: dict[str, int | str] = {
-            "spool_rows": sum(segment.rows for segment in waiting),
-            "spool_bytes": sum(segment.size for segment in waiting),
+            "spool_rows": waiting.rows,
+            "spool_bytes": waiting.size,
             "quarantined": listing.rows_quarantined,
         }
         if depth is not None and depth.exact:
@@ -312,64 +313,54 @@ class Planner:
                     f"received and finished at nsqd: the spool {self.spool.location} keeps them for spark.readStream"
                 )
         self.stop()
-        return pending([each for each in self.spool.listing().segments if each.receiver == receiver.id], {})
+        return [segment for segment in self.spool.listing().segments if segment.receiver == receiver.id]
+
+    def _plan_batch(self, start: Vector) -> dict[str, int]:
+        options, waiting = self._options, self._listing.segments.waiting(start, self._drain_end)
+        return self._plan_up_to(
+            start, take_up_to(waiting, options.max_rows_per_batch, options.max_bytes_per_batch, self._turn)
+        )
 
     def _plan_up_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
-        waiting = self._pending_after(start)
         self._planned = advance(start, taken, self._listing.receivers)
-        left = [segment for segment in waiting if segment.number > self._planned.get(segment.receiver, 0)]
-        self._pending, self._pending_key = left, (self._planned, self._drain_end)
         if taken:
             self._turn += 1
             if self._delay is not None:
                 self._delay.record_batch(time.monotonic())
         return dict(self._planned)
 
-    def _take(self, waiting: list[Segment]) -> list[Segment]:
-        options = self._options
-        return take_up_to(waiting, options.max_rows_per_batch, options.max_bytes_per_batch, self._turn)
+    def _totals_after(self, start: Vector) -> Totals:
+        """Sum up the segments after start that the last listing has found."""
+        return self._listing.segments.totals(start, self._drain_end)
 
-    def _is_too_small(self, waiting: list[Segment], taken: list[Segment]) -> bool:
-        """Return True if the batch of the taken segments must wait for more rows (minRowsPerBatch)."""
+    def _is_too_small(self, waiting: Totals) -> bool:
+        """Return True if the batch of these segments must wait for more rows (minRowsPerBatch)."""
         # If a limit of a batch leaves segments out, the batch can't get more rows. A drain ends with the last rows.
-        if self._delay is None or self._drain is not None or len(taken) < len(waiting):
+        if self._delay is None or self._drain is not None or self._exceeds_batch(waiting):
             return False
-        rows = sum(segment.rows for segment in taken)
-        return self._delay.must_wait(rows, time.monotonic(), is_paused=self._is_paused())
+        return self._delay.must_wait(waiting.rows, time.monotonic(), is_paused=self._is_paused())
 
-    def _is_whole_batch_after(self, start: Vector) -> bool:
-        waiting = self._pending_after(start)
-        return len(self._take(waiting)) < len(waiting)
-
-    def _pending_after(self, start: Vector) -> list[Segment]:
-        """List the segments after start that the last listing has found, in the order in which they are read."""
-        key = start, self._drain_end
-        if self._pending_key != key:
-            self._pending, self._pending_key = pending(self._listing.segments, start, self._drain_end), key
-        return self._pending
-
-    def _segments_after(self, start: Vector) -> list[Segment]:
-        """List the segments after start. If their numbers have a gap, list again: a listing may miss a new segment."""
-        waiting = self._pending_after(start)
-        if missing([*waiting, *self._listing.quarantined], start, end_vector(waiting)):
-            self._list()
-        return self._pending_after(start)
+    def _exceeds_batch(self, waiting: Totals) -> bool:
+        """Return True if these segments are more than one batch may have."""
+        max_rows, max_bytes = self._options.max_rows_per_batch, self._options.max_bytes_per_batch
+        is_over = waiting.size > max_bytes or (max_rows is not None and waiting.rows > max_rows)
+        return is_over and waiting.segments > 1
 
     def _segments_between(self, start: Vector, end: Vector) -> tuple[list[Segment], list[tuple[str, int]]]:
         """List the segments of a batch that the last listing has found, and name those that it has not found."""
-        segments = pending(self._listing.segments, start, end)
+        segments = self._listing.segments.between(start, end)
         return segments, missing([*segments, *self._listing.quarantined], start, end)
 
-    def _should_wait(self, waiting: list[Segment], taken: list[Segment], waited: float) -> bool:
+    def _should_wait(self, waiting: Totals, waited: float) -> bool:
         """Return True if it is worth waiting for more segments.
 
         While draining, small batches are avoided: each batch costs as much time as receiving some 10,000 messages.
         """
         if self._drain is None:
-            return not waiting and waited < NEW_DATA_TIMEOUT
-        if self._drain_end is not None or len(taken) < len(waiting):
+            return not waiting.segments and waited < NEW_DATA_TIMEOUT
+        if self._drain_end is not None or self._exceeds_batch(waiting):
             return False
-        return not waiting or (waited < GATHER_SECONDS and self._listing.size < self._limit // 2)
+        return not waiting.segments or (waited < GATHER_SECONDS and self._listing.size < self._limit // 2)
 
     def _wait(self) -> None:
         """Wait briefly for a new segment; while draining, then for more, since a listing lists the whole spool."""
@@ -385,7 +376,7 @@ class Planner:
         listing, now, depth = self._listing, time.monotonic(), None
         if self._channel_monitor.asked_at > self._grown_at:
             depth = self._channel_monitor.depth
-        read = listing.size - sum(segment.size for segment in pending(listing.segments, start))
+        read = listing.size - listing.segments.totals(start).size
         waiting = depth.waiting if depth is not None and (depth.exact or depth.waiting) else None
         idle = now - self._grown_at
         due = self._drain_end is None and self._trigger.is_due(read, waiting, idle, now, is_paused=self._is_paused())
@@ -404,7 +395,7 @@ class Planner:
         """Record the depth of the channel, then list the spool: in this order every message counts at least once."""
         depth = self._channel_monitor.ask(0.0)
         self._list()
-        self._counted = end_vector(self._listing.segments)
+        self._counted = self._listing.segments.last()
         if self._is_batch:
             # Segments of other receivers are neither read nor deleted, so they do not count for the limit.
             self._limit += self._listing.size
@@ -428,7 +419,7 @@ class Planner:
         receives_nothing = result.outcome is Outcome.LEFT and error and not self._is_receiving()
         if result.outcome is Outcome.FAILED or receives_nothing:
             raise SpoolError(f"channel {options.source} is not drained, nothing is received: {reason}")
-        self._drain_end = end_vector(self._listing.segments)
+        self._drain_end = self._listing.segments.last()
         if self.receiver is not None and self._hub is not None:
             # Pause, since this run would not read later messages: they stay at nsqd for others, or for the next run.
             self._hub.call(self.receiver.pause, "drained")
@@ -456,7 +447,7 @@ class Planner:
         self._check_owner(self._times.owner_check)
         age = time.monotonic() - self._listed_at
         is_recent = age < self._times.listing_pause * self._listing_took
-        if is_recent and start is not None and self._is_whole_batch_after(start):
+        if is_recent and start is not None and self._exceeds_batch(self._totals_after(start)):
             return
         has_changed = self._changed.is_set()
         self._changed.clear()
@@ -467,9 +458,8 @@ class Planner:
         # Ask for the depth, then list the spool: each message that nsqd no longer counts is then in the listing.
         depth = self._channel_monitor.ask()
         self._list()
-        for segment in pending(self._listing.segments, self._counted):
-            self._counted_rows += segment.rows
-            self._counted[segment.receiver] = segment.number
+        self._counted_rows += self._listing.segments.totals(self._counted).rows
+        self._counted |= self._listing.segments.last()
         sample = DepthSample(
             self._counted_rows, depth, is_paused=self._is_paused(), is_reached=self._has_ever_reached_nsqd()
         )
@@ -477,12 +467,15 @@ class Planner:
         if result is not None:
             self._end_drain(result)
 
-    def _list(self) -> None:
+    def _list(self, *, is_whole: bool = False) -> None:
         began = time.monotonic()
-        self._listing, self._pending_key = self.spool.listing(), None
+        is_whole = is_whole or began >= self._whole_due
+        self.spool.update(self._listing, is_whole=is_whole)
         self._listed_at = time.monotonic()
         self._listing_took = self._listed_at - began
-        end = end_vector(self._listing.segments)
+        if is_whole:
+            self._whole_due = self._listed_at + max(WHOLE_INTERVAL, WHOLE_PAUSE * self._listing_took)
+        end = self._listing.segments.last()
         if any(number > self._end.get(receiver, 0) for receiver, number in end.items()):
             self._grown_at = self._listed_at
         self._end = end

@@ -16,63 +16,23 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from gnsq.localfiles import PRIVATE
-from gnsq.spark.errors import SegmentCorrupt, SpoolError, SpoolIncomplete, SpoolInUse
+from gnsq.spark.errors import SegmentCorrupt, SpoolIncomplete, SpoolInUse
 from gnsq.spark.offsets import Segment, Vector
+from gnsq.spark.spool.listing import CLOSED, CORRUPT, SpoolListing
 from gnsq.spark.spool.ownership import SpoolLock, read_owner
 from gnsq.spark.spool.segments import decode_segment, encode_segment
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
-__all__ = ["Spool", "SpoolListing", "SpoolWriter"]
+__all__ = ["Spool", "SpoolWriter"]
 
 logger = logging.getLogger(__name__)
-
-_CLOSED = "closed.json"
-_CORRUPT = ".corrupt"
-_SEGMENT = re.compile(r"[^/]+/(?P<number>\d{12})(?:-(?P<rows>\d+))?\.arrow(?P<corrupt>\.corrupt)?")
-
-
-@dataclass(slots=True)
-class SpoolListing:
-    """The files that a listing has found.
-
-    Attributes:
-        segments: Segments that are not known to be damaged.
-        quarantined: Segments that could not be decoded.
-        receivers: Ids of receivers that have any file.
-        closed: Ids of receivers that have ended, and write no more.
-    """
-
-    segments: list[Segment] = field(default_factory=list)
-    quarantined: list[Segment] = field(default_factory=list)
-    receivers: set[str] = field(default_factory=set)
-    closed: set[str] = field(default_factory=set)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all segments that are not quarantined."""
-        return sum(segment.size for segment in self.segments)
-
-    def split(self, end: Vector) -> tuple[list[Segment], list[Segment]]:
-        """Return the segments up to end, and the others."""
-        read: list[Segment] = []
-        left: list[Segment] = []
-        for segment in self.segments:
-            (read if segment.number <= end.get(segment.receiver, 0) else left).append(segment)
-        return read, left
-
-    @property
-    def rows_quarantined(self) -> int:
-        """Messages in quarantined segments: they are missing in the results of the query."""
-        return sum(segment.rows for segment in self.quarantined)
 
 
 class Spool:
@@ -161,24 +121,14 @@ class Spool:
         Raises:
             SpoolError: If there are segments of an older layout.
         """
-        listing = SpoolListing()
-        for path, size in self._list():
-            receiver, _, name = path.rpartition("/")
-            if receiver:
-                listing.receivers.add(receiver)
-            if name == _CLOSED:
-                listing.closed.add(receiver)
-            match = _SEGMENT.fullmatch(path)
-            if match is None:
-                continue
-            if match["rows"] is None:
-                raise SpoolError(
-                    f"spool {self.location} holds {path}, of an older layout: read it to its end with the gnsq that "
-                    "wrote it, or give another directory"
-                )
-            segment = Segment(receiver, int(match["number"]), size, int(match["rows"]))
-            (listing.quarantined if match["corrupt"] else listing.segments).append(segment)
+        listing = SpoolListing(self.location)
+        self.update(listing)
         return listing
+
+    def update(self, listing: SpoolListing, *, is_whole: bool = True) -> None:
+        """Bring a listing up to date, as SpoolListing.update()."""
+        with self._with_hint():
+            listing.update(self._store, is_whole=is_whole)
 
     def size(self) -> int:
         """List the spool; return the bytes of all segments that are not quarantined."""
@@ -197,7 +147,7 @@ class Spool:
             with self._with_hint(), self._store.open(segment.path) as file:
                 data = file.read_buffer()
         except FileNotFoundError:
-            if self._store.exists(segment.path + _CORRUPT):
+            if self._store.exists(segment.path + CORRUPT):
                 return []
             raise SpoolIncomplete(
                 f"spool {self.location}: segment {segment.path} is gone, with "
@@ -212,13 +162,13 @@ class Spool:
 
     def _quarantine(self, segment: Segment, error: SegmentCorrupt) -> None:
         """Rename a damaged segment, so that the file is kept but not read again."""
-        if self._store.rename(segment.path, segment.path + _CORRUPT):
+        if self._store.rename(segment.path, segment.path + CORRUPT):
             logger.error(
                 "spool %s: %s; renamed to %s. Its %s finished at nsqd and will be missing in the "
                 "query's results: rescue what can be read, then delete the file",
                 self.location,
                 error,
-                segment.path + _CORRUPT,
+                segment.path + CORRUPT,
                 counted(segment.rows, "message was", "messages were"),
             )
 
@@ -228,14 +178,15 @@ class Spool:
         Args:
             listing: The segments that exist. The deleted segments are removed from this listing, too.
         """
-        read, left = listing.split(end)
-        self._store.remove(*(segment.path for segment in read))
-        listing.segments = left
-        ended = listing.closed - {segment.receiver for segment in (*left, *listing.quarantined)}
-        for receiver in ended:
-            self._store.remove(f"{receiver}/{_CLOSED}")
-            self._store.remove_directory(receiver)
-        listing.closed -= ended
+        self._store.remove(*(segment.path for segment in listing.segments.up_to(end)))
+        listing.remove_up_to(end)
+        for receiver in listing.ended:
+            # Another process may have quarantined a segment after the listing.
+            listing.update_receiver(self._store, receiver)
+            if receiver in listing.ended:
+                self._store.remove(f"{receiver}/{CLOSED}")
+                self._store.remove_directory(receiver)
+                listing.remove_receiver(receiver)
 
     def remove_leftovers(self, older_than: float = 600.0) -> None:
         """Delete temporary files and empty directories of killed receivers, older than some seconds.
@@ -244,10 +195,6 @@ class Spool:
         """
         if isinstance(self._store, LocalStore):
             self._store.remove_abandoned(time.time() - older_than)
-
-    def _list(self) -> list[tuple[str, int]]:
-        with self._with_hint():
-            return self._store.list()
 
     @contextlib.contextmanager
     def _with_hint(self) -> Iterator[None]:
@@ -289,6 +236,6 @@ class SpoolWriter:
     def close(self, segments: int) -> None:
         """Record that the receiver writes no more. If it has written no segment, delete its directory instead."""
         if segments:
-            self._store.put(f"{self.receiver}/{_CLOSED}", json.dumps({"segments": segments}).encode())
+            self._store.put(f"{self.receiver}/{CLOSED}", json.dumps({"segments": segments}).encode())
         else:
             self._store.remove_directory(self.receiver)

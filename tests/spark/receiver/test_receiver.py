@@ -43,7 +43,7 @@ def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
     assert sorted(bodies_of(spool)) == numbered(2500)
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
     assert {segment.receiver for segment in spool.listing().segments} == {receiver.id}
-    [batch] = spool.read(spool.listing().segments[0])
+    [batch] = spool.read(next(iter(spool.listing().segments)))
     assert set(batch.column("nsqd").to_pylist()) == {fakensqd.tcp_address}
     assert set(batch.column("topic").to_pylist()) == {"clicks"}
 

@@ -258,7 +258,7 @@ def test_stream_reader_pickles_without_its_planner(fakensqd, reader, spool):
 
     copy = pickle.loads(pickle.dumps(stream))
 
-    partition = SegmentsPartition(spool.location, spool.listing().segments)
+    partition = SegmentsPartition(spool.location, list(spool.listing().segments))
     assert [batch.num_rows for batch in copy.read(partition)] == [1]
 
 

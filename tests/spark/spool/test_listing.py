@@ -1,0 +1,182 @@
+"""What a listing of a spool asks its store, and what it makes of the answers."""
+
+import pytest
+
+from gnsq.spark.errors import SpoolError
+from gnsq.spark.offsets import Segment
+from gnsq.spark.spool.listing import PAGE, SpoolListing
+
+
+class MemoryStore:
+    """Files in memory, on a store that lists names in their order; records what it is asked.
+
+    Attributes:
+        unseen: Paths that the next listing of their directory lacks, as those of files that appear meanwhile.
+    """
+
+    lists_in_order = True
+
+    def __init__(self, *paths, lists_in_order=True, knows_sizes=True):
+        self.files = dict.fromkeys(paths, 10)
+        self.lists_in_order = lists_in_order
+        self.unseen = set()
+        self.asked = []
+        self._knows_sizes = knows_sizes
+
+    def directories(self):
+        return {path.partition("/")[0] for path in self.files}
+
+    def names(self, directory, after=""):
+        self.asked.append((directory, after) if after else directory)
+        found = [path for path in self.files if path.startswith(f"{directory}/") and path not in self.unseen]
+        self.unseen = set()
+        names = {path.partition("/")[2]: self.files[path] if self._knows_sizes else None for path in found}
+        return {name: size for name, size in sorted(names.items()) if name > after or not self.lists_in_order}
+
+    def size(self, path):
+        self.asked.append(path)
+        return self.files.get(path)
+
+
+def path(number, receiver="r1"):
+    return Segment(receiver, number, 10, 1).path
+
+
+def listed(store, *, is_whole=True):
+    listing = SpoolListing("spool")
+    listing.update(store, is_whole=is_whole)
+    store.asked.clear()
+    return listing
+
+
+def numbers(listing):
+    return [segment.number for segment in listing.segments]
+
+
+def large_store():
+    return MemoryStore(*(path(number) for number in range(1, PAGE + 1)))
+
+
+def test_large_directory_is_listed_after_the_last_name():
+    store = large_store()
+    listing = listed(store)
+    store.files |= {path(PAGE + 1): 10, "r1/closed.json": 2}
+
+    listing.update(store, is_whole=False)
+
+    assert store.asked == [("r1", f"{PAGE + 1:012d}")]
+    assert len(listing.segments) == PAGE + 1
+    assert listing.closed == {"r1"}
+
+
+def test_small_directory_is_listed_from_the_first_name():
+    store = MemoryStore(path(1), path(2))
+    listing = listed(store)
+    del store.files[path(1)]
+
+    listing.update(store, is_whole=False)
+
+    assert store.asked == ["r1"]
+    assert numbers(listing) == [2]
+
+
+def test_only_sizes_of_new_files_are_asked_for():
+    store = MemoryStore(path(1), path(2), lists_in_order=False, knows_sizes=False)
+    listing = listed(store)
+    store.files[path(3)] = 7
+
+    listing.update(store)
+
+    assert store.asked == ["r1", path(3)]
+    assert listing.size == 27
+
+
+def test_file_that_is_gone_before_its_size_is_known_is_no_segment():
+    store = MemoryStore(path(1), lists_in_order=False, knows_sizes=False)
+    store.size = lambda path: None
+
+    assert numbers(listed(store)) == []
+
+
+@pytest.mark.parametrize("known", [0, 1, PAGE], ids="{} known".format)
+def test_skipped_number_is_listed_again(known):
+    store = MemoryStore(*(path(number) for number in range(1, known + 1)))
+    listing = listed(store)
+    store.files |= {path(known + 1): 10, path(known + 2): 10}
+    store.unseen = {path(known + 1)}
+
+    listing.update(store, is_whole=False)
+
+    assert numbers(listing)[-2:] == [known + 1, known + 2]
+
+
+def test_number_that_stays_missing_is_looked_for_once():
+    store = MemoryStore(path(1), path(3))
+
+    listing = listed(store)
+    listing.update(store, is_whole=False)
+
+    assert numbers(listing) == [1, 3]
+    assert store.asked == ["r1"]
+
+
+def test_segments_of_a_receiver_whose_files_were_all_deleted_go_on_after_the_last_number():
+    store = MemoryStore(path(1), path(2))
+    listing = listed(store)
+    store.files.clear()
+    listing.update(store, is_whole=False)
+    assert (numbers(listing), listing.receivers) == ([], set())
+
+    store.files[path(3)] = 10
+    listing.update(store, is_whole=False)
+
+    assert store.asked == ["r1"]
+    assert numbers(listing) == [3]
+
+
+def test_quarantined_and_deleted_files_of_a_large_directory_are_seen_by_a_whole_listing():
+    store = large_store()
+    listing = listed(store)
+    store.files[path(7) + ".corrupt"] = store.files.pop(path(7))
+    del store.files[path(8)]
+
+    listing.update(store, is_whole=False)
+    assert (len(listing.segments), listing.rows_quarantined) == (PAGE, 0)
+    listing.update(store)
+
+    assert len(listing.segments) == PAGE - 2
+    assert listing.quarantined == {Segment("r1", 7, 10, 1)}
+
+
+def test_segment_seen_with_both_names_is_quarantined_at_last():
+    store = MemoryStore(path(1), path(1) + ".corrupt")
+    listing = listed(store)
+    del store.files[path(1)]
+
+    listing.update(store)
+
+    assert (numbers(listing), listing.rows_quarantined) == ([], 1)
+
+
+def test_listing_that_fails_is_repeated_in_full():
+    store = MemoryStore(path(1), path(2))
+    store.files["r1/000000000003.arrow"] = 10
+    listing = SpoolListing("spool")
+    with pytest.raises(SpoolError, match=r"spool holds r1/000000000003.arrow, of an older layout"):
+        listing.update(store)
+    del store.files["r1/000000000003.arrow"]
+
+    listing.update(store)
+
+    assert numbers(listing) == [1, 2]
+
+
+def test_receiver_has_ended_after_its_last_segment_is_removed():
+    store = MemoryStore(path(1), path(2), "r1/closed.json", path(1, "r2"))
+    listing = listed(store)
+
+    listing.remove_up_to({"r1": 1, "r2": 1})
+    assert listing.ended == set()
+    listing.remove_up_to({"r1": 2})
+
+    assert listing.ended == {"r1"}
