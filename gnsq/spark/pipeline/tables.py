@@ -61,6 +61,7 @@ from gnsq.spark.pipeline.datafiles import (
     stats_columns,
     store_error,
 )
+from gnsq.spark.spool.objectstore import s3_options
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
@@ -649,21 +650,11 @@ def delta_location(location: str) -> tuple[str, dict[str, str]]:
     filesystem, _ = fs.FileSystem.from_uri(location)
     if filesystem.type_name != "s3":
         return bare, {}
-    settings = filesystem.__reduce__()[1][0]
-    endpoint = settings["endpoint_override"]
-    if endpoint and "://" not in endpoint:
-        endpoint = f"{settings['scheme']}://{endpoint}"
-    options = {
-        # As pyarrow has found it, also in a profile.
-        "AWS_REGION": filesystem.region,
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ALLOW_HTTP": "true" if settings["scheme"] == "http" else "",
-        "AWS_ACCESS_KEY_ID": settings["access_key"],
-        "AWS_SECRET_ACCESS_KEY": settings["secret_key"],
-        "AWS_SESSION_TOKEN": settings["session_token"],
-        "AWS_IAM_ROLE_ARN": settings["role_arn"],
-        "AWS_CONDITIONAL_PUT": "etag",
+    found = s3_options(filesystem)
+    options = {f"AWS_{name.upper()}": value for name, value in found.items()}
+    if found.get("endpoint", "").startswith("http:"):
+        options["AWS_ALLOW_HTTP"] = "true"
+    if "access_key_id" not in found:
         # Without this, delta-rs reads no profile if an endpoint is given.
-        "AWS_FORCE_CREDENTIAL_LOAD": "" if settings["access_key"] else "true",
-    }
-    return bare, {name: value for name, value in options.items() if value}
+        options["AWS_FORCE_CREDENTIAL_LOAD"] = "true"
+    return bare, options

@@ -13,8 +13,8 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #     spark/receiver/buffer.py, and writes it by `Receiver._write`.
 #  4. In the I/O thread of the receiver, `segment_columns` in spark/spool/segments.py lays the messages out as Arrow
 #     columns, and `SpoolWriter.write` in spark/spool/spool.py names the file.
-#  5. `LocalStore.put` or `RemoteStore.put` in spark/spool/storage.py makes the file durable. If the receiver is killed
-#     before this, nothing is lost: nsqd delivers the messages again.
+#  5. `LocalStore.put` in spark/spool/storage.py, or put() of another store, makes the file durable. If the receiver is
+#     killed before this, nothing is lost: nsqd delivers the messages again.
 #  6. `Receiver._finish_all` sends FIN by `finish_all` in message.py. If the receiver is killed between 5 and 6, nsqd
 #     delivers the messages again, and their rows are in the spool twice.
 #  7. The callback on_segment wakes the planner. Spark calls `NsqStreamReader.latestOffset` in spark/source/reader.py.

@@ -116,8 +116,7 @@ def write_text(file: IO[str], text: str) -> None:
 def read_owner(store: Store) -> dict[str, object]:
     """Read the owner's file; return an empty dict if it does not exist or is damaged."""
     try:
-        with store.open(_OWNER) as file:
-            owner = json.loads(file.read())
+        owner = json.loads(store.read(_OWNER).to_pybytes())
     except (FileNotFoundError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}

@@ -144,8 +144,8 @@ class Spool:
             SpoolError: If a later version of gnsq wrote the segment.
         """
         try:
-            with self._with_hint(), self._store.open(segment.path) as file:
-                data = file.read_buffer()
+            with self._with_hint():
+                data = self._store.read(segment.path)
         except FileNotFoundError:
             if self._store.exists(segment.path + CORRUPT):
                 return []

@@ -1,7 +1,7 @@
 """Durable files below one directory, on any file system that pyarrow knows. Knows no segments.
 
 A file appears whole. On local disks and HDFS it is written under a temporary name (on local disks synced, too) and
-renamed. On object stores, it appears when its upload has ended.
+renamed. On object stores (objectstore.py), it appears when its upload has ended.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,15 +17,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from gnsq.localfiles import make_directory, open_or_create, write_file
+from gnsq.spark.spool.objectstore import OBJECT_STORES, ObjectStore
 from gnsq.spark.uris import redact_uri
 
-__all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
+__all__ = ["LocalStore", "ObjectStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 
 TEMPORARY = ".tmp-"
-# In these stores a file gets its final name at once: it appears only after its upload, and a rename would copy it.
-_OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
-# Number of files deleted in parallel: for each file, pyarrow sends three requests to S3, one after another.
-_CONCURRENT_DELETIONS = 16
 
 
 def open_store(location: str, what: str = "spool", *, mode: int | None = None) -> Store:
@@ -57,16 +53,10 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
         shown = redact_uri(location)
         # Raise without the cause (from None): its text may show the credentials in the location.
         raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
-    if filesystem.type_name == "s3":
-        filesystem = _with_single_put(filesystem)
+    if filesystem.type_name in OBJECT_STORES:
+        password = urlsplit(location).password
+        return ObjectStore(filesystem, path, password and unquote(password))
     return RemoteStore(filesystem, path)
-
-
-def _with_single_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
-    """Return an S3 file system that writes a small file by one PUT instead of three requests. A URI can't set that."""
-    make, (settings, *_) = filesystem.__reduce__()[:2]
-    # pyarrow before 19 does not have the setting.
-    return make({**settings, "allow_delayed_open": True}) if "allow_delayed_open" in settings else filesystem
 
 
 class LocalStore:
@@ -99,6 +89,11 @@ class LocalStore:
 
     def _write(self, target: Path, data: Any) -> None:
         write_file(target, target.with_name(TEMPORARY + target.name), memoryview(data), self._mode)
+
+    def read(self, path: str) -> Any:
+        """Read a whole file; returns a pyarrow.Buffer."""
+        with self.open(path) as file:
+            return file.read_buffer()
 
     def open(self, path: str) -> Any:
         """Open a file for reading at any position."""
@@ -198,7 +193,10 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A directory of a pyarrow file system that is not local. Methods as LocalStore's; list() lists all levels."""
+    """A directory of a pyarrow file system that is neither local nor an object store, such as HDFS.
+
+    Methods as LocalStore's; list() lists all levels.
+    """
 
     lists_in_order = False
 
@@ -208,13 +206,15 @@ class RemoteStore:
 
     def put(self, path: str, data: Any) -> None:
         whole = self._path(path)
-        if self._fs.type_name in _OBJECT_STORES:
-            self._write(whole, data)
-            return
         directory, _, name = whole.rpartition("/")
         temporary = f"{directory}/{TEMPORARY}{name}"
-        self._write(temporary, data)
+        with self._fs.open_output_stream(temporary) as stream:
+            stream.write(data)
         self._fs.move(temporary, whole)
+
+    def read(self, path: str) -> Any:
+        with self.open(path) as file:
+            return file.read_buffer()
 
     def open(self, path: str) -> Any:
         return self._fs.open_input_file(self._path(path))
@@ -223,8 +223,7 @@ class RemoteStore:
         return bool(self._fs.get_file_info(self._path(path)).type == fs.FileType.File)
 
     def make_directory(self, path: str) -> None:
-        if self._fs.type_name not in _OBJECT_STORES:
-            self._fs.create_dir(self._path(path), recursive=True)
+        self._fs.create_dir(self._path(path), recursive=True)
 
     def list(self) -> list[tuple[str, int]]:
         selector = fs.FileSelector(self._root, allow_not_found=True, recursive=True)
@@ -246,16 +245,13 @@ class RemoteStore:
         return self._fs.get_file_info(fs.FileSelector(self._path(directory), allow_not_found=True))
 
     def remove(self, *paths: str) -> None:
-        if not paths:
-            return
-        with ThreadPoolExecutor(min(len(paths), _CONCURRENT_DELETIONS)) as pool:
-            # list() raises the exceptions of the threads.
-            list(pool.map(self._remove, paths))
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_file(self._path(path))
 
     def remove_directory(self, path: str) -> None:
         whole = self._path(path)
         if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
-            # Also on object stores: after the last file is deleted, pyarrow makes an object for the directory.
             with contextlib.suppress(FileNotFoundError):
                 self._fs.delete_dir(whole)
 
@@ -263,22 +259,14 @@ class RemoteStore:
         try:
             self._fs.move(self._path(path), self._path(target))
         except OSError:
-            # Ignore an error if the object does not exist: S3 does not raise FileNotFoundError then.
+            # Ignore an error if the file does not exist: pyarrow does not always raise FileNotFoundError then.
             if self.exists(path):
                 raise
             return False
         return True
 
-    def _remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(self._path(path))
-
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
-
-    def _write(self, path: str, data: Any) -> None:
-        with self._fs.open_output_stream(path) as stream:
-            stream.write(data)
 
 
 def _directories(root: Path) -> list[Path]:
@@ -290,4 +278,4 @@ def _directories(root: Path) -> list[Path]:
         return []
 
 
-Store = LocalStore | RemoteStore
+Store = LocalStore | ObjectStore | RemoteStore

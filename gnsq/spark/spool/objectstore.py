@@ -1,0 +1,212 @@
+"""Files on an object store: S3, and untested, Google's and Azure's. Addresses are those of pyarrow.fs.
+
+Requests go by obstore, which can do what pyarrow can't: list names after a given one, delete 1,000 files in one
+request, and put a file on a condition. A request ends within REQUEST_TIMEOUT, and is not repeated after RETRY_TIMEOUT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import obstore
+import pyarrow as pa
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+from pyarrow import fs
+
+__all__ = ["OBJECT_STORES", "ObjectStore", "s3_options"]
+
+# pyarrow's names of the file systems that ObjectStore takes.
+OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+# Seconds. A store that hangs must raise an error, which is logged, within a minute.
+CONNECT_TIMEOUT, REQUEST_TIMEOUT, RETRY_TIMEOUT = 5, 30, 15
+MAX_RETRIES = 3
+# Seconds after which credentials are looked up again. A key in a profile may be changed by hand.
+CREDENTIALS_LIFETIME = 900
+# Larger files are sent in parts of this many bytes, so that a slow connection does not exceed REQUEST_TIMEOUT.
+PART_SIZE = 16 * 1024 * 1024
+_XML = re.compile(r"<\?xml.*?<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
+# The process that has sent requests. A forked child lacks the threads that send them.
+_process: int | None = None
+
+
+class ObjectStore:
+    """A directory of an object store. Methods as LocalStore's; list() lists all levels. All may raise OSError.
+
+    Args:
+        filesystem: Made by pyarrow from the URI.
+        root: Path of the directory, which begins with the bucket.
+        password: The password in the URI, which pyarrow does not show.
+
+    Attributes:
+        client: The client of obstore, for requests that only object stores know.
+    """
+
+    # See ListedStore.
+    lists_in_order = True
+
+    def __init__(self, filesystem: Any, root: str, password: str | None = None) -> None:  # Any: pyarrow has no types
+        self._fs = filesystem
+        self._root = root.strip("/")
+        bucket, _, prefix = self._root.partition("/")
+        self.client = _client(filesystem, bucket, prefix or None, password)
+
+    def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
+        with _errors():
+            obstore.put(self.client, path, memoryview(data).cast("B"), chunk_size=PART_SIZE)
+
+    def read(self, path: str) -> Any:
+        with _errors():
+            return pa.py_buffer(obstore.get(self.client, path).bytes())
+
+    def open(self, path: str) -> Any:
+        # By pyarrow: obstore's files would take Python's lock for each piece that Parquet reads.
+        return self._fs.open_input_file(f"{self._root}/{path}")
+
+    def exists(self, path: str) -> bool:
+        return self.size(path) is not None
+
+    def size(self, path: str) -> int | None:
+        try:
+            with _errors():
+                return obstore.head(self.client, path)["size"]
+        except FileNotFoundError:
+            return None
+
+    def make_directory(self, path: str) -> None:
+        """Do nothing: an object store has no directories."""
+
+    def list(self) -> list[tuple[str, int]]:
+        return [*self._listed(None)]
+
+    def directories(self) -> set[str]:
+        with _errors():
+            return set(obstore.list_with_delimiter(self.client)["common_prefixes"])
+
+    def names(self, directory: str, after: str = "") -> dict[str, int | None]:
+        start = len(directory) + 1
+        offset = f"{directory}/{after}" if after else None
+        return {path[start:]: size for path, size in self._listed(directory, offset)}
+
+    def _listed(self, prefix: str | None, offset: str | None = None) -> Iterator[tuple[str, int]]:
+        with _errors():
+            for page in obstore.list(self.client, prefix, offset=offset, chunk_size=1000):
+                for each in page:
+                    yield each["path"], each["size"]
+
+    def remove(self, *paths: str) -> None:
+        if not paths:
+            return
+        try:
+            with _errors():
+                obstore.delete(self.client, list(paths))
+        except FileNotFoundError:
+            # Google and Azure raise this for a file that does not exist; S3 does not.
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError), _errors():
+                    obstore.delete(self.client, path)
+
+    def remove_directory(self, path: str) -> None:
+        """Delete the object that pyarrow makes for a directory after it has deleted the last file in it."""
+        whole = f"{self._root}/{path}" if path else self._root
+        if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_dir(whole)
+
+    def rename(self, path: str, target: str) -> bool:
+        try:
+            with _errors():
+                obstore.rename(self.client, path, target)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def s3_options(filesystem: Any) -> dict[str, str]:  # Any: pyarrow has no types
+    """Collect the address and the keys that pyarrow has found for an s3: URI, by the names of Rust's object_store."""
+    settings = filesystem.__reduce__()[1][0]
+    endpoint = settings["endpoint_override"]
+    if endpoint and "://" not in endpoint:
+        endpoint = f"{settings['scheme']}://{endpoint}"
+    options = {
+        # As pyarrow has found it, also in a profile.
+        "region": filesystem.region,
+        "endpoint": endpoint,
+        "access_key_id": settings["access_key"],
+        "secret_access_key": settings["secret_key"],
+        "session_token": settings["session_token"],
+        "conditional_put": "etag",
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _client(filesystem: Any, bucket: str, prefix: str | None, password: str | None) -> Any:  # Any: one of three classes
+    settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
+    limits: dict[str, Any] = {
+        "client_options": {
+            "timeout": dt.timedelta(seconds=REQUEST_TIMEOUT),
+            "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT),
+        },
+        "retry_config": {"max_retries": MAX_RETRIES, "retry_timeout": dt.timedelta(seconds=RETRY_TIMEOUT)},
+    }
+    options: Any = {}  # Any: the keys differ
+    if filesystem.type_name == "s3":
+        options = s3_options(filesystem)
+        limits["client_options"]["allow_http"] = options.get("endpoint", "").startswith("http:")
+        if "access_key_id" not in options and "AWS_ACCESS_KEY_ID" not in os.environ:
+            limits["credential_provider"] = _aws_credentials
+        return S3Store(bucket, prefix=prefix, **limits, config=options)
+    if filesystem.type_name == "gcs":
+        if settings["anonymous"]:
+            options["skip_signature"] = True
+        if settings["endpoint_override"]:
+            options["base_url"] = f"{settings['scheme']}://{settings['endpoint_override']}"
+            limits["client_options"]["allow_http"] = settings["scheme"] == "http"
+        return GCSStore(bucket, prefix=prefix, **limits, config=options)
+    options["account_name"] = settings["account_name"]
+    if password:
+        options["account_key"] = password
+    return AzureStore(bucket, prefix=prefix, **limits, config=options)
+
+
+def _aws_credentials() -> dict[str, Any]:
+    """Find credentials as AWS's own programs do: in a profile, from a role, from the machine."""
+    import botocore.session  # takes 0.1 s, and most users have keys in the environment
+
+    found = botocore.session.get_session().get_credentials()
+    if found is None:
+        raise OSError("no credentials of AWS found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile")
+    keys = found.get_frozen_credentials()
+    return {
+        "access_key_id": keys.access_key,
+        "secret_access_key": keys.secret_key,
+        "token": keys.token,
+        "expires_at": dt.datetime.now(dt.UTC) + dt.timedelta(seconds=CREDENTIALS_LIFETIME),
+    }
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Translate errors of obstore to OSError, in one line."""
+    global _process
+    if _process not in (None, os.getpid()):
+        raise OSError(
+            "an object store can't be used in a process forked from one that has used it: start a new process"
+        )
+    _process = os.getpid()
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(_line(error)) from None
+    except BaseError as error:
+        raise OSError(_line(error)) from None
+
+
+def _line(error: Exception) -> str:
+    text = str(error).partition("\n\nDebug source")[0]
+    return " ".join(_XML.sub(r"\1: \2", text).split())
