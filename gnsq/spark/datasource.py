@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import ReadOptions, WriteOptions
 from gnsq.spark.sink import NsqBatchWriter, NsqStreamWriter, check_columns
-from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader
+from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader, stream_reader
 
 __all__ = ["COLUMNS", "NsqDataSource", "data_source_for"]
 
@@ -55,7 +55,7 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
             raise ValueError("option spool is required: a directory for this query alone, as a path or a URI")
         if options.max_rows is not None:
             raise ValueError("option maxRows is for spark.read only; a stream has maxRowsPerBatch")
-        return NsqStreamReader(options, _columns(schema))
+        return stream_reader(options, _columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqBatchWriter:
         """Make the writer of a batch."""

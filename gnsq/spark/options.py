@@ -41,7 +41,7 @@ QUERY_ONLY_OPTIONS = frozenset(
     [
         *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
         *["min_rows_per_batch", "max_trigger_delay", "num_partitions", "fail_on_data_loss", "max_rows"],
-        *["idle_timeout"],
+        *["drain", "idle_timeout"],
     ]
 )
 
@@ -214,6 +214,11 @@ class ReadOptions(ConnectOptions):
         True,
         "true ends the query if segments of a batch are gone, for example because the spool was deleted; false logs a "
         "warning and goes on without them",
+    )
+    drain: bool = option(
+        False,
+        "for PySpark 4.1, which does not ask for it: true lets AvailableNow and Once read all messages that exist, in "
+        "one batch; later releases of PySpark ignore it",
     )
     max_rows: int | None = option(
         None, "for spark.read only: most rows to read; default: until the channel is empty", minimum=1

@@ -63,6 +63,7 @@ _OWN_OPTIONS = {
     "receivers": "setting receivers",
     "maxrowsperbatch": "setting max_rows_per_batch",
     "maxrows": "setting max_rows_per_batch",
+    "drain": "--once",
     "topicpattern": "setting topic",
     "rowkey": "nothing: versions tell the counts apart",
     "checkpointlocation": "setting checkpoint",

@@ -43,6 +43,7 @@ from gnsq.spark.pipeline.preflight import check_tables, note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, identify, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state, table_state
+from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
@@ -110,7 +111,8 @@ class Job:
         # Spark's run id -> name of the query. An entry is removed when the query's last event was handled.
         self._runs: dict[str, str] = {}
         self._notebooks: dict[str, Notebook] = {}
-        asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
+        # PySpark 4.1 does not ask the source for its backlog.
+        asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses) and HAS_READ_LIMITS
         self._silence = {query: Silence(is_asked=asked) for query in config.queries}
         # Query -> what kept messages from being received, as of its last batch with rows; "" for nothing.
         self._troubles: dict[str, str] = {}
@@ -272,7 +274,8 @@ class Job:
 
     def _start(self, name: str, batches: Callable[[DataFrame, BatchIdentity], list[DataFile]], once: bool) -> None:
         config = self._config
-        messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
+        options = {**config.source_options(name), "drain": str(once)}
+        messages = self._spark.readStream.format("nsq").options(**options).load()
         if config.deduplicate and name == "archive":
             messages = deduplicated(messages, config.deduplicate)
         metric = config.metric_queries.get(name)

@@ -44,6 +44,9 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     # No batches without rows: they would only remove old state, which the next batch with rows does, too.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # For PySpark 4.1, whose Python sources do not support AvailableNow: first run a batch that was not committed, then
+    # the next one. Without this setting, the query would end after one batch.
+    "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
     # Keep state on disk instead of in the heap. An existing checkpoint keeps the provider that it was made with.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",

@@ -18,12 +18,6 @@ from types import FrameType
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    SupportsTriggerAvailableNow,
-)
 
 from gnsq.errors import NSQException
 from gnsq.spark.errors import SpoolError, SpoolIncomplete
@@ -31,11 +25,19 @@ from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import tune_gc
 from gnsq.spark.source.planner import TIMES, Planner, PlannerTimes, drain_channel
+from gnsq.spark.source.pyspark41 import (
+    HAS_READ_LIMITS,
+    PlannedEnd,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
-__all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
+__all__ = ["NsqBatchReader", "NsqStreamReader", "NsqStreamReader41", "SegmentsPartition", "stream_reader"]
 
 logger = logging.getLogger(__name__)
 
@@ -216,11 +218,17 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
             try:
                 planner.start(drain=drain)
+                self._use_planned_end(PlannedEnd(self._options))
             except BaseException:
+                planner.stop()
                 self._planner = None
                 self._restore_handler()
                 raise
         return self._planner
+
+    def _use_planned_end(self, planned: PlannedEnd) -> None:
+        """Delete the file, which this PySpark does not need, once the spool is locked."""
+        planned.remove()
 
     def _restore_handler(self) -> None:
         if self._previous_handler is not None:
@@ -244,6 +252,47 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 def _end_by_signal(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+class NsqStreamReader41(NsqStreamReader):
+    """Reader of ``readStream`` for PySpark 4.1, which calls latestOffset() without arguments."""
+
+    # The end of the last planned batch.
+    _end: Offset | None = None
+
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
+        """Return the end of the next batch, as in later releases. With the option drain, return the end of all messages
+        that exist now, when they are in the spool. PySpark 4.1 gives no arguments."""
+        drain = self._options.drain
+        self._started_planner(drain=drain)
+        assert self._end is not None  # _use_planned_end() has read it
+        return super().latestOffset(
+            self._end if start is None else start,
+            limit or (ReadAllAvailable() if drain else self.getDefaultReadLimit()),
+        )
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Divide the segments between two offsets into tasks, and keep the end in the spool before the tasks begin."""
+        found = super().partitions(start, end)
+        PlannedEnd(self._options).write(end)
+        self._end = end
+        return found
+
+    def _started_planner(self, *, drain: bool = False) -> Planner:
+        if self._planner is None:
+            PlannedEnd(self._options).prepare(self.initialOffset())
+        return super()._started_planner(drain=drain)
+
+    def _use_planned_end(self, planned: PlannedEnd) -> None:
+        """Read the file, once the spool is locked."""
+        self._end = planned.read()
+
+
+def stream_reader(options: ReadOptions, columns: tuple[str, ...]) -> NsqStreamReader:
+    """Make the reader of ``readStream`` for the installed PySpark."""
+    if not HAS_READ_LIMITS:
+        return NsqStreamReader41(options, columns)
+    return NsqStreamReader(options, columns)
 
 
 class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructType
 
 from gnsq import NsqdHTTPClient
@@ -24,6 +23,7 @@ from gnsq.spark.offsets import Segment, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.planner import PlannerTimes
+from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
 from gnsq.spark.source.reader import RETRY_INTERVAL, NsqStreamReader, SegmentsPartition
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
