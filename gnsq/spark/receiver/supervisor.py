@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 # Seconds between two looks whether a child has ended. gevent's own way of waiting for a process would take the exit
 # statuses of all children of this process, and works in the main thread only.
 POLL_INTERVAL = 0.1
+# Seconds that a killed child may take to end. One that waits for a file system that hangs ends after that.
+KILL_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +145,9 @@ class Supervisor:
                 live_at = asked_at
             elif asked_at - live_at >= self._times.hung:
                 logger.error("receiver %d (process %d) is killed: %s", number, child.pid, reason)
+                # It may still take long to end, if its file system hangs.
                 child.kill()
-                child.wait()
+                live_at = asked_at
 
     def _terminate(self) -> None:
         for child in self._children.values():
@@ -154,11 +157,9 @@ class Supervisor:
         """Wait until the children have ended; after the time ``end``, kill them. Return True if all ended in order."""
         is_orderly = True
         for number, child in self._children.items():
-            while child.poll() is None and time.monotonic() < end:
-                gevent.sleep(POLL_INTERVAL)
-            if child.poll() is None:
+            if not _has_ended(child, end):
                 child.kill()
-                child.wait()
+                _has_ended(child, time.monotonic() + KILL_TIMEOUT)
                 text = "receiver %d had not stopped within %g s and was killed; nsqd delivers its messages again"
                 logger.error(text, number, self._times.stop)
                 is_orderly = False
@@ -168,6 +169,13 @@ class Supervisor:
                 is_orderly = False
             _close_input(child)
         return is_orderly
+
+
+def _has_ended(child: subprocess.Popen[bytes], end: float) -> bool:
+    """Wait until a child has ended, or until the time ``end``; return True if it has ended."""
+    while child.poll() is None and time.monotonic() < end:
+        gevent.sleep(POLL_INTERVAL)
+    return child.returncode is not None
 
 
 def _close_input(child: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,231 @@
+"""docs/operations.md, the manifests for Kubernetes and the image agree with the programs. No cluster runs here."""
+
+import os
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import click
+import pyspark
+import pytest
+import yaml
+
+from gnsq.spark.pipeline.__main__ import main as job_command
+from gnsq.spark.pipeline.loading import load_config
+from gnsq.spark.receiver.__main__ import main as receiver_command
+from gnsq.spark.receiver.receiver import CLOSE_TIMEOUT, WRITE_TIMEOUT
+
+ROOT = Path(__file__).parent.parent.parent
+KUBERNETES = ROOT / "integration" / "kubernetes"
+IMAGES = ROOT / "integration" / "images"
+FILES = ("common", "receivers", "job", "sparkapplication")
+TEXT = (ROOT / "docs" / "operations.md").read_text()
+
+
+def manifests(*files):
+    """All documents of some files, by kind and name."""
+    found = [document for file in files for document in yaml.safe_load_all((KUBERNETES / f"{file}.yaml").read_text())]
+    return {(document["kind"], document["metadata"]["name"]): document for document in found}
+
+
+ALL = manifests("common", "receivers", "job")
+RECEIVERS = ALL["Deployment", "clicks-receivers"]["spec"]["template"]["spec"]
+DRIVER = ALL["StatefulSet", "clicks-job"]["spec"]["template"]["spec"]
+APPLICATION = manifests("sparkapplication")["SparkApplication", "clicks-job"]["spec"]
+OPTIONS = ALL["ConfigMap", "clicks-receivers"]["data"]
+
+
+def parsed(command, arguments, environment):
+    """What click makes of arguments; refuses unknown ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return command.make_context("x", arguments, **getattr(command, "context_settings", {})).params
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(ALL["ConfigMap", "clicks-job"]["data"]["job.toml"])
+    arguments = [each for each in DRIVER["containers"][0]["args"][1:] if not each.startswith("--config=")]
+    values = parsed(job_command, [f"--config={path}", *arguments], {})
+    settings = {name: values[name] for name in ("master", "spark")}
+    return load_config(str(path), settings)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_manifest_has_kind_and_name(file):
+    assert all(manifests(file))
+
+
+def test_variables_of_receivers_are_those_of_the_program():
+    known = {parameter.envvar for parameter in receiver_command.params}
+
+    assert set(OPTIONS) <= known
+
+
+@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["archive", "metrics"])
+def test_receivers_write_what_the_job_reads(container, config):
+    assert container["args"][:3] == ["python", "-m", "gnsq.spark.receiver"]
+    values = parsed(receiver_command, container["args"][3:], OPTIONS)
+
+    query = container["name"]
+    source = config.source_options(query)
+    assert (values["topic"], values["channel"], values["spool"]) == (
+        source["topic"],
+        source["channel"],
+        source["spool"],
+    )
+    assert set(values["lookupd_http_addresses"]) == set(config.lookupd_http_addresses)
+    assert values["max_spool_bytes"] == source["maxSpoolBytes"]
+    assert config.receivers == "external"
+
+
+@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["archive", "metrics"])
+def test_probes_ask_the_health_address(container):
+    values = parsed(receiver_command, container["args"][3:], OPTIONS)
+    port = int(values["health_address"].rpartition(":")[2])
+
+    live, ready = (container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness"))
+    assert (live, ready) == ({"path": "/live", "port": port}, {"path": "/ready", "port": port})
+
+
+def test_receivers_may_end_in_order():
+    assert RECEIVERS["terminationGracePeriodSeconds"] > CLOSE_TIMEOUT + 1 + WRITE_TIMEOUT
+    assert "ends within 20 s" in (KUBERNETES / "receivers.yaml").read_text()
+
+
+def test_files_and_volumes_of_pods_exist():
+    secrets = {f"/etc/nsq/{name}" for name in ALL["Secret", "nsq"]["stringData"]}
+    used = {value for value in OPTIONS.values() if value.startswith("/")}
+    used |= set(re.findall(r'"(/etc/nsq/[^"]*)"', ALL["ConfigMap", "clicks-job"]["data"]["job.toml"]))
+
+    assert used == secrets
+    for pod in (RECEIVERS, DRIVER):
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        for volume in pod["volumes"]:
+            [(kind, names)] = [each for each in volume.items() if each[0] != "name"]
+            name = next(value for key, value in names.items() if key in ("name", "claimName", "secretName"))
+            title = {"configMap": "ConfigMap", "secret": "Secret", "persistentVolumeClaim": "PersistentVolumeClaim"}
+            assert (title[kind], name) in ALL
+
+
+def test_operator_gives_the_job_the_same_files(config):
+    assert parsed(job_command, APPLICATION["arguments"], {})["config_file"] == "/etc/job/job.toml"
+    driver = APPLICATION["driver"]
+    assert ("ConfigMap", driver["configMaps"][0]["name"]) in ALL
+    assert driver["configMaps"][0]["path"] == "/etc/job"
+    assert ("ServiceAccount", driver["serviceAccount"]) in ALL
+    for pod in (driver, APPLICATION["executor"]):
+        assert pod["secrets"] == [{"name": "nsq", "path": "/etc/nsq", "secretType": "Generic"}]
+        assert pod["volumeMounts"] == [{"name": "work", "mountPath": "/work"}]
+
+
+# --- the image
+
+
+def test_files_of_the_image_exist():
+    dockerfile = (IMAGES / "pipeline.Dockerfile").read_text()
+
+    for line in re.findall(r"^COPY (integration/.*) /opt/gnsq/$", dockerfile, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in line.split())
+    assert APPLICATION["mainApplicationFile"] == "local:///opt/gnsq/job.py"
+    assert "/opt/gnsq/entrypoint.sh" in dockerfile
+
+
+@pytest.fixture
+def entrypoint(tmp_path):
+    """Run the entry point, with programs that print their arguments in place of Java and spark-submit."""
+    for name in ("bin/java", "bin/spark-submit"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+
+    def run(*arguments, **environment):
+        homes = {"SPARK_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path)}
+        command = ["bash", str(IMAGES / "entrypoint.sh"), *arguments]
+        environment = {"PATH": os.environ["PATH"], **homes, **environment}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=True)
+        return done.stdout.replace(str(tmp_path), "HOME").splitlines()
+
+    return run
+
+
+@pytest.mark.subprocess
+def test_entry_point_runs_any_command(entrypoint):
+    assert entrypoint("echo", "a b") == ["a b"]
+
+
+@pytest.mark.subprocess
+def test_entry_point_runs_the_driver(entrypoint):
+    assert entrypoint("driver", "--class", "X", SPARK_DRIVER_BIND_ADDRESS="10.0.0.1") == [
+        *["HOME/bin/spark-submit", "--deploy-mode", "client", "--conf", "spark.driver.bindAddress=10.0.0.1"],
+        *["--class", "X"],
+    ]
+
+
+@pytest.mark.subprocess
+def test_entry_point_runs_an_executor(entrypoint):
+    given = {
+        "SPARK_JAVA_OPT_0": "-Da=b c",
+        "SPARK_EXECUTOR_MEMORY": "2g",
+        "SPARK_CONF_DIR": "/opt/spark/conf",
+        "SPARK_DRIVER_URL": "spark://driver",
+        "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "2",
+        "SPARK_APPLICATION_ID": "app",
+        "SPARK_EXECUTOR_POD_IP": "10.0.0.2",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "pod",
+    }
+
+    java, *options = entrypoint("executor", **given)
+
+    assert java == "HOME/bin/java"
+    assert options[:4] == ["-Da=b c", "-Xms2g", "-Xmx2g", "-cp"]
+    assert options[4].startswith("/opt/spark/conf::HOME/jars/*:")
+    name = options[5].replace(".", "/") + ".class"
+    [jar] = (Path(pyspark.__file__).parent / "jars").glob("spark-kubernetes_*.jar")
+    assert name in zipfile.ZipFile(jar).namelist()
+    assert dict(zip(options[6::2], options[7::2], strict=True)) == {
+        "--driver-url": "spark://driver",
+        "--executor-id": "1",
+        "--cores": "2",
+        "--app-id": "app",
+        "--hostname": "10.0.0.2",
+        "--resourceProfileId": "0",
+        "--podName": "pod",
+    }
+
+
+# --- docs/operations.md
+
+
+def flags_of(command):
+    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_flags_in_the_text_are_those_of_the_programs():
+    known = flags_of(receiver_command) | flags_of(job_command)
+    # Of spark-submit, nsqd and integration/downtime.py.
+    known |= {"--master", "--deploy-mode", "--conf", "--archives", "--mem-queue-size"}
+    known |= {"--count", "--query", "--seconds"}
+
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT)) <= known
+
+
+def test_variables_in_the_text_are_those_of_the_programs():
+    known = {parameter.envvar for parameter in receiver_command.params if isinstance(parameter, click.Option)}
+    known |= {"GNSQ_RECEIVER_AUTH_SECRET", "GNSQ_RECEIVER_TLS_KEY_PASSWORD"}
+
+    assert set(re.findall(r"GNSQ_RECEIVER_[A-Z_]+", TEXT)) <= known
+
+
+def test_files_in_the_text_exist():
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXT)
+
+    assert links
+    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
