@@ -367,7 +367,9 @@ class SparkTable:
 
     def _options(self, information: Mapping[str, str]) -> dict[str, str]:
         if self._form == "iceberg":
-            return {f"snapshot-property.{name}": value for name, value in information.items()}
+            # Without this, a task of Iceberg holds a file open for each partition: 1,000 of them take 1 GiB of heap.
+            options = {"fanout-enabled": "false"}
+            return options | {f"snapshot-property.{name}": value for name, value in information.items()}
         return {
             "txnAppId": f"gnsq:{information[_FACTS['owner']]}",
             "txnVersion": information[_FACTS["batch"]],
