@@ -27,6 +27,12 @@ JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOp
 SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
+def pytest_configure(config):
+    if importlib.metadata.version("pyspark").startswith("4.1."):
+        # PySpark 4.1 leaves the sockets open on which it has got the rows of a collect().
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def short_lived_java(request, tmp_path_factory):
     """Let Java, its launcher and Python start fast: the Spark of a test ends after seconds."""

@@ -13,8 +13,8 @@ EXPIRED = (
 
 
 class S3Proxy(ThreadingHTTPServer):
-    """Attributes: has_conditional_put: False ignores If-None-Match; has_expired: True refuses each request;
-    credentials: the key, region and token of each request."""
+    """Attributes: has_conditional_put: False ignores If-None-Match and If-Match; has_expired: True refuses each
+    request; credentials: the key, region and token of each request."""
 
     daemon_threads = True
 
@@ -42,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(403, [("Content-Type", "application/xml")], EXPIRED)
             return
         dropped = {"host", "expect", "transfer-encoding"} | (
-            set() if self.server.has_conditional_put else {"if-none-match"}
+            set() if self.server.has_conditional_put else {"if-none-match", "if-match"}
         )
         headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
         connection = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=30)

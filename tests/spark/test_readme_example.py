@@ -58,6 +58,16 @@ def test_settings_of_a_job_with_raw_bodies_are_accepted(tmp_path):
     assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive",)
 
 
+def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
+    (tmp_path / "job.toml").write_text(example("The job", 3, "toml"))
+
+    config = load_config(str(tmp_path / "job.toml"), {})
+
+    assert config.spool_of("archive") == "s3://bucket/clicks-work/archive/spool"
+    assert config.checkpoint_of("archive") == "s3a://bucket/clicks-checkpoint/archive"
+    assert config.log.is_absolute()
+
+
 @pytest.mark.subprocess
 def test_readers_example_reads_a_table_after_a_merge(tmp_path):
     schema = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("page", pa.string())])

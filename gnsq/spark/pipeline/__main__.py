@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,14 +121,19 @@ def _maintain(config: PipelineConfig) -> None:
 def _adopt(config: PipelineConfig) -> None:
     from gnsq.spark.pipeline.adopt import adopt  # loads pyarrow
     from gnsq.spark.pipeline.preflight import check_work
-    from gnsq.spark.pipeline.process import lock_job
+    from gnsq.spark.pipeline.process import lock_work
 
     if config.raw:
         raise JobFailed("setting raw: an earlier release has kept no files with bodies as they came")
     check_work(config)
-    with lock_job(Path(config.work)):
+    with lock_work(config, _wait):
         for line in adopt(config):
             click.echo(line)
+
+
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
 
 def _failure(config: PipelineConfig, reason: str) -> click.ClickException:

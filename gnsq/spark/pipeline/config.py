@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -105,10 +108,14 @@ class PipelineConfig:
         "catalog and schema of the tables in place of output, such as main.clicks; for spark-delta and spark-iceberg",
     )
     work: str = option(
-        "", "directory for spools and checkpoints, local or mounted; always the same for one job; required"
+        "",
+        "directory for notes, spools and checkpoints, a path or the URI of an object store; always the same for one "
+        "job; required",
     )
     spool: str = option("", "base of the spools, a path or any URI of pyarrow.fs; default: in work")
-    checkpoint: str = option("", "base of the checkpoints, a path or any URI that Spark knows; default: in work")
+    checkpoint: str = option(
+        "", "base of the checkpoints, a path or any URI that Spark knows; default: in work, unless that is a URI"
+    )
     nsqd_tcp_addresses: tuple[str, ...] = option((), "host:port of an nsqd to read from")
     nsqd_http_addresses: tuple[str, ...] = option((), "its HTTP address, for the backlog and for --once", secret=True)
     lookupd_http_addresses: tuple[str, ...] = option(
@@ -171,7 +178,9 @@ class PipelineConfig:
     max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
     trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0, maximum=YEAR)
     master: str = option("", "Spark master; default: spark-submit's, else local[*]")
-    log_file: str = option("", "where Spark's messages go; default: WORK/spark.log")
+    log_file: str = option(
+        "", "local file for Spark's messages; default: WORK/spark.log; if work is a URI, in the temporary directory"
+    )
     spark: Mapping[str, str] = option(None, "Spark's own settings")
     # No setting: what was decided at the first start of the job; None: it has not started yet.
     layout: Layout | None = None
@@ -295,18 +304,20 @@ class PipelineConfig:
             raise ValueError("setting metrics_topic is for one metric: give output_topic in each [[metrics]]")
 
     def _check_locations(self) -> None:
-        if _is_uri(self.work):
-            raise ValueError(
-                f"setting work {redact_uri(self.work)!r} is a URI: give a local or mounted directory (output, spool "
-                "and checkpoint may be URIs)"
-            )
-        if self.is_spark_writer:
-            return
-        if _is_uri(self.output) and urlsplit(self.output).scheme not in _OBJECT_STORES:
-            raise ValueError(
-                f"setting output {redact_uri(self.output)!r} is not an object store ({', '.join(_OBJECT_STORES)}): "
-                "give one, or a local or mounted directory as a path"
-            )
+        if self.is_work_remote:
+            _check_object_store("work", self.work)
+            if not self.checkpoint:
+                raise ValueError(
+                    f"setting work {redact_uri(self.work)!r} is a URI, and Spark may write it in another way: give "
+                    "checkpoint, too, as this Spark knows it (s3a: with Hadoop's S3A, s3: on EMR and Databricks)"
+                )
+            if self.is_spark_writer and not self.spool:
+                raise ValueError(
+                    f"setting table_writer {self.table_writer}: Spark reads files that tasks write beside the spool, "
+                    "so with a URI as work give spool, too: a directory that all machines have mounted"
+                )
+        if _is_uri(self.output) and not self.is_spark_writer:
+            _check_object_store("output", self.output)
 
     def _check_addresses(self) -> None:
         for field in dataclasses.fields(self):
@@ -530,9 +541,17 @@ class PipelineConfig:
         return metric.output_topic or f"{metric.topic}-metrics-{metric.name}"
 
     @property
+    def is_work_remote(self) -> bool:
+        """Whether work is on an object store."""
+        return _is_uri(self.work)
+
+    @property
     def log(self) -> Path:
-        """The file that Spark's messages are written to."""
-        return Path(self.log_file or f"{self.work}/spark.log")
+        """The local file that Spark's messages are written to."""
+        if self.log_file or not self.is_work_remote:
+            return Path(self.log_file or f"{self.work}/spark.log")
+        name = hashlib.sha256(self.work.encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir(), f"gnsq-{os.getuid()}", f"{name}.log")
 
     def channel(self, query: str) -> str:
         """Return the channel that a query reads."""
@@ -582,19 +601,23 @@ class PipelineConfig:
 
     def spool_of(self, query: str) -> str:
         """Return the location of a query's spool."""
-        return _below(self.spool, query) if self.spool else str(Path(self.work, query, "spool").absolute())
+        return _below(self.spool, query) if self.spool else _below(self.work, f"{query}/spool")
 
     def checkpoint_of(self, query: str) -> str:
         """Return the location of a query's checkpoint."""
         if self.checkpoint:
             return _below(self.checkpoint, query)
-        return str(Path(self.work, query, "checkpoint").absolute())
+        return _below(self.work, f"{query}/checkpoint")
 
     def staged_of(self, query: str) -> str:
         """Return the directory for files that tasks of a query write for Spark to read. It is beside the spool."""
         if self.spool:
             return _below(self.spool, f"{query}-staged")
-        return str(Path(self.work, query, "staged").absolute())
+        return _below(self.work, f"{query}/staged")
+
+    def notes_of(self, query: str) -> str:
+        """Return the location of the job's notes about a query."""
+        return _below(self.work, query)
 
     def _options(self, kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
         known = option_names(kind)
@@ -644,6 +667,14 @@ def _dead(entry: TopicEntry) -> str:
 
 def _below(base: str, query: str) -> str:
     return join_uri(base, query) if _is_uri(base) else str(Path(base, query).absolute())
+
+
+def _check_object_store(setting: str, location: str) -> None:
+    if urlsplit(location).scheme not in _OBJECT_STORES:
+        raise ValueError(
+            f"setting {setting} {redact_uri(location)!r} is not an object store ({', '.join(_OBJECT_STORES)}): give "
+            "one, or a local or mounted directory as a path"
+        )
 
 
 def _is_uri(place: str) -> bool:

@@ -83,6 +83,7 @@ class Job:
     Args:
         report: Called after each batch that has rows, in the thread that calls wait().
         log: Where Spark's messages are, for warnings.
+        check_lock: Raises LeaseLost when the queries must end, since another job may use the work directory.
         take_over: Accept tables that belong to other checkpoints.
 
     Attributes:
@@ -96,12 +97,14 @@ class Job:
         report: Callable[[Batch], object],
         *,
         log: str = "Spark's log",
+        check_lock: Callable[[], None] = lambda: None,
         take_over: bool = False,
     ) -> None:
         self._spark = spark
         self._config = config
         self._report = report
         self._log = log
+        self._check_lock = check_lock
         self._take_over = take_over
         self.summary = Summary()
         self._started_at = time.monotonic()
@@ -170,9 +173,10 @@ class Job:
             True if the queries ended by themselves.
 
         Raises:
-            JobFailed: If a query has failed, or the JVM has ended.
+            JobFailed: If a query has failed, the JVM has ended, or the lock of the work directory is lost.
         """
         while not is_stopping():
+            self._check_lock()
             self._handle_events(LOOK)
             try:
                 ended = {name: query for name, query in self._queries.items() if not query.isActive}
@@ -222,13 +226,17 @@ class Job:
         """Maintain the tables if a vacuum is due (once a day). Call this after queries have ended without failure."""
         self._maintenance.run_daily()
 
-    def close(self) -> Summary:
-        """Stop the maintenance and remove the listener; return the summary of the run."""
+    def release(self) -> None:
+        """Stop the maintenance and remove the listener. The session stops the queries."""
         self._maintenance.stop()
-        self.summary.merged = self._maintenance.merged
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
+
+    def close(self) -> Summary:
+        """Call release(), then complete the summary of the run and return it."""
+        self.release()
+        self.summary.merged = self._maintenance.merged
         config = self._config
         for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
             if text := table_state(table, dt.datetime.now(dt.UTC)):
@@ -304,6 +312,7 @@ class Job:
         owner: Future[str] = Future()
 
         def write(rows: DataFrame, batch_id: int) -> None:
+            self._check_lock()
             self._notebooks[name].begin(batch_id)
             batch = identify(self._config, name, owner.result(), batch_id)
             self._committed[name, batch_id] = batches(rows, batch)

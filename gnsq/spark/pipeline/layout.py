@@ -100,7 +100,7 @@ def _table(
         partition,
         form=config.table_writer.removeprefix("spark-"),
         staged=join_uri(config.staged_of(query), name),
-        note=f"{config.work}/{query}",
+        note=config.notes_of(query),
         spark=spark,
     )
 

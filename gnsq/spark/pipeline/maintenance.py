@@ -15,6 +15,7 @@ row is in the table twice; and it writes whole bodies into the log as statistics
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import fcntl
 import itertools
 import json
@@ -43,6 +44,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, conformed, partition_text, store_error, write_file
 from gnsq.spark.pipeline.layout import query_tables
+from gnsq.spark.pipeline.lease import Lease, LeaseHeld
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import ADOPTED, HOURLY, MERGED, NO_HOOKS, delta_location, sync_log
 from gnsq.spark.spool.ownership import try_lock
@@ -75,7 +77,9 @@ BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
 # Bytes of rows that a merge reads into memory before it writes them as a row group.
 _READ_BYTES = 16 * 2**20
 _TRIES = 20
-_LOCK, _VACUUMED = "maintenance.lock", "vacuumed"
+# The lock of local work directories, and the lease of those on an object store.
+_LOCK, _OWNER = "maintenance.lock", "maintenance.json"
+_VACUUMED = "vacuumed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,23 +267,36 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
     with lock_tables(config) as is_locked:
         if not is_locked:
             return 0, ["another process maintains the tables"]
-        vacuumed = Path(config.work, _VACUUMED)
-        retention = _retention(config) if is_forced or not vacuumed.exists() or _is_old(vacuumed) else None
+        retention = _retention(config) if is_forced or _is_vacuum_due(config) else None
         for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
             try:
                 merged += maintain_table(table.location, retention=retention)
             except JobFailed as error:
                 troubles.append(str(error))
         if retention is not None and not troubles:
-            vacuumed.touch()
+            _stamp(config)
     return merged, troubles
 
 
 @contextlib.contextmanager
 def lock_tables(config: PipelineConfig) -> Iterator[bool]:
     """Keep other processes from maintaining a job's tables. Yield False if another process maintains them now."""
+    if config.is_work_remote:
+        with Lease(config.work, _OWNER) as lease:
+            try:
+                lease.acquire(_wait)
+            except LeaseHeld:
+                yield False
+            else:
+                yield True
+        return
     with open(open_or_create(Path(config.work, _LOCK)), "a", encoding="utf-8") as lock:
         yield try_lock(lock, fcntl.LOCK_EX)
+
+
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
 
 def _retention(config: PipelineConfig) -> float:
@@ -293,8 +310,21 @@ def _retention(config: PipelineConfig) -> float:
     return retention
 
 
-def _is_old(stamp: Path) -> bool:
-    return stamp.stat().st_mtime < time.time() - DAY
+def _is_vacuum_due(config: PipelineConfig) -> bool:
+    """Return True if the tables were not vacuumed for a day, or it is not known when."""
+    try:
+        with open_store(config.work, "work").open(_VACUUMED) as file:
+            at = dt.datetime.fromisoformat(file.read().decode())
+    except (FileNotFoundError, ValueError):  # in an earlier release, the file was empty
+        return True
+    return at.timestamp() < time.time() - DAY
+
+
+def _stamp(config: PipelineConfig) -> None:
+    """Note that the tables were vacuumed now."""
+    store = open_store(config.work, "work")
+    store.make_directory("")
+    store.put(_VACUUMED, dt.datetime.now(dt.UTC).isoformat().encode())
 
 
 class Maintenance:
@@ -323,10 +353,9 @@ class Maintenance:
         """Wait for maintenance that runs; run it if the last vacuum is a day old, as runs with --once may be short."""
         if self._process is not None:
             self._finish(self._process)
-        stamp = Path(self._config.work, _VACUUMED)
-        if not stamp.exists():
-            stamp.touch()
-        elif self._is_on and _is_old(stamp):
+        if not open_store(self._config.work, "work").exists(_VACUUMED):
+            _stamp(self._config)
+        elif self._is_on and _is_vacuum_due(self._config):
             self._finish(self._start())
 
     def stop(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQException
-from gnsq.localfiles import make_directory
+from gnsq.localfiles import PRIVATE, make_directory
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import decode_offset
@@ -50,12 +52,13 @@ RETRY = 1.0
 
 
 def check_work(config: PipelineConfig) -> None:
-    """Make the work directory, which the job's lock needs.
+    """Make the work directory, which the job's lock needs, if it is local.
 
     Raises:
         JobFailed: If the directory can't be written.
     """
-    _check_writable("work", config.work)
+    if not config.is_work_remote:
+        _check_writable("work", config.work)
 
 
 def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
@@ -73,6 +76,8 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
     except ValueError as error:
         raise JobFailed(f"setting nsq: {error}") from error
     try:
+        if config.is_work_remote and not config.log_file:
+            _make_own_directory(config.log.parent)
         config.log.parent.mkdir(parents=True, exist_ok=True)
         # Do not make the log file yet: its existence means that Spark was started.
         with open(config.log, "ab") if config.log.exists() else tempfile.TemporaryFile(dir=config.log.parent):
@@ -123,6 +128,13 @@ def _read_checkpoint(config: PipelineConfig, query: str) -> tuple[str | None, in
         return None
     except OSError as error:
         raise JobFailed(f"checkpoint {redact_uri(location)} can't be read: {error}") from error
+
+
+def _make_own_directory(path: Path) -> None:
+    """Make a directory in the temporary directory, in which other users could have made it before."""
+    make_directory(path, PRIVATE)
+    if path.stat().st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "the directory belongs to another user")
 
 
 def _check_writable(setting: str, path: str, mode: int | None = None) -> None:
@@ -204,7 +216,7 @@ def note_partitions(config: PipelineConfig, query: str, partitions: int) -> None
 
 
 def _made_with(config: PipelineConfig, query: str) -> dict[str, object]:
-    store = open_store(f"{config.work}/{query}")
+    store = open_store(config.notes_of(query), "work")
     if not store.exists(_MADE_WITH):
         return {}
     with store.open(_MADE_WITH) as file:
@@ -213,7 +225,7 @@ def _made_with(config: PipelineConfig, query: str) -> dict[str, object]:
 
 
 def _put_made_with(config: PipelineConfig, query: str, facts: Mapping[str, object]) -> None:
-    store = open_store(f"{config.work}/{query}")
+    store = open_store(config.notes_of(query), "work")
     store.make_directory("")
     store.put(_MADE_WITH, json.dumps(facts).encode())
 

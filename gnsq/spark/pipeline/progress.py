@@ -87,7 +87,7 @@ class Notebook:
     def __init__(self, config: PipelineConfig, query: str) -> None:
         self._lock = threading.Lock()
         self._note = read_note(config, query)
-        self._store = open_store(f"{config.work}/{query}")
+        self._store = open_store(config.notes_of(query), "work")
         self._store.make_directory("")
 
     def begin(self, batch_id: int) -> None:
@@ -127,10 +127,10 @@ def read_note(config: PipelineConfig, query: str) -> Note:
         OSError: If it can't be read.
         ValueError: If it is no note.
     """
-    path = f"{config.work}/{query}/{_NAME}"
+    location = config.notes_of(query)
     try:
-        with open(path, encoding="utf-8") as file:
-            fields = json.load(file)
+        with open_store(location, "work").open(_NAME) as file:
+            fields = json.loads(file.read())
         for name in ("committed_at", "begun_at"):
             fields[name] = fields[name] and dt.datetime.fromisoformat(fields[name])
         return Note(**fields)
@@ -138,7 +138,8 @@ def read_note(config: PipelineConfig, query: str) -> Note:
         return Note()
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is not a note of the job ({error}): delete it, the next batch writes it anew"
+            f"{redact_uri(location)}/{_NAME} is not a note of the job ({error}): delete it, the next batch writes it "
+            "anew"
         ) from error
 
 

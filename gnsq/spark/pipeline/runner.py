@@ -5,12 +5,10 @@ run() uses a Spark that runs already. The command line, in __main__.py, starts S
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
@@ -18,6 +16,8 @@ from gnsq.spark.pipeline.report import Summary, batch_line, summary_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from gnsq.spark.pipeline.job import Job
 
 __all__ = ["run", "run_queries"]
 
@@ -90,15 +90,18 @@ def run_queries(
         is_killed_by_interrupt: After a KeyboardInterrupt, call nothing of Spark: open_spark kills it.
     """
     # Import these slow modules here: --help and errors in the settings do not need them.
+    from gnsq.spark.pipeline.lease import LeaseLost
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
-    from gnsq.spark.pipeline.process import lock_job
+    from gnsq.spark.pipeline.process import lock_work
 
     if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
         raise ValueError("once needs nsqd_http_addresses or lookupd_http_addresses, to know when all is read")
     # Check nsqd first, so that a typing error in the topic leaves no directories behind.
     check_nsq(config, survey(config), once=once, new_topic=new_topic)
     check_work(config)
-    with lock_job(Path(config.work)):
+    with lock_work(config, stop.wait) as check_lock:
+        if check_lock is None:
+            return Summary()
         check_places(config, take_over=take_over)
         create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
         if stop.is_set():
@@ -108,13 +111,13 @@ def run_queries(
         if config.is_spark_writer:
             report(f"tables are written by {config.table_writer}: {MAINTAINED}")
         with open_spark() as spark:
-            job = Job(spark, config, lambda batch: report(batch_line(batch)), log=log, take_over=take_over)
-
-            def sum_up() -> None:
-                for line in summary_lines(job.close(), config.queries):
-                    report(line)
-
-            with _ended(sum_up, also_interrupted=not is_killed_by_interrupt):
+            job = Job(
+                *(spark, config, lambda batch: report(batch_line(batch))),
+                log=log,
+                check_lock=check_lock,
+                take_over=take_over,
+            )
+            try:
                 if not stop.is_set():
                     job.start(once=once)
                     job.summary.finished = job.wait(stop.is_set)
@@ -124,21 +127,23 @@ def run_queries(
                     report(
                         "stopping in order" + ("; a second Ctrl-C ends it at once" if is_killed_by_interrupt else "")
                     )
+            except KeyboardInterrupt:
+                if not is_killed_by_interrupt:
+                    job.release()
+                raise
+            except LeaseLost:
+                # Lose no time with a summary: the queries must end before another job begins.
+                job.release()
+                raise
+            except BaseException:
+                _sum_up(job, config, report)
+                raise
+            _sum_up(job, config, report)
         if job.summary.finished:
             job.check_drained()
         return job.summary
 
 
-@contextlib.contextmanager
-def _ended(end: Callable[[], None], *, also_interrupted: bool) -> Iterator[None]:
-    """Call end() after the block, also if it raises; after KeyboardInterrupt only if also_interrupted is True."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if also_interrupted:
-            end()
-        raise
-    except BaseException:
-        end()
-        raise
-    end()
+def _sum_up(job: Job, config: PipelineConfig, report: Callable[[str], object]) -> None:
+    for line in summary_lines(job.close(), config.queries):
+        report(line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gnsq.errors import NSQException
@@ -14,7 +13,7 @@ from gnsq.spark.offsets import decode_offset, pending
 from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import query_tables
-from gnsq.spark.pipeline.process import running_job
+from gnsq.spark.pipeline.process import describe_job
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
 from gnsq.spark.source.channel import ChannelClient
@@ -88,9 +87,8 @@ def depth_of(config: PipelineConfig, query: str) -> int:
 def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
     """Format the state of each query as lines. If a fact can't be found out, a line says so."""
     try:
-        pid = running_job(Path(config.work))
-        yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"
-    except OSError as error:
+        yield f"job      {describe_job(config)}"
+    except (OSError, JobFailed) as error:
         yield f"job      unknown: {error}"
     for query in config.queries:
         note = Note()

@@ -9,6 +9,7 @@ batch begin. A batch whose end is not in the file yet has not run, so Spark pass
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from gnsq.spark.errors import SpoolError
@@ -35,11 +36,11 @@ except ImportError:
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef, misc]
         """No limit."""
 
+    @dataclass
     class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef, misc]
         """A number of bytes."""
 
-        def __init__(self, max_bytes: int) -> None:
-            self.max_bytes = max_bytes
+        max_bytes: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """A reader that PySpark asks to drain."""
@@ -68,8 +69,16 @@ class PlannedEnd:
         """Write the file, with the end ``initial``, if no query has used the spool. Call this before it is locked.
 
         Raises:
-            SpoolError: If a later PySpark has used the spool, which keeps no end there.
+            SpoolError: If a later PySpark has used the spool, which keeps no end there; or if it can't be used.
         """
+        try:
+            self._prepare(initial)
+        except OSError as error:
+            raise SpoolError(
+                f"spool {self._shown} can't be used: {error}: give a directory that can be written"
+            ) from error
+
+    def _prepare(self, initial: dict[str, Any]) -> None:
         if self._store.exists(_NAME):
             return
         if read_owner(self._store):

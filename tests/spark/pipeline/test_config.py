@@ -175,14 +175,15 @@ def test_secrets_are_not_shown():
     [
         pytest.param({"topic": ""}, "setting topic is required", id="missing"),
         pytest.param({"nsqd_tcp_addresses": ()}, "no address", id="no address"),
-        pytest.param({"work": "s3://bucket/x"}, "work 's3://bucket/x' is a URI: give a local or mounted", id="URI"),
+        pytest.param({"work": "s3://b/x"}, "work 's3://b/x' is a URI, and Spark .*: give checkpoint, too", id="URI"),
+        pytest.param({"work": "hdfs://h/x", "checkpoint": "/c"}, "work 'hdfs://h/x' is not an object store", id="HDFS"),
         pytest.param(
             {"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is not an object store \(s3, ", id="no store"
         ),
         pytest.param(
             {"output": "s3://b/x?region=a", "spool": "s3://b/x/dead"}, "is in output/dead", id="output and spool"
         ),
-        pytest.param({"work": "file:/x"}, "file:/x' is a URI", id="file URI"),
+        pytest.param({"work": "file:/x"}, "file:/x' is not an object store", id="file URI"),
         pytest.param({"output": " "}, "setting output is required", id="blank"),
         pytest.param(
             {"table_writer": "spark"}, "'spark' is not one of delta-rs, spark-delta, spark-iceberg", id="writer"

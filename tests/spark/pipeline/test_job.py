@@ -14,6 +14,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.job import Job
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
+from gnsq.spark.pipeline.lease import LeaseLost
 from gnsq.spark.pipeline.preflight import check_places, create_channels
 from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
@@ -213,6 +214,14 @@ def test_what_was_read_before_the_start_is_not_waited_for(fakensqd, config):
     job._handle_progress("archive", told)
 
     assert job.summary.progress() == "archive 20 of 33"
+
+
+def test_job_whose_lease_is_lost_fails(config):
+    def check():
+        raise LeaseLost("owner.json: this process has lost the lease")
+
+    with pytest.raises(LeaseLost):
+        Job(None, config, print, check_lock=check).wait(lambda: False)
 
 
 def test_drained_means_all_that_was_there(fakensqd, config):

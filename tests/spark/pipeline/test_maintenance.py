@@ -414,6 +414,10 @@ def age(path):
     os.utime(path, (time.time() - 8 * 86_400,) * 2)
 
 
+def vacuumed_long_ago(config):
+    (Path(config.work) / "vacuumed").write_text("2026-01-01T00:00:00+00:00")
+
+
 def test_table_that_fails_stops_no_other(archived, config):
     torn = Path(config.output, "metrics/counts/_delta_log/00000000000000000000.json")
     torn.parent.mkdir(parents=True)
@@ -437,7 +441,7 @@ def test_vacuum_comes_once_a_day_unless_it_is_asked_for(archived, config):
     assert orphan not in archived.files_on_disk()
 
     orphan = aged_orphan(archived)
-    age(Path(config.work, "vacuumed"))
+    vacuumed_long_ago(config)
     maintain_tables(config, is_forced=False)
     assert orphan not in archived.files_on_disk()
 
@@ -485,7 +489,7 @@ def test_job_that_always_ends_maintains_its_tables_once_a_day(maintenance, archi
 
     maintenance.run_daily()
     assert orphan in archived.files_on_disk()
-    age(Path(config.work, "vacuumed"))
+    vacuumed_long_ago(config)
     maintenance.run_daily()
 
     assert orphan not in archived.files_on_disk()
@@ -494,8 +498,7 @@ def test_job_that_always_ends_maintains_its_tables_once_a_day(maintenance, archi
 @pytest.mark.subprocess
 def test_maintenance_that_fails_is_told(maintenance, archived, config, caplog):
     (archived.table._root / "_delta_log" / "00000000000000000000.json").write_text("{}")
-    Path(config.work, "vacuumed").touch()
-    age(Path(config.work, "vacuumed"))
+    vacuumed_long_ago(config)
 
     maintenance.run_daily()
 
@@ -524,8 +527,7 @@ def test_result_is_read_beside_what_a_library_prints(
     (tmp_path / "sitecustomize.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     archived.append(100)
-    Path(config.work, "vacuumed").touch()
-    age(Path(config.work, "vacuumed"))
+    vacuumed_long_ago(config)
 
     maintenance.run_daily()
 

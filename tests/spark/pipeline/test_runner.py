@@ -1,5 +1,6 @@
 """run(): the job in a Spark that runs already."""
 
+import datetime as dt
 import json
 import logging
 import threading
@@ -10,6 +11,7 @@ import pytest
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import load_config, run
 from gnsq.spark.pipeline.session import borrow_session
+from gnsq.spark.pipeline.status import status_lines
 from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, publish, wait_for
 from tests.spark.pipeline.helpers import config_for, published, table_rows
@@ -63,8 +65,10 @@ def test_session_that_is_not_classic_is_refused(tmp_path, given, words):
 
 @pytest.mark.spark
 def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd, caller, s3, tmp_path, capsys):
-    output, frames = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"), [bytes([n, 255, 0]) for n in range(20)]
-    counting = config_of(fakensqd, tmp_path / "clicks", "clicks", output=output)
+    base, frames = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"), [bytes([n, 255, 0]) for n in range(20)]
+    output = join_uri(base, "output")
+    places = {"work": join_uri(base, "work"), "output": output, "checkpoint": str(tmp_path / "checkpoint")}
+    counting = config_of(fakensqd, tmp_path / "clicks", "clicks", **places)
     endless = config_of(fakensqd, tmp_path / "frames", "frames", raw=True)
     publish(fakensqd, "clicks", EVENTS + BAD)
     publish(fakensqd, "frames", frames)
@@ -87,6 +91,10 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
     assert {str(row["day"]) for row in rows} == {"2026-01-01"}
     assert sum(row["count"] for row in table_rows(join_uri(output, "metrics/counts"))) == len(EVENTS)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
+    assert not (tmp_path / "clicks").exists()
+    state = list(status_lines(counting, dt.datetime.now(dt.UTC)))
+    assert state[0] == "job      not running"
+    assert state[1].startswith("archive  batch 0 committed")
     assert (archived.finished, archived.rows, archived.dead_letters) == (False, {"archive": 20}, 0)
     assert "stopping in order\narchive  20 rows in 1 batch\n" in capsys.readouterr().out
     assert sorted(row["body"] for row in table_rows(tmp_path / "frames/output/archive")) == frames

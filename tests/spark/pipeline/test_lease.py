@@ -1,0 +1,219 @@
+"""Leases on an S3 endpoint. Times are short, and each wait ends when something has happened."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.lease import Lease, LeaseHeld, LeaseLost, LeaseTimes, _Object, read_holder
+from tests.spark.helpers import running, wait_for
+from tests.spark.s3proxy import s3_proxy
+
+TIMES = LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)
+NAME = "owner.json"
+
+
+@pytest.fixture
+def location(s3, tmp_path):
+    return s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+
+
+@pytest.fixture
+def proxy(s3):
+    with s3_proxy(s3.port) as proxy:
+        yield proxy
+
+
+def lease(location, **times):
+    return Lease(location, NAME, dataclasses.replace(TIMES, **times))
+
+
+def wait(seconds):
+    time.sleep(seconds)
+    return False
+
+
+def is_lost(lease):
+    with contextlib.suppress(LeaseLost):
+        lease.check()
+        return False
+    return True
+
+
+def test_lease_is_taken_renewed_and_released(location):
+    with lease(location) as first:
+        assert first.acquire(wait)
+        began = read_holder(location, NAME)
+        wait_for(lambda: read_holder(location, NAME).number > began.number + 3)
+        first.check()
+        assert began.pid == os.getpid()
+    assert read_holder(location, NAME) is None
+
+    with lease(location) as second:
+        # A released lease is not watched.
+        assert second.acquire(pytest.fail)
+
+
+def test_lease_that_is_renewed_is_refused(location):
+    with lease(location) as holder, lease(location) as other:
+        holder.acquire(wait)
+
+        with pytest.raises(LeaseHeld, match=rf"/owner\.json is held by process {os.getpid()} on .*, which renews it"):
+            other.acquire(wait)
+        holder.check()
+
+
+KILLED = """
+import sys, time
+from gnsq.spark.pipeline.lease import Lease, LeaseTimes
+Lease(sys.argv[1], "owner.json", LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)).acquire(lambda seconds: False)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.subprocess
+def test_lease_of_a_killed_process_is_taken_when_it_was_watched_for_as_long(location, caplog):
+    with running([sys.executable, "-c", KILLED, location]) as process:
+        assert process.stdout.readline() == "held\n"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+    began = time.monotonic()
+
+    with lease(location) as other:
+        assert other.acquire(wait)
+
+        assert time.monotonic() - began > TIMES.lease
+        assert f"was held by process {process.pid} on " in caplog.text
+
+
+def test_start_that_waits_for_a_lease_can_be_stopped(location):
+    _Object(location, NAME).write(dataclasses.replace(lease(location)._holder(), lease=1e6), None)
+
+    with lease(location) as other:
+        assert not other.acquire(lambda seconds: True)
+    assert read_holder(location, NAME).lease == 1e6
+
+
+def test_one_of_many_takes_a_lease(location):
+    found = []
+
+    def take():
+        with lease(location) as each:
+            try:
+                found.append(each.acquire(wait))
+            except LeaseHeld:
+                found.append(False)
+            ended.wait(20)
+
+    ended = threading.Event()
+    threads = [threading.Thread(target=take) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for(lambda: len(found) == 5)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(20)
+
+    assert sorted(found) == [False] * 4 + [True]
+
+
+def test_lease_that_can_not_be_renewed_is_lost_before_another_one_may_take_it(proxy, tmp_path, caplog):
+    location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    with lease(location) as holder:
+        holder.acquire(wait)
+        renewed = holder._renewed_at
+        proxy.has_expired = True
+        wait_for(lambda: is_lost(holder))
+        proxy.has_expired = False
+
+        with pytest.raises(LeaseLost, match=r"has lost the lease, since it could not be renewed for 1 s: it stops"):
+            holder.check()
+        assert holder._renewed_at - renewed < TIMES.lease
+        assert "not renewed: " in caplog.text
+        assert "SECRET" not in caplog.text
+
+
+def test_short_failure_of_the_store_loses_nothing(proxy, tmp_path, caplog):
+    location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    with lease(location, usable=60.0) as holder:
+        holder.acquire(wait)
+        proxy.has_expired = True
+        wait_for(lambda: "not renewed: " in caplog.text)
+        proxy.has_expired = False
+        number = read_holder(location, NAME).number
+        wait_for(lambda: read_holder(location, NAME).number > number)
+
+        holder.check()
+
+
+def test_lease_that_was_taken_is_lost(location, caplog):
+    with lease(location) as holder:
+        holder.acquire(wait)
+        thief = _Object(location, NAME)
+
+        def replace():
+            _, version = thief.read()
+            with contextlib.suppress(Exception):  # the holder has renewed it meanwhile
+                return thief.write(dataclasses.replace(lease(location)._holder(), host="elsewhere"), version)
+
+        wait_for(replace)
+        wait_for(lambda: is_lost(holder))
+
+        with pytest.raises(LeaseLost, match=r"since process \d+ on elsewhere has taken it"):
+            holder.check()
+    # The other one's lease is left alone.
+    assert read_holder(location, NAME).host == "elsewhere"
+
+
+def test_put_whose_response_was_lost_is_the_holders_own(location):
+    with lease(location) as holder:
+        holder.acquire(wait)
+        # As after a PUT without a response: the object has another version than the holder knows.
+        holder._version = {"e_tag": '"0"'}
+        number = read_holder(location, NAME).number
+        wait_for(lambda: read_holder(location, NAME).number > number)
+
+        holder.check()
+
+
+def test_store_without_conditional_put_is_refused(proxy, tmp_path):
+    proxy.has_conditional_put = False
+
+    with (
+        lease(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")) as holder,
+        pytest.raises(JobFailed, match=r"the store ignores the condition of a PUT"),
+    ):
+        holder.acquire(wait)
+
+
+def test_store_that_fails_is_told_without_secrets(proxy, tmp_path):
+    proxy.has_expired = True
+    location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+
+    for use in (lambda: lease(location).acquire(wait), lambda: read_holder(location, NAME)):
+        with pytest.raises(JobFailed, match=r"owner\.json can't be ") as failure:
+            use()
+        assert "SECRET" not in str(failure.value)
+        assert "\n" not in str(failure.value)
+
+
+def test_object_of_another_program_is_not_taken_at_once(location, caplog):
+    import obstore
+
+    found = _Object(location, NAME)
+    obstore.put(found._store, NAME, json.dumps({"other": 1}).encode())
+
+    with caplog.at_level(logging.WARNING), lease(location) as holder:
+        assert not holder.acquire(lambda seconds: True)
+    assert "was held by process 0 on ?" in caplog.text
