@@ -16,6 +16,7 @@ from typing import Any, Self
 from gnsq.localfiles import check_mode
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.spark.uris import is_object_store
 from gnsq.texts import nearest
 
 __all__ = [
@@ -175,7 +176,13 @@ class ReadOptions(ConnectOptions):
         minimum=1,
         maximum=1024 * MIB,
     )
-    segment_time: float = option(0.1, "longest time that a message waits for its segment", unit="s", minimum=0.001)
+    segment_time: float | None = option(
+        None,
+        "longest time that a message waits for its segment; up to 5 s while more than 1,000 segments wait in the "
+        "spool; default: 0.1, or 2 if the spool is on an object store",
+        unit="s",
+        minimum=0.001,
+    )
     max_spool_bytes: int = option(
         1024 * MIB,
         "size of the spool above which no more messages are received; spark.read fails if it needs more",
@@ -257,7 +264,7 @@ class ReadOptions(ConnectOptions):
                 f"option receivers {self.receivers!r} is neither driver nor external: to receive on other hosts, run "
                 "python -m gnsq.spark.receiver there, with receivers=external here"
             )
-        if self.msg_timeout is not None and self.segment_time >= self.msg_timeout:
+        if self.msg_timeout is not None and self.segment_time is not None and self.segment_time >= self.msg_timeout:
             raise ValueError(
                 f"option segmentTime {self.segment_time:g} s must be less than msgTimeout {self.msg_timeout:g} s: nsqd "
                 "would deliver every message twice"
@@ -309,6 +316,13 @@ class ReadOptions(ConnectOptions):
         except ValueError:
             raise ValueError("this is not an octal number: give permissions such as 0700 or 2770") from None
         return check_mode(mode)
+
+    @property
+    def segment_wait(self) -> float:
+        """Seconds that a message waits for its segment at most, if the query reads the spool at once."""
+        if self.segment_time is not None:
+            return self.segment_time
+        return 2.0 if is_object_store(self.spool) else 0.1
 
     @property
     def receives_here(self) -> bool:

@@ -34,6 +34,18 @@ def test_values_get_their_types():
 
 
 @pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        pytest.param({"spool": "/spool"}, 0.1, id="local"),
+        pytest.param({"spool": "s3://bucket/spool"}, 2.0, id="object store"),
+        pytest.param({"spool": "s3://bucket/spool", "segmentTime": "0.5"}, 0.5, id="given"),
+    ],
+)
+def test_message_waits_longer_for_its_segment_on_an_object_store(given, seconds):
+    assert ReadOptions.parse({**READ, **given}).segment_wait == seconds
+
+
+@pytest.mark.parametrize(
     ("text", "mode"), [(None, 0o700), ("0700", 0o700), ("770", 0o770), ("0660", 0o770), ("2750", 0o2750)]
 )
 def test_spool_mode_is_octal(text, mode):

@@ -9,7 +9,7 @@ from typing import Any
 
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.offsets import decode_offset, pending
+from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import query_tables
@@ -56,18 +56,18 @@ def spool_state(config: PipelineConfig, query: str, offset: Any) -> SpoolState: 
     location = config.spool_of(query)
     contents = Spool(location).listing()
     vector = decode_offset(offset, config.read_options(query).source) if offset is not None else {}
-    waiting = pending(contents.segments, vector)
+    waiting = contents.segments.totals(vector)
     filesystem, root = open_location(location)
-    times = [info.mtime for info in filesystem.get_file_info([f"{root}/{segment.path}" for segment in waiting])]
-    closed = filesystem.get_file_info([f"{root}/{receiver}/closed.json" for receiver in sorted(contents.receivers)])
+    first = [next(segments) for segments in contents.segments.waiting(vector).values()]
+    times = [info.mtime for info in filesystem.get_file_info([f"{root}/{segment.path}" for segment in first])]
     return SpoolState(
-        sum(segment.rows for segment in waiting),
-        sum(segment.size for segment in waiting),
+        waiting.rows,
+        waiting.size,
         # A segment that the query has just deleted has no time.
         min((time for time in times if time is not None), default=None),
         len(contents.quarantined),
         contents.rows_quarantined,
-        sum(1 for info in closed if not info.is_file),
+        len(contents.receivers - contents.closed),
     )
 
 

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gnsq import Message
 
-__all__ = ["BufferedMessages", "SegmentBuffer"]
+__all__ = ["BufferedMessages", "SegmentBuffer", "grown_age"]
+
+# While more segments than this wait in the spool, segments may get older before they are written, up to these seconds.
+MANY_SEGMENTS, MAX_GROWN_AGE = 1000, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,16 @@ class SegmentBuffer:
 
     Attributes:
         size: Bytes of the messages' bodies.
+        max_age: As given; a change has an effect on the next segment.
     """
 
-    __slots__ = ("_age", "_due_rows", "_max_age", "_max_rows", "_max_size", "_messages", "_since", "_topics", "size")
+    __slots__ = ("_age", "_due_rows", "_max_rows", "_max_size", "_messages", "_since", "_topics", "max_age", "size")
 
     def __init__(self, max_rows: int, max_size: int, max_age: float) -> None:
         self.size = 0
         self._max_rows = max_rows
         self._max_size = max_size
-        self._max_age = max_age
+        self.max_age = max_age
         self._messages: list[Message] = []
         self._topics: list[str] = []
         self._since = 0.0
@@ -64,7 +68,7 @@ class SegmentBuffer:
             time_left: Seconds until the first message times out; None if unknown. A segment waits at most half of it.
         """
         self._since = now
-        self._age = self._max_age if time_left is None else min(self._max_age, time_left / 2)
+        self._age = self.max_age if time_left is None else min(self.max_age, time_left / 2)
         self._due_rows = min(self._max_rows, max(in_flight_limit * 3 // 4, 1))
 
     def add(self, topic: str, messages: Sequence[Message]) -> bool:
@@ -95,6 +99,18 @@ class SegmentBuffer:
         self._messages, self._topics = messages[count:], topics[count:]
         self.size -= size
         return BufferedMessages(messages[:count], size, topics[:count])
+
+
+def grown_age(age: float, waiting: int) -> float:
+    """Compute how old a segment may get if this many segments wait in the spool.
+
+    The more segments wait, the longer a new one waits for its turn in any case. Fewer and larger segments let the query
+    read the others sooner: 0.1 s for up to 1,000 segments, 0.2 s for 2,000, and 5 s for 50,000.
+
+    Args:
+        age: Seconds that a segment may get old if no others wait.
+    """
+    return max(age, min(age * waiting / MANY_SEGMENTS, MAX_GROWN_AGE))
 
 
 def _size(messages: Sequence[Message]) -> int:

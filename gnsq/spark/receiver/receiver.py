@@ -53,8 +53,9 @@ from gevent.util import wrap_errors
 from gnsq import Consumer, Message, finish_all
 from gnsq.errors import NSQException
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.buffer import BufferedMessages, SegmentBuffer
+from gnsq.spark.receiver.buffer import BufferedMessages, SegmentBuffer, grown_age
 from gnsq.spark.receiver.subscriptions import Subscriptions
+from gnsq.spark.spool.listing import SpoolListing
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Receiver:
         self._on_segment = on_segment
         self._max_rows = max_rows
         self._write_timeout = write_timeout
-        self._buffer = SegmentBuffer(options.segment_rows, options.segment_bytes, options.segment_time)
+        self._buffer = SegmentBuffer(options.segment_rows, options.segment_bytes, options.segment_wait)
         # The messages of the segment that is being written. If the write is abandoned, they must be requeued.
         self._writing: Sequence[Message] = ()
         self._writing_size = 0
@@ -152,6 +153,7 @@ class Receiver:
         self._paused: set[str] = set()
         self._wake = Event()
         self._spool_size = SpoolSizeEstimator(options.max_spool_bytes)
+        self._listing = SpoolListing(spool.location)
         self._writer: SpoolWriter | None = None
         self._write_greenlet: gevent.Greenlet | None = None
         self._io_thread = BlockingIOThread()
@@ -180,7 +182,7 @@ class Receiver:
     def _open_writer(self) -> SpoolWriter:
         self._spool.prepare()
         self._spool.check_source(self.options.source)
-        self._spool_size.record_listing(self._spool.size(), time.monotonic())
+        self._spool_size.record_listing(self._list_spool(), time.monotonic())
         return self._spool.writer(self.id)
 
     def close(self) -> None:
@@ -434,7 +436,7 @@ class Receiver:
         if not estimate.is_due(now):
             return
         try:
-            size = self._io_thread.call(self._spool.size)
+            size = self._io_thread.call(self._list_spool)
         except OSError as error:
             logger.warning("spool %s can't be listed: %s", self._spool.location, error)
             size = estimate.size
@@ -445,6 +447,13 @@ class Receiver:
         elif was_full and not estimate.is_full:
             logger.info("spool %s is below maxSpoolBytes again: resumed", self._spool.location)
             self._resume("spool")
+
+    def _list_spool(self) -> int:
+        """Return the bytes of the spool. Let segments grow if many wait there. Called in the I/O thread."""
+        self._spool.update(self._listing, sees_deletions=True)
+        waiting = self._listing.segments.totals({})
+        self._buffer.max_age = grown_age(self.options.segment_wait, waiting.segments)
+        return waiting.size
 
     def _pause_for_size(self) -> None:
         logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, self._spool_size.size)

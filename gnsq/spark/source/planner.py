@@ -47,9 +47,6 @@ LOCAL_INTERVALS, REMOTE_INTERVALS = (0.02, 0.2), (0.5, 5.0)
 # While the segments of a whole batch are known, the pause after a listing is this many times its duration.
 # A listing of 100,000 known segments takes 0.1 s on a local disk.
 LISTING_PAUSE = 10.0
-# Between listings of all names, if an object store lists only new ones in between: seconds, and this many times the
-# duration of such a listing.
-WHOLE_INTERVAL, WHOLE_PAUSE = 60.0, 100.0
 # While draining: seconds between listings, and seconds for which segments are gathered to a batch.
 DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
@@ -102,8 +99,6 @@ class Planner:
         self._listing = SpoolListing(self.spool.location)
         # Seconds that the last listing took.
         self._listing_took = 0.0
-        # When the next listing of all names is due.
-        self._whole_due = 0.0
         # The end of the spool, and the time of the last listing that found new segments.
         self._end: dict[str, int] = {}
         self._grown_at = time.monotonic()
@@ -469,12 +464,9 @@ class Planner:
 
     def _list(self, *, is_whole: bool = False) -> None:
         began = time.monotonic()
-        is_whole = is_whole or began >= self._whole_due
         self.spool.update(self._listing, is_whole=is_whole)
         self._listed_at = time.monotonic()
         self._listing_took = self._listed_at - began
-        if is_whole:
-            self._whole_due = self._listed_at + max(WHOLE_INTERVAL, WHOLE_PAUSE * self._listing_took)
         end = self._listing.segments.last()
         if any(number > self._end.get(receiver, 0) for receiver, number in end.items()):
             self._grown_at = self._listed_at

@@ -35,6 +35,9 @@ class ListedStore(Protocol):
 
     lists_in_order: bool
 
+    def first_name(self, directory: str) -> str | None:
+        """Return the first name in a directory; None if it is empty. Called only if lists_in_order."""
+
     def directories(self) -> Collection[str]:
         """List the names of the directories in the root."""
 
@@ -67,6 +70,7 @@ class SpoolListing:
         segments: Segments that are not known to be damaged.
         quarantined: Segments that could not be decoded.
         closed: Ids of receivers that have ended, and write no more.
+        whole_due: Time, by the clock of the owner, when all names must be listed again.
     """
 
     def __init__(self, location: str) -> None:
@@ -74,6 +78,7 @@ class SpoolListing:
         self.segments = SegmentIndex()
         self.quarantined: set[Segment] = set()
         self.closed: set[str] = set()
+        self.whole_due = 0.0
         self._directories: dict[str, _Directory] = {}
 
     @property
@@ -91,12 +96,13 @@ class SpoolListing:
         """Messages in quarantined segments: they are missing in the results of the query."""
         return sum(segment.rows for segment in self.quarantined)
 
-    def update(self, store: ListedStore, *, is_whole: bool = True) -> None:
+    def update(self, store: ListedStore, *, is_whole: bool = True, sees_deletions: bool = False) -> None:
         """List the spool.
 
         Args:
             is_whole: List all names. If False, an object store lists only new names where many are known; then this
                 listing keeps files that other processes have deleted or quarantined.
+            sees_deletions: Remove at least the first segments of each receiver if a query has deleted them.
 
         Raises:
             SpoolError: If there are segments of an older layout.
@@ -108,6 +114,8 @@ class SpoolListing:
             is_small = len(self._directory(receiver).files) < PAGE
             if is_whole or is_small or not store.lists_in_order or self._list_new(store, receiver):
                 self.update_receiver(store, receiver)
+            elif sees_deletions:
+                self._forget_first(store, receiver)
 
     def update_receiver(self, store: ListedStore, receiver: str) -> None:
         """List all names in the directory of one receiver."""
@@ -144,6 +152,12 @@ class SpoolListing:
     def _list_new(self, store: ListedStore, receiver: str) -> bool:
         # No name has only digits. So this is after all names with the highest number, and before all later ones.
         return self._add(store, receiver, store.names(receiver, f"{self._directory(receiver).highest + 1:012d}"))
+
+    def _forget_first(self, store: ListedStore, receiver: str) -> None:
+        first = _SEGMENT.match(store.first_name(receiver) or "")
+        if first is not None:
+            # A query deletes segments in the order of their numbers.
+            self.remove_up_to({receiver: int(first["number"]) - 1})
 
     def _add(self, store: ListedStore, receiver: str, names: Mapping[str, int | None]) -> bool:
         """Add files that are not known yet. Return True if numbers between the known segments and these are missing."""

@@ -93,6 +93,9 @@ class ObjectStore:
         offset = f"{directory}/{after}" if after else None
         return {path[start:]: size for path, size in self._listed(directory, offset)}
 
+    def first_name(self, directory: str) -> str | None:
+        return next((path.rpartition("/")[2] for path, _ in self._listed(directory)), None)
+
     def _listed(self, prefix: str | None, offset: str | None = None) -> Iterator[tuple[str, int]]:
         with _errors():
             for page in obstore.list(self.client, prefix, offset=offset, chunk_size=1000):

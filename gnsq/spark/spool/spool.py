@@ -34,6 +34,10 @@ __all__ = ["Spool", "SpoolWriter"]
 
 logger = logging.getLogger(__name__)
 
+# Between two listings of all names, if an object store lists only new ones in between: seconds, and this many times the
+# duration of such a listing.
+WHOLE_INTERVAL, WHOLE_PAUSE = 60.0, 100.0
+
 
 class Spool:
     """A spool: its segments, its lock, and its writers.
@@ -125,14 +129,15 @@ class Spool:
         self.update(listing)
         return listing
 
-    def update(self, listing: SpoolListing, *, is_whole: bool = True) -> None:
-        """Bring a listing up to date, as SpoolListing.update()."""
+    def update(self, listing: SpoolListing, *, is_whole: bool = False, sees_deletions: bool = False) -> None:
+        """Bring a listing up to date, as SpoolListing.update() does, and from time to time as a whole."""
+        began = time.monotonic()
+        is_whole = is_whole or began >= listing.whole_due
         with self._with_hint():
-            listing.update(self._store, is_whole=is_whole)
-
-    def size(self) -> int:
-        """List the spool; return the bytes of all segments that are not quarantined."""
-        return self.listing().size
+            listing.update(self._store, is_whole=is_whole, sees_deletions=sees_deletions)
+        if is_whole:
+            now = time.monotonic()
+            listing.whole_due = now + max(WHOLE_INTERVAL, WHOLE_PAUSE * (now - began))
 
     def read(self, segment: Segment) -> list[Any]:
         """Read the record batches of a segment, with SCHEMA. A damaged segment is quarantined; the list is empty then.

@@ -147,6 +147,10 @@ class LocalStore:
             return dict.fromkeys(os.listdir(self.root / directory))
         return {}
 
+    def first_name(self, directory: str) -> str | None:
+        """Return the first name in a directory; None if it is empty."""
+        return min(self.names(directory), default=None)
+
     def size(self, path: str) -> int | None:
         """Return the size of a file; None if there is no such file."""
         # Text, here and in remove(): a Path would take three times as long as the request.
@@ -236,6 +240,9 @@ class RemoteStore:
 
     def names(self, directory: str, after: str = "") -> dict[str, int | None]:
         return {info.base_name: info.size for info in self._infos(directory) if info.type == fs.FileType.File}
+
+    def first_name(self, directory: str) -> str | None:
+        return min(self.names(directory), default=None)
 
     def size(self, path: str) -> int | None:
         info = self._fs.get_file_info(self._path(path))

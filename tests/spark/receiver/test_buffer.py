@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.receiver.buffer import SegmentBuffer
+from gnsq.spark.receiver.buffer import SegmentBuffer, grown_age
 from tests.spark.helpers import FakeMessage
 
 
@@ -113,3 +113,18 @@ def test_segment_waits_for_half_of_the_time_that_nsqd_leaves(time_left, due):
     filled.begin(100.0, 100, time_left)
 
     assert filled.seconds_to_flush(100.0) == due
+
+
+@pytest.mark.parametrize(
+    ("age", "waiting", "grown"),
+    [
+        pytest.param(0.1, 0, 0.1, id="none wait"),
+        pytest.param(0.1, 1000, 0.1, id="few wait"),
+        pytest.param(0.1, 3000, 0.3, id="many wait"),
+        pytest.param(0.1, 1_000_000, 5.0, id="no more than 5 s"),
+        pytest.param(2.0, 3000, 5.0, id="object store"),
+        pytest.param(30.0, 1_000_000, 30.0, id="as the option says"),
+    ],
+)
+def test_segments_get_older_while_many_wait_in_the_spool(age, waiting, grown):
+    assert grown_age(age, waiting) == pytest.approx(grown)

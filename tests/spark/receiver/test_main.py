@@ -38,7 +38,7 @@ def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path, number):
     publish(fakensqd, "clicks", numbered(100))
     arguments = ["--topic", "clicks", "--channel", "archive", "--spool", str(tmp_path / "spool")]
     with running(command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address)) as process:
-        wait_for(lambda: spool.size() and len(bodies_of(spool)) == 100)
+        wait_for(lambda: spool.listing().size and len(bodies_of(spool)) == 100)
         wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
         process.send_signal(number)
         output, _ = process.communicate(timeout=20)

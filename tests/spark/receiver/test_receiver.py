@@ -8,6 +8,7 @@ import pytest
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.offsets import Segment
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import GC_THRESHOLD, BlockingIOThread, Receiver, SpoolSizeEstimator, tune_gc
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
@@ -46,6 +47,16 @@ def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
     [batch] = spool.read(next(iter(spool.listing().segments)))
     assert set(batch.column("nsqd").to_pylist()) == {fakensqd.tcp_address}
     assert set(batch.column("topic").to_pylist()) == {"clicks"}
+
+
+def test_receiver_lets_segments_grow_while_many_wait_in_the_spool(receive, tmp_path):
+    (tmp_path / "spool" / "before").mkdir(parents=True)
+    for number in range(1, 2001):
+        (tmp_path / "spool" / Segment("before", number, 0, 1).path).touch()
+
+    receiver = receive(segment_time=0.1)
+
+    assert receiver._buffer.max_age == pytest.approx(0.2)
 
 
 def test_lone_message_is_written_after_segment_time(fakensqd, receive):

@@ -296,7 +296,7 @@ def test_commit_shrinks_the_spool_to_the_last_batch(fakensqd, planner, spool):
     _, _, end = run_out(drained)
     drained.commit(end)
 
-    assert spool.size() == 0
+    assert spool.listing().size == 0
 
 
 def test_batch_can_be_read_again_without_anything_else(fakensqd, planner):
@@ -529,7 +529,7 @@ def test_empty_batch_lets_paused_receivers_go_on(fakensqd, planner, spool):
 
     assert stream.partitions(end, renewed) == []
     stream.commit(end)
-    assert spool.size() == 0
+    assert spool.listing().size == 0
     # No second empty batch.
     assert stream.latest(renewed) == renewed
 

@@ -349,7 +349,7 @@ def test_drain_with_a_full_spool_deletes_the_segments_of_a_batch_after_an_empty_
     with contextlib.closing(NsqdHTTPClient.from_url(fakensqd.http_address)) as client:
         client.empty_channel("clicks", "archive")
     assert stream.latestOffset(after_empty_batch, LIMIT) == after_empty_batch
-    assert spool.size() == 0
+    assert spool.listing().size == 0
 
 
 def test_run_of_once_deletes_the_segments_of_the_run_before(reader, spool):

@@ -33,6 +33,10 @@ class MemoryStore:
         names = {path.partition("/")[2]: self.files[path] if self._knows_sizes else None for path in found}
         return {name: size for name, size in sorted(names.items()) if name > after or not self.lists_in_order}
 
+    def first_name(self, directory):
+        self.asked.append(f"first of {directory}")
+        return min((path.partition("/")[2] for path in self.files if path.startswith(f"{directory}/")), default=None)
+
     def size(self, path):
         self.asked.append(path)
         return self.files.get(path)
@@ -146,6 +150,19 @@ def test_quarantined_and_deleted_files_of_a_large_directory_are_seen_by_a_whole_
 
     assert len(listing.segments) == PAGE - 2
     assert listing.quarantined == {Segment("r1", 7, 10, 1)}
+
+
+def test_deleted_segments_at_the_beginning_are_seen_by_one_request_more():
+    store = large_store()
+    listing = listed(store)
+    for number in range(1, 11):
+        del store.files[path(number)]
+    store.files[path(PAGE + 1)] = 10
+
+    listing.update(store, is_whole=False, sees_deletions=True)
+
+    assert store.asked == [("r1", f"{PAGE + 1:012d}"), "first of r1"]
+    assert numbers(listing) == [*range(11, PAGE + 2)]
 
 
 def test_segment_seen_with_both_names_is_quarantined_at_last():
