@@ -36,10 +36,12 @@ def check_mode(mode: int) -> int:
 
 
 def make_directory(path: Path, mode: int | None = None) -> None:
-    """Make a directory, if there is none, and sync its parent. Missing parents get the umask's permissions."""
+    """Make a directory and missing parents, and sync the parent of each. Parents get the umask's permissions."""
     if path.is_dir():
         return
-    path.mkdir(0o777 if mode is None else mode, parents=True, exist_ok=True)
+    if not path.parent.exists():
+        make_directory(path.parent)
+    path.mkdir(0o777 if mode is None else mode, exist_ok=True)
     if mode is not None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

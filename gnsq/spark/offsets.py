@@ -19,6 +19,7 @@ __all__ = [
     "describe_missing",
     "distribute",
     "encode_offset",
+    "may_follow",
     "missing",
     "pending",
     "take_up_to",
@@ -67,7 +68,8 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
     """Decode the result of encode_offset().
 
     Raises:
-        ValueError: If the offset is of another source, has another VERSION, or is not the result of encode_offset().
+        ValueError: If the offset is of a source that this one may not follow, has another VERSION, or is not the result
+            of encode_offset().
     """
     if not isinstance(offset, dict) or not isinstance(offset.get("r"), dict) or "v" not in offset:
         raise ValueError(
@@ -78,7 +80,7 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
             f"offset version {offset['v']!r} is not {VERSION}: the checkpoint was written by another version of gnsq, "
             "use that one, or start with a new checkpoint"
         )
-    if offset.get("s") != source:
+    if not may_follow(str(offset.get("s")), source):
         raise ValueError(
             f"the checkpoint is of {offset.get('s')!r}, this query reads {source!r}: give it a checkpoint and a spool "
             "of its own"
@@ -89,6 +91,20 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
                 f"offset {offset!r} has {receiver!r}: {number!r}, a segment number of 0 or more is expected"
             )
     return dict(offset["r"])
+
+
+def may_follow(before: str, now: str) -> bool:
+    """Return True if a query of one source may go on as a query of another: topics may be added and removed.
+
+    The channel must be the same. Two lists of topics must have one in common; with a pattern any topics may.
+
+    Args:
+        before, now: Sources, as ReadOptions.source has them.
+    """
+    (before_topics, _, before_channel), (topics, _, channel) = before.rpartition("/"), now.rpartition("/")
+    is_pattern = before_topics.startswith("/") or topics.startswith("/")
+    in_common = set(before_topics.split(",")) & set(topics.split(","))
+    return before_channel == channel and (is_pattern or bool(in_common))
 
 
 def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = None) -> list[Segment]:

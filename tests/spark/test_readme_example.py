@@ -68,6 +68,18 @@ def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
     assert config.log.is_absolute()
 
 
+def test_settings_of_a_job_with_several_topics_are_accepted(tmp_path):
+    (tmp_path / "job.toml").write_text(example("Several topics", language="toml"))
+
+    config = load_config(str(tmp_path / "job.toml"))
+
+    assert [entry.name for entry in config.entries] == ["clicks", "orders", "frames", r"sensor\..+"]
+    assert config.queries == ("archive", "metrics.clicks.pages", "metrics.orders.countries")
+    assert config.schema_of("sensor.attic").fields == {"celsius": "double"}
+    assert re.fullmatch(config.topic_pattern, "sensor.attic")
+    assert not re.fullmatch(config.topic_pattern, "sensor.attic-dead")
+
+
 @pytest.mark.subprocess
 def test_readers_example_reads_a_table_after_a_merge(tmp_path):
     schema = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("page", pa.string())])

@@ -123,8 +123,6 @@ def _adopt(config: PipelineConfig) -> None:
     from gnsq.spark.pipeline.preflight import check_work
     from gnsq.spark.pipeline.process import lock_work
 
-    if config.raw:
-        raise JobFailed("setting raw: an earlier release has kept no files with bodies as they came")
     check_work(config)
     with lock_work(config, _wait):
         for line in adopt(config):

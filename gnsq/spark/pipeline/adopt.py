@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, file_stats, stats_columns, with_null_counts, write
-from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.layout import archive_tables, with_layout
 from gnsq.spark.pipeline.maintenance import lock_tables
 from gnsq.spark.pipeline.progress import checkpoint_id, last_batch
 from gnsq.spark.pipeline.tables import HOURLY, Table
@@ -46,9 +46,17 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
         ValueError: If only Spark can read the checkpoint.
         OSError: If a file or the checkpoint can't be read.
     """
-    if config.partition_by != "hour":
+    config = with_layout(config)
+    flat = config.placed.flat
+    entry = config.entry_of(flat)
+    if entry is None or entry.raw:
         raise JobFailed(
-            f"setting partition_by is {config.partition_by}, and the files of an earlier release are by hour: set "
+            "an earlier release has kept the parsed events of one topic: give its settings, without raw and without "
+            "other topics, to adopt its files"
+        )
+    if entry.partition_by != "hour":
+        raise JobFailed(
+            f"setting partition_by is {entry.partition_by}, and the files of an earlier release are by hour: set "
             "partition_by to hour"
         )
     location = config.checkpoint_of("archive")
@@ -60,7 +68,7 @@ def adopt(config: PipelineConfig) -> Iterator[str]:
             f"setting table_writer {config.table_writer}: only delta-rs can take files into tables where they are: let "
             "Spark read them and write them into the tables, or give table_writer delta-rs"
         )
-    archive, dead = (table for table in archive_tables(config, config.entries[0].name) if isinstance(table, Table))
+    archive, dead = (table for table in archive_tables(config, flat) if isinstance(table, Table))
     with lock_tables(config) as is_locked:
         if not is_locked:
             raise JobFailed("another process maintains the tables: adopt the files when it has ended")

@@ -1,7 +1,8 @@
 """Query archive: writes events to the table archive, and malformed bodies to the table dead and to a topic.
 
-A batch is one pass over its messages: tasks write the files of both tables, the driver commits the files of archive,
-then those of dead, then tasks publish the dead letters. A kill may come after any step. Then the batch runs again:
+A batch is one pass over its messages: tasks write the files of the tables of all topics, the driver commits the files
+of the tables archive, then those of dead, then tasks publish the dead letters. A kill may come after any step. Then the
+batch runs again:
 
     its files are written again, and the files of the killed run stay unused until a vacuum deletes them
     a table whose log already has the batch is not changed
@@ -11,23 +12,33 @@ then those of dead, then tasks publish the dead letters. A kill may come after a
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime as dt
 import functools
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from gnsq.localfiles import make_directory
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.batches import BatchIdentity
+from gnsq.spark.pipeline.batches import BatchIdentity, BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, Partition, TableTarget, collect_files, publish_files, write
-from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
+from gnsq.spark.pipeline.events import by_topic, field_column
+from gnsq.spark.pipeline.layout import archive_tables, archive_targets, former_archive, note_tables, topic_of
+from gnsq.spark.pipeline.topics import TopicEntry
+from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.texts import counted
 
 __all__ = ["ArchiveBatches", "dead_letter"]
+
+logger = logging.getLogger(__name__)
 
 # Limit of the bytes of a malformed body in its dead letter: by default nsqd takes up to 1 MiB, and base64 adds a third.
 LETTER_BYTES = 512 * 1024
@@ -39,61 +50,163 @@ SPREAD = 200
 class ArchiveBatches:
     """Writes the batches of the query archive: foreachBatch calls it.
 
+    The tables of a topic are made with the topic's first message. Tasks may meet a topic that the driver does not know
+    yet: they make the directories, and the driver makes the tables before it commits anything.
+
     Args:
         spark: For tables that Spark writes.
         take_over: Accept tables that belong to another checkpoint.
     """
 
     def __init__(self, config: PipelineConfig, spark: SparkSession | None = None, *, take_over: bool = False) -> None:
-        topic = config.entries[0].name
-        self._tables = archive_tables(config, topic, spark)
+        self._config = config
+        self._spark = spark
         self._take_over = take_over
-        dead_letters_to = config.entries[0].dead_letters_to(topic)
-        self._sink = WriteOptions.parse(config.sink_options(dead_letters_to)) if dead_letters_to else None
-        self._is_claimed = False
+        # Topic -> its tables, which belong to this checkpoint.
+        self._tables: dict[str, tuple[BatchTable, ...]] = {}
+        self._sink = WriteOptions.parse(config.sink_options(""))
+        self._is_begun = False
         self._is_spread = False
 
     def __call__(self, parsed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
-        """Write one batch. Its rows are the result of events.parse(), or of events.unparsed().
+        """Write one batch. Its rows are the result of events.parse_topics().
 
         Returns:
             The files that were committed: none of a table that has the batch already.
         """
-        if not self._is_claimed:
-            for table in self._tables:
-                table.claim(batch.owner, take_over=self._take_over, committed=batch.unchecked)
-                # Only the first batch of a run can be in a table already. has() raises if it was committed with other
-                # settings: with these, an event of archive may now belong to dead, and be in both tables, or in none.
-                table.has(batch)
-            self._is_claimed = True
-        targets = [table.target(batch.number) for table in self._tables]
-        partition = targets[0].partition
-        rows = parsed.repartition(_partition_key(partition)) if self._is_spread and partition is not None else parsed
-        files = collect_files(rows, functools.partial(write, route=functools.partial(_route, targets)))
-        self._is_spread = len({file.partition for file in files if file.table == targets[0].name}) > SPREAD
-        committed = [table.name for table in self._tables if table.commit(batch, files)]
-        if self._sink is not None:
-            publish_files(parsed.sparkSession, files, targets[1], dead_letter, self._sink)
-        for table in self._tables:
+        config = self._config
+        if not self._is_begun:
+            self._begin(batch)
+        rows = parsed.repartition("topic", _partition_key(config.rules)) if self._is_spread else parsed
+        files = collect_files(rows, functools.partial(_write, config, frozenset(self._tables), batch.number))
+        self._is_spread = len({(file.table, file.partition) for file in files}) > SPREAD
+        topics = sorted({topic_of(config, file.table) for file in files})
+        for topic in topics:
+            if topic not in self._tables:
+                self._claim(topic, batch, is_new=True)
+        committed = []
+        for name in ("archive", "dead"):
+            for topic in topics:
+                for table in self._tables[topic]:
+                    if table.name.rpartition("/")[2] == name and table.commit(self._of_topic(batch, topic), files):
+                        committed.append(table.name)
+        self._publish(parsed, files, batch, topics)
+        for table in itertools.chain.from_iterable(self._tables.values()):
             table.finish()
+        self._warn(topics, files)
         return [file for file in files if file.table in committed]
 
+    def _begin(self, batch: BatchIdentity) -> None:
+        """Claim the tables that exist. Only the first batch of a run can be in tables already."""
+        config = self._config
+        for topic in dict.fromkeys(filter(None, [config.placed.flat, *config.placed.tables])):
+            if config.entry_of(topic) is not None:
+                self._claim(topic, batch, is_new=False)
+            elif not self._take_over:
+                # If the killed run of this batch has added to the archive, the rows would now be in dead, too.
+                former = former_archive(config, topic, self._spark)
+                if former.exists():
+                    former.has(self._of_topic(batch, topic))
+        self._is_begun = True
 
-def _partition_key(partition: Partition) -> Column:
-    if partition.is_field:
-        return F.col(partition.column)
-    return F.date_trunc(partition.column, F.coalesce(partition.source, "published_at"))
+    def _claim(self, topic: str, batch: BatchIdentity, *, is_new: bool) -> None:
+        tables = archive_tables(self._config, topic, self._spark)
+        for table in tables:
+            if is_new:
+                table.claim(batch.owner, take_over=self._take_over, batch_id=batch.number)
+            else:
+                table.claim(batch.owner, take_over=self._take_over, committed=batch.unchecked)
+            # has() raises if the batch was committed with other settings: with these, an event of archive may now
+            # belong to dead, and be in both tables, or in none.
+            table.has(self._of_topic(batch, topic))
+        if topic not in self._config.placed.tables:
+            note_tables(self._config, topic)
+        self._tables[topic] = tables
+
+    def _of_topic(self, batch: BatchIdentity, topic: str) -> BatchIdentity:
+        """Return the identity with the settings of one topic: an entry for another topic changes nothing for this."""
+        entry = self._config.entry_of(topic)
+        return dataclasses.replace(batch, settings=0 if entry is None else entry.division)
+
+    def _publish(self, parsed: DataFrame, files: list[DataFile], batch: BatchIdentity, topics: Iterable[str]) -> None:
+        sources = {}
+        for topic in topics:
+            entry = self._config.entry_of(topic)
+            if entry is not None and not entry.raw:
+                dead = self._tables[topic][-1]
+                sources[dead.name] = (dead.target(batch.number), entry.dead_letters_to(topic))
+        publish_files(parsed.sparkSession, files, sources, dead_letter, self._sink)
+
+    def _warn(self, topics: Iterable[str], files: Iterable[DataFile]) -> None:
+        for topic in topics:
+            if self._config.entry_of(topic) is None:
+                rows = sum(file.rows for file in files if topic_of(self._config, file.table) == topic)
+                logger.warning(
+                    "topic %s fits no entry of the settings: %s that came before the entry was removed are in table %s",
+                    *(topic, counted(rows, "message", spec=","), self._tables[topic][-1].name),
+                )
+
+
+def _partition_key(rules: Sequence[TopicEntry]) -> Column:
+    """Build the value by which the rows of a topic are divided, as a text."""
+    time = F.coalesce("event_time", "published_at")
+    names = []
+    for entry in rules:
+        by = entry.partition_by
+        names.append(field_column(by, entry.schema.fields[by]) if by in entry.schema.fields else by)
+    name, key = by_topic(rules, names), F.lit("")
+    for each in dict.fromkeys(names):
+        if each != "none":
+            value = F.date_trunc(each, time) if each in ("day", "hour") else F.col(f"`{each}`")
+            key = F.when(name == each, value.cast("string")).otherwise(key)
+    return key
 
 
 # --- in tasks
 
 
-def _route(targets: Sequence[TableTarget], batch: Any) -> Iterator[tuple[TableTarget, Any]]:
-    malformed = pc.is_valid(batch.column("reason"))
+def _write(
+    config: PipelineConfig, known: Set[str], batch_id: int, batches: Iterator[Any]
+) -> Iterator[DataFile]:  # Any: pyarrow has no types
+    """Write the rows of a batch to the tables of their topics; known are the topics that have tables."""
+    targets: dict[str, tuple[TableTarget, ...]] = {}
+
+    def route(batch: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
+        topics = batch.column("topic")
+        names = pc.unique(topics).to_pylist()
+        for topic in names:
+            if topic not in targets:
+                targets[topic] = archive_targets(config, topic, batch_id)
+                if topic not in known:
+                    _make_directories(config, targets[topic])
+            rows = batch if len(names) == 1 else batch.filter(pc.equal(topics, topic))
+            yield from _route(config.entry_of(topic), targets[topic], rows)
+
+    yield from write(batches, route)
+
+
+def _make_directories(config: PipelineConfig, targets: Iterable[TableTarget]) -> None:
+    """Make the directories of tables that do not exist yet, but not output itself: its disk may not be mounted."""
+    output = None if config.is_spark_writer else open_store(config.output, "output")
+    for target in targets:
+        if output is None:
+            open_store(target.location).make_directory("")
+        elif isinstance(output, LocalStore) and output.root.is_dir():
+            make_directory(output.root / target.name)
+
+
+def _route(
+    entry: TopicEntry | None, targets: Sequence[TableTarget], rows: Any
+) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
+    malformed = pc.is_valid(rows.column("reason"))
     if pc.any(malformed).as_py():
-        yield targets[1], batch.filter(malformed)
-        batch = batch.filter(pc.invert(malformed))
-    yield targets[0], batch
+        yield targets[-1], rows.filter(malformed)
+        rows = rows.filter(pc.invert(malformed))
+    if entry is not None and rows.num_rows:
+        names = {field_column(name, kind): name for name, kind in entry.schema.fields.items()}
+        # A field may be called topic, too.
+        kept = [name for name in rows.schema.names if name in names or (" " not in name and name != "topic")]
+        yield targets[0], rows.select(kept).rename_columns([names.get(name, name) for name in kept])
 
 
 def dead_letter(row: Mapping[str, Any]) -> bytes:

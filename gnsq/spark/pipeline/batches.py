@@ -103,13 +103,14 @@ class BatchTable(Protocol):
     def target(self, batch_id: int) -> TableTarget:
         """Build the TableTarget, which tells the tasks of a batch where and how to write."""
 
-    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1) -> int:
+    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1, batch_id: int | None = None) -> int:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
         Args:
             owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
             take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
             committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
+            batch_id: The batch that runs, if its tasks may have written files for a table that is still missing.
 
         Returns:
             The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint

@@ -247,8 +247,20 @@ class PipelineConfig:
             raise ValueError(f"setting raw: bodies are not parsed, so leave out {', '.join(given)}")
 
     def _take_fields(self) -> None:
-        """Set fields and required_fields as fields_file or the defaults say. Then clear fields_file, so that replace()
-        reads no file."""
+        """Set fields and required_fields as fields_file or the defaults say, also those of [topics]. Then clear
+        fields_file, so that replace() reads no file."""
+        topics = {}
+        for name, given in (self.topics or {}).items():
+            try:
+                time_field = self.time_field if given.time_field is None else given.time_field
+                path = given.fields_file or ""
+                fields, required = _fields_of(given.fields, path, given.required_fields, time_field)
+            except ValueError as error:
+                raise ValueError(f"setting topics.{name}: {str(error).removeprefix('setting ')}") from error
+            if path and not given.raw:
+                given = dataclasses.replace(given, fields=fields, required_fields=required, fields_file=None)
+            topics[name] = given
+        object.__setattr__(self, "topics", topics)
         if self.raw and not self.topics:
             object.__setattr__(self, "fields", {})
             return
@@ -257,8 +269,6 @@ class PipelineConfig:
             object.__setattr__(self, name, value)
 
     def _check_topics(self) -> None:
-        if self.topics or len(self.entries) > 1 or len(self.metrics or (Metric(),)) > 1:
-            raise ValueError(f"setting topic {self.topic!r} is several topics: run one job for each")
         for entry in self.entries:
             if entry.is_expression and (self.nsqd_tcp_addresses or self.nsqd_http_addresses):
                 raise ValueError(
@@ -417,7 +427,8 @@ class PipelineConfig:
             special[metric.topic] = tuple(dict.fromkeys([*special.get(metric.topic, ()), *metric.keys]))
         for entry in self.entries:
             fitting = [topic for topic in special if entry.fits(topic)]
-            rules += [entry.of_topic(topic, special.pop(topic)) for topic in fitting]
+            # A metric of a raw topic is refused later, in words.
+            rules += [entry.of_topic(topic, () if entry.raw else special.pop(topic)) for topic in fitting]
             if entry.name not in fitting:
                 rules.append(entry)
         return tuple(rules)
@@ -507,14 +518,10 @@ class PipelineConfig:
         time_field = self.time_field if given.time_field is None else given.time_field
         if is_raw:
             return EventSchema({}, time_field, ())
-        if given.fields is None and given.fields_file is None:
-            fields, required = self.fields, self.required_fields
-            required = required if given.required_fields is None else given.required_fields
-        else:
-            fields, required = _fields_of(
-                given.fields or {}, given.fields_file or "", given.required_fields, time_field
-            )
-        return EventSchema(fields, time_field, (), required)
+        if given.fields is not None:
+            return EventSchema(given.fields, time_field, (), given.required_fields)
+        required = self.required_fields if given.required_fields is None else given.required_fields
+        return EventSchema(self.fields, time_field, (), required)
 
     def windows_kept(self, metric: Metric) -> float:
         """Return the seconds for which the windows of a metric are kept after their end."""

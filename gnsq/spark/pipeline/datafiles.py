@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ __all__ = [
     "check_field_values",
     "collect_files",
     "conformed",
+    "file_prefix",
     "file_stats",
     "partition_text",
     "publish_files",
@@ -220,20 +221,31 @@ def conformed(rows: Any, schema: Any) -> Any:  # Any: pyarrow has no types
 
 
 def _write_held(held: dict[str, tuple[TableTarget, list[Any]]]) -> Iterator[DataFile]:
-    for target, tables in held.values():
-        store = open_store(target.location, "output")
-        try:
-            with ThreadPoolExecutor(_CONCURRENT_WRITES) as pool:
-                divided = _divided(pa.concat_tables(tables), target)
-                parts = [([rows], partition) for rows, partition in divided]
-                write_part = functools.partial(write_file, store, target)
-                files = list(pool.map(write_part, *zip(*parts, strict=True)))
-            if isinstance(store, LocalStore):
-                sync_directory(store.root)
-        except OSError as error:
-            raise store_error(target.location, error) from error
-        yield from files
+    # Each table may get one small file only, so the files of all tables are synced side by side.
+    with ThreadPoolExecutor(_CONCURRENT_WRITES) as pool:
+        written = []
+        for target, tables in held.values():
+            store = open_store(target.location, "output")
+            for rows, partition in _divided(pa.concat_tables(tables), target):
+                written.append((target, store, pool.submit(write_file, store, target, [rows], partition)))
+        files = []
+        for target, _, future in written:
+            with _store_errors(target):
+                files.append(future.result())
+        for target, store in {target.name: (target, store) for target, store, _ in written}.values():
+            with _store_errors(target):
+                if isinstance(store, LocalStore):
+                    sync_directory(store.root)
+    yield from files
     held.clear()
+
+
+@contextlib.contextmanager
+def _store_errors(target: TableTarget) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise store_error(target.location, error) from error
 
 
 def _divided(table: Any, target: TableTarget) -> Iterator[tuple[Any, str | None]]:  # Any: pyarrow has no types
@@ -291,7 +303,7 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
             all_stats.append(_stats(table))
     data = sink.getvalue()
     # The name is unique, so a task that runs again, or twice at once, never touches the file of another attempt.
-    path = f"part-{target.batch_id:012d}-{uuid.uuid4().hex}.parquet"
+    path = f"{file_prefix(target.batch_id)}{uuid.uuid4().hex}.parquet"
     if isinstance(store, LocalStore):
         with open(store.root / path, "xb", buffering=0) as file:
             left = memoryview(data)
@@ -302,6 +314,11 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
         store.put(path, data)
     stats = functools.reduce(_joined_stats, all_stats)
     return DataFile(target.name, path, data.size, stats["numRecords"], partition, _encoded(stats))
+
+
+def file_prefix(batch_id: int) -> str:
+    """Return how the names of the files begin that a batch has written."""
+    return f"part-{batch_id:012d}-"
 
 
 def file_stats(tables: Iterable[Any]) -> str:  # Any: pyarrow has no types
@@ -402,29 +419,39 @@ def read_bodies(target: TableTarget, path: str, body: Callable[[dict[str, Any]],
 def publish_files(
     spark: SparkSession,
     files: list[DataFile],
-    target: TableTarget,
+    sources: Mapping[str, tuple[TableTarget, str]],
     body: Callable[[dict[str, Any]], bytes],
     sink: WriteOptions,
 ) -> None:
     """Publish the rows of files that were just written, and return after nsqd has confirmed each row.
 
     Args:
-        files: Files of other tables than target are left out.
+        sources: Table -> its target, and the topic for its rows. Files of other tables are left out.
         body: Makes a message body from a row; it is pickled for the tasks.
     """
-    paths = [(file.path,) for file in files if file.table == target.name]
+    paths = [(file.table, file.path) for file in files if file.table in sources]
     if paths:
-        task = functools.partial(_publish, target, body, sink)
-        spark.createDataFrame(paths, "path string").mapInArrow(task, "rows bigint").collect()
+        used = {table: sources[table] for table, _ in paths}
+        task = functools.partial(_publish, used, body, sink)
+        spark.createDataFrame(paths, "table string, path string").mapInArrow(task, "rows bigint").collect()
 
 
 def _publish(
-    target: TableTarget, body: Callable[[dict[str, Any]], bytes], sink: WriteOptions, batches: Iterator[Any]
+    sources: Mapping[str, tuple[TableTarget, str]],
+    body: Callable[[dict[str, Any]], bytes],
+    sink: WriteOptions,
+    batches: Iterator[Any],
 ) -> Iterator[Any]:
     from gnsq.spark.sink import publish  # loads pyspark, which programs without Spark do not need
 
-    paths = (path for batch in batches for path in batch.column("path").to_pylist())
-    published = publish((bodies for path in paths for bodies in read_bodies(target, path, body)), sink)
+    def messages() -> Iterator[Any]:
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            target, topic = sources[row["table"]]
+            for bodies in read_bodies(target, row["path"], body):
+                columns = [bodies.column(0), pa.repeat(topic, bodies.num_rows)]
+                yield pa.RecordBatch.from_arrays(columns, names=["body", "topic"])
+
+    published = publish(messages(), sink)
     yield pa.RecordBatch.from_pydict({"rows": pa.array([published.rows], pa.int64())})
 
 

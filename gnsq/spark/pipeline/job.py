@@ -35,8 +35,8 @@ from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile
-from gnsq.spark.pipeline.events import deduplicated, parse, unparsed
-from gnsq.spark.pipeline.layout import query_tables
+from gnsq.spark.pipeline.events import deduplicated, parse, parse_topics
+from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
 from gnsq.spark.pipeline.preflight import check_tables, note_partitions
@@ -237,7 +237,8 @@ class Job:
         """Call release(), then complete the summary of the run and return it."""
         self.release()
         self.summary.merged = self._maintenance.merged
-        config = self._config
+        # Topics that have come since the start have tables, too.
+        config = with_layout(self._config)
         for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
             if text := table_state(table, dt.datetime.now(dt.UTC)):
                 self.summary.tables[table.name] = text
@@ -284,12 +285,15 @@ class Job:
         config = self._config
         options = {**config.source_options(name), "drain": str(once)}
         messages = self._spark.readStream.format("nsq").options(**options).load()
-        if config.deduplicate and name == "archive":
-            messages = deduplicated(messages, config.deduplicate)
         metric = config.metric_queries.get(name)
-        entry = config.entries[0] if metric is None else config.entry_of(metric.topic)
-        assert entry is not None  # the configuration has checked it
-        events = unparsed(messages) if entry.raw else parse(messages, entry.schema, entry.max_ahead)
+        if metric is not None:
+            entry = config.entry_of(metric.topic)
+            assert entry is not None  # the configuration has checked it
+            events = parse(messages, entry.schema, entry.max_ahead)
+        else:
+            if config.deduplicate:
+                messages = deduplicated(messages, config.deduplicate, config.placed.flat)
+            events = parse_topics(messages, config.rules)
         events = events.observe(
             OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )

@@ -1,23 +1,45 @@
-"""The tables of a job: where they are, and their columns and partitions. Does no I/O; knows no Spark."""
+"""The tables of a job: where they are, and their columns and partitions; and what was decided about that at the first
+start, which is noted in the work directory. Knows no Spark."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import Partition
+from gnsq.spark.pipeline.datafiles import Partition, TableTarget
+from gnsq.spark.pipeline.progress import checkpoint_id
 from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.pipeline.tables import Table
-from gnsq.spark.uris import join_uri
+from gnsq.spark.pipeline.topics import Layout, is_topic
+from gnsq.spark.spool.ownership import read_owner
+from gnsq.spark.spool.storage import open_store
+from gnsq.spark.uris import join_uri, redact_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["archive_tables", "metrics_table", "query_tables"]
+__all__ = [
+    "archive_tables",
+    "archive_targets",
+    "former_archive",
+    "metrics_table",
+    "note_layout",
+    "note_tables",
+    "query_tables",
+    "topic_of",
+    "with_layout",
+]
+
+# The layout, in the work directory.
+_LAYOUT = "layout.json"
 
 _TIME = pa.timestamp("us", tz="UTC")
 _ORIGIN = [("message_id", pa.string()), ("nsqd", pa.string()), ("published_at", _TIME)]
@@ -43,30 +65,29 @@ def archive_tables(config: PipelineConfig, topic: str, spark: SparkSession | Non
     Args:
         spark: For tables that Spark writes. Without it, such a table only tells its status.
     """
+    return tuple(_table(config, "archive", *each, spark) for each in _described(config, topic))
 
-    def table(path: str, schema: Any, partition: Partition | None) -> BatchTable:  # Any: pyarrow has no types
-        return _table(config, "archive", topic, path, schema, partition, spark)
 
-    entry = config.entry_of(topic)
-    dead = table("dead", _DEAD, Partition("day", "published_at"))
-    if entry is None:
-        return (dead,)
-    by = entry.partition_by
-    if entry.raw:
-        partition = None if by == "none" else Partition(by, "published_at")
-        return (table("archive", pa.schema([("body", pa.binary()), *_ORIGIN]), partition),)
-    fields = [(name, _arrow_type(kind)) for name, kind in entry.schema.fields.items()]
-    schema = pa.schema([("event_time", _TIME), *fields, ("body", pa.string()), *_ORIGIN])
-    partition = None if by == "none" else Partition(by, "event_time" if by in ("day", "hour") else by)
-    return (table("archive", schema, partition), dead)
+def archive_targets(config: PipelineConfig, topic: str, batch_id: int) -> tuple[TableTarget, ...]:
+    """Build the TableTargets of archive_tables(), for tasks, which may meet a topic that the driver does not know."""
+    base = config.staged_of("archive") if config.is_spark_writer else config.output
+    return tuple(
+        TableTarget(name, join_uri(base, name), schema, None if config.is_spark_writer else partition, batch_id)
+        for name, schema, partition in _described(config, topic)
+    )
+
+
+def former_archive(config: PipelineConfig, topic: str, spark: SparkSession | None = None) -> BatchTable:
+    """Describe the table archive of a topic that fits no entry now, to read its log: the columns are not known."""
+    return _table(config, "archive", _path(config, topic, "archive"), pa.schema([]), None, spark)
 
 
 def metrics_table(config: PipelineConfig, query: str, spark: SparkSession | None = None) -> BatchTable:
     """Describe the table of a query's metric; ``spark`` as in archive_tables()."""
     metric = config.metric_queries[query]
     schema = metric.schema(config.schema_of(metric.topic).fields)
-    path = f"metrics/{metric.name}"
-    return _table(config, query, metric.topic, path, schema, Partition("day", "window_start"), spark)
+    name = _path(config, metric.topic, f"metrics/{metric.name}")
+    return _table(config, query, name, schema, Partition("day", "window_start"), spark)
 
 
 def query_tables(config: PipelineConfig, query: str, spark: SparkSession | None = None) -> tuple[BatchTable, ...]:
@@ -77,18 +98,39 @@ def query_tables(config: PipelineConfig, query: str, spark: SparkSession | None 
     return tuple(table for topic in topics for table in archive_tables(config, topic, spark))
 
 
+def topic_of(config: PipelineConfig, table: str) -> str:
+    """Return the topic of a table archive or dead by the table's name."""
+    return table.rpartition("/")[0] or config.placed.flat
+
+
+def _path(config: PipelineConfig, topic: str, path: str) -> str:
+    """Return the path of a table relative to output, which is its name."""
+    directory = config.placed.directory(topic)
+    return f"{directory}/{path}" if directory else path
+
+
+def _described(config: PipelineConfig, topic: str) -> Iterator[tuple[str, Any, Partition | None]]:
+    """Yield name, columns and partition of a topic's tables archive and dead."""
+    entry = config.entry_of(topic)
+    if entry is not None:
+        by, time = entry.partition_by, "published_at" if entry.raw else "event_time"
+        fields = [(name, _arrow_type(kind)) for name, kind in entry.schema.fields.items()]
+        columns = [("body", pa.binary())] if entry.raw else [("event_time", _TIME), *fields, ("body", pa.string())]
+        partition = None if by == "none" else Partition(by, time if by in ("day", "hour") else by)
+        yield _path(config, topic, "archive"), pa.schema([*columns, *_ORIGIN]), partition
+    if entry is None or not entry.raw:
+        yield _path(config, topic, "dead"), _DEAD, Partition("day", "published_at")
+
+
 def _table(
     config: PipelineConfig,
     query: str,
-    topic: str,
-    path: str,
+    name: str,
     schema: Any,  # Any: pyarrow has no types
     partition: Partition | None,
     spark: SparkSession | None,
 ) -> BatchTable:
-    """Describe a table. Its name is its path relative to output; in a catalog, it has the name of this path."""
-    directory = config.placed.directory(topic)
-    name = f"{directory}/{path}" if directory else path
+    """Describe a table by its path relative to output; in a catalog, it has the name of this path."""
     if not config.is_spark_writer:
         return Table(name, join_uri(config.output, name), schema, partition)
     from gnsq.spark.pipeline.sparktables import SparkTable, catalog_table, path_table
@@ -109,3 +151,81 @@ def _arrow_type(kind: str) -> Any:  # Any: pyarrow has no types
     plain = plain_type(kind)
     match = _DECIMAL.fullmatch(plain)
     return pa.decimal128(int(match[1]), int(match[2])) if match is not None else _TYPES[plain]
+
+
+# --- the layout, in the work directory
+
+
+def with_layout(config: PipelineConfig) -> PipelineConfig:
+    """Return the configuration with the layout that was decided at the job's first start, if the job has started.
+
+    Raises:
+        OSError: If the layout can't be read.
+        ValueError: If it is damaged, or the settings do not fit it.
+    """
+    layout = _read_layout(config) or _earlier_layout(config)
+    if layout is None:
+        return config
+    plain = layout.plain
+    ids = {metric.id for metric in config.all_metrics}
+    if ids and plain is not None and plain not in ids and _is_unused(config):
+        plain = None
+    if plain is None and config.all_metrics:
+        first, *others = config.all_metrics
+        plain = "" if others or first.id in layout.metrics else first.id
+    return dataclasses.replace(config, layout=dataclasses.replace(layout, plain=plain))
+
+
+def note_layout(config: PipelineConfig) -> None:
+    """Note the layout and what the job has now, for with_layout() at later starts."""
+    metrics = {metric.id: config.channel(query) for query, metric in config.metric_queries.items()}
+    names = tuple(entry.name for entry in config.entries)
+    _write_layout(config, dataclasses.replace(config.placed, topics=names, metrics=metrics))
+
+
+def note_tables(config: PipelineConfig, topic: str) -> None:
+    """Note that a topic has tables."""
+    layout = _read_layout(config) or config.placed
+    if topic not in layout.tables:
+        _write_layout(config, dataclasses.replace(layout, tables=(*layout.tables, topic)))
+
+
+def _read_layout(config: PipelineConfig) -> Layout | None:
+    try:
+        with open_store(config.work, "work").open(_LAYOUT) as file:
+            return Layout.from_json(file.read())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(
+            f"{redact_uri(config.work)}/{_LAYOUT} can't be used: {error}: bring it back from a copy; it says where "
+            "the tables lie"
+        ) from error
+
+
+def _write_layout(config: PipelineConfig, layout: Layout) -> None:
+    store = open_store(config.work, "work")
+    store.make_directory("")
+    store.put(_LAYOUT, layout.to_json().encode())
+
+
+def _earlier_layout(config: PipelineConfig) -> Layout | None:
+    """Find out the layout of a job of an earlier release, which had one topic, and one metric or none."""
+    source = str(read_owner(open_store(config.spool_of("archive"))).get("source", ""))
+    topic = source.rpartition("/")[0]
+    if not is_topic(topic):
+        return None
+    try:
+        with open_store(config.notes_of("metrics"), "work").open("made-with.json") as file:
+            name = json.loads(file.read()).get("name")
+    except (FileNotFoundError, ValueError):
+        name = None
+    return Layout(topic, None if name is None else f"{topic}/{name}", (topic,), {}, (topic,))
+
+
+def _is_unused(config: PipelineConfig) -> bool:
+    """Return True if the checkpoint of the query metrics is gone, so that another metric may have the query."""
+    try:
+        return checkpoint_id(config.checkpoint_of("metrics")) is None
+    except (ValueError, JobFailed):
+        return False

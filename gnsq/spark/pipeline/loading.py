@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gnsq.spark.pipeline.config import GONE, PipelineConfig
+from gnsq.spark.pipeline.topics import TopicSettings
 from gnsq.spark.pipeline.windows import Metric
 from gnsq.texts import nearest
 
@@ -81,7 +82,7 @@ def load_config(path: str | None, overrides: Mapping[str, object] = MappingProxy
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"configuration {path}: {error}") from error
-    fields = {field.name: field for field in dataclasses.fields(PipelineConfig)}
+    fields = {field.name: field for field in dataclasses.fields(PipelineConfig) if field.name != "layout"}
     for name in (*values, *(name for name, value in overrides.items() if value is not None)):
         if name in GONE:
             raise ValueError(f"setting {name} is gone: {GONE[name]}")
@@ -113,6 +114,8 @@ def _pairs(name: str, items: tuple[str, ...]) -> dict[str, str]:
 def _typed(name: str, kind: str, value: object) -> object:
     if name == "metrics":
         return _metrics(value)
+    if name == "topics":
+        return _topics(value)
     if kind.startswith("tuple"):
         items = [value] if isinstance(value, str) else value
         if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
@@ -128,6 +131,28 @@ def _typed(name: str, kind: str, value: object) -> object:
         if isinstance(value, types) and isinstance(value, bool) == (kind == "bool"):
             return value
     raise ValueError(f"setting {name} {value!r} is not {what}")
+
+
+def _topics(value: object) -> dict[str, TopicSettings]:
+    """Convert the tables [topics.NAME]."""
+    if not isinstance(value, Mapping) or not all(isinstance(table, Mapping) for table in value.values()):
+        raise ValueError(f"setting topics {value!r} is not a table of tables: write [topics.NAME]")
+    fields = {field.name: field for field in dataclasses.fields(TopicSettings)}
+    found = {}
+    for topic, table in value.items():
+        for name in table:
+            if name not in fields:
+                hint = (
+                    f'; or quote a name with dots: [topics."{topic}.{name}"]' if isinstance(table[name], dict) else ""
+                )
+                raise ValueError(f"setting topics.{topic}: {name} is unknown{nearest([name], fields)}{hint}")
+        try:
+            given = {name: _typed(name, _kind(fields[name]), each) for name, each in table.items()}
+        except ValueError as error:
+            raise ValueError(f"setting topics.{topic}: {str(error).removeprefix('setting ')}") from error
+        # _typed() checks the type of each value, which mypy can't see.
+        found[topic] = TopicSettings(**given)  # type: ignore[arg-type]
+    return found
 
 
 def _metrics(value: object) -> tuple[Metric, ...]:

@@ -43,7 +43,7 @@ from gnsq.localfiles import open_or_create, sync_directory
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, conformed, partition_text, store_error, write_file
-from gnsq.spark.pipeline.layout import query_tables
+from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.lease import Lease, LeaseHeld
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import ADOPTED, HOURLY, MERGED, NO_HOOKS, delta_location, sync_log
@@ -264,6 +264,8 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
     if config.is_spark_writer:
         raise JobFailed(f"setting table_writer {config.table_writer}: {MAINTAINED}")
     merged, troubles = 0, []
+    # Topics may have come since the job's start.
+    config = with_layout(config)
     with lock_tables(config) as is_locked:
         if not is_locked:
             return 0, ["another process maintains the tables"]

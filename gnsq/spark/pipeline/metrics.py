@@ -65,7 +65,8 @@ class MetricsBatches:
         self._metric = config.metric_queries[query]
         self._table = metrics_table(config, query, spark)
         self._take_over = take_over
-        self._sink = WriteOptions.parse(config.sink_options(config.metrics_to(query)))
+        self._topic = config.metrics_to(query)
+        self._sink = WriteOptions.parse(config.sink_options(self._topic))
         self._epoch: int | None = None
 
     def __call__(self, changed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
@@ -85,7 +86,8 @@ class MetricsBatches:
         # If the batch has no events, entered is None, and the table keeps the last number.
         entered = next((file.rows for file in found if file.table == _ENTERED), None)
         is_new = self._table.commit(batch, found, entered)
-        publish_files(changed.sparkSession, found, target, functools.partial(metric_body, metric), self._sink)
+        sources = {target.name: (target, self._topic)}
+        publish_files(changed.sparkSession, found, sources, functools.partial(metric_body, metric), self._sink)
         self._table.finish()
         return [file for file in found if is_new and file.table == target.name]
 

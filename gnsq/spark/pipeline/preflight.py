@@ -7,9 +7,10 @@ import errno
 import json
 import logging
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,17 +19,20 @@ from gnsq.errors import NSQException
 from gnsq.localfiles import PRIVATE, make_directory
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
-from gnsq.spark.offsets import decode_offset
+from gnsq.spark.offsets import decode_offset, may_follow
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.layout import query_tables
+from gnsq.spark.pipeline.layout import archive_tables, former_archive, note_layout, query_tables, topic_of
 from gnsq.spark.pipeline.progress import checkpoint_id, last_batch, read_note, set_torn_aside
 from gnsq.spark.pipeline.tables import check_store
+from gnsq.spark.pipeline.topics import is_topic
+from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
+from gnsq.texts import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,6 +100,8 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
             _check_checkpoint(config, query, is_new=found[0] is None)
     if not config.is_spark_writer:
         check_tables(config, take_over=take_over)
+    _tell_removed(config)
+    note_layout(config)
 
 
 def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, take_over: bool = False) -> None:
@@ -112,7 +118,12 @@ def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, t
         if (found := _read_checkpoint(config, query)) is not None:
             identity, committed = found
             for table in query_tables(config, query, spark):
-                table.claim(identity, take_over=take_over, committed=committed)
+                if query != "archive" or _has_tables(config, topic_of(config, table.name)):
+                    table.claim(identity, take_over=take_over, committed=committed)
+                else:
+                    # The tables of a topic are made with its first message.
+                    is_there = config.is_spark_writer or table.exists()
+                    table.claim(identity if is_there else None, take_over=take_over)
                 # A killed run may have left files of a batch.
                 table.finish()
 
@@ -137,6 +148,58 @@ def _make_own_directory(path: Path) -> None:
         raise PermissionError(errno.EPERM, "the directory belongs to another user")
 
 
+def _has_tables(config: PipelineConfig, topic: str) -> bool:
+    """Return True if all tables of a topic must be there if the checkpoint has a batch."""
+    placed = config.placed
+    return topic == placed.flat or (topic in placed.tables and config.entry_of(topic) is not None)
+
+
+def _tell_removed(config: PipelineConfig) -> None:
+    """Log what the job has left behind of entries and metrics that it had at its last start."""
+    placed, names = config.placed, [entry.name for entry in config.entries]
+    added = [name for name in names if name not in placed.topics]
+    if placed.topics and added:
+        logger.info("topics added since the last start: %s", ", ".join(added))
+    for name in placed.topics:
+        if name in names or config.entry_of(name) is not None:
+            continue
+        stays = "the tables and channels of its topics"
+        if is_topic(name):
+            tables = [
+                redact_uri(table.location) for table in (former_archive(config, name), *archive_tables(config, name))
+            ]
+            stays = f"tables {' and '.join(tables)}, {_left(config, name)}"
+        logger.warning(
+            "topic %s is gone from the settings. These stay: %s. Delete a channel that no job reads any more, since "
+            "nsqd keeps its messages. Messages of the topic that are in the spool go to the table dead",
+            *(name, stays),
+        )
+    for metric, channel in placed.metrics.items():
+        topic, _, name = metric.rpartition("/")
+        if metric not in {each.id for each in config.all_metrics}:
+            query = placed.query(Metric(name=name, topic=topic))
+            places = redact_uri(config.checkpoint_of(query)), redact_uri(config.spool_of(query))
+            logger.warning(
+                "metric %s is gone from the settings. These stay: its table, checkpoint %s, spool %s, %s. Delete the "
+                "channel if no job reads it any more, since nsqd keeps its messages",
+                *(metric, *places, _left(config, topic, channel)),
+            )
+
+
+def _left(config: PipelineConfig, topic: str, channel: str = "") -> str:
+    """Describe a channel that the job does not read any more, with its depth."""
+    channel = channel or config.archive_channel
+    options = replace(config.read_options("archive"), topic=topic, topic_pattern="", channel=channel)
+    client = ChannelClient(options)
+    try:
+        depth = counted(client.depth().total, "message", spec=",")
+    except NSQException as error:
+        depth = f"depth unknown: {error}"
+    finally:
+        client.close()
+    return f"channel {channel} of {topic} ({depth})"
+
+
 def _check_writable(setting: str, path: str, mode: int | None = None) -> None:
     try:
         make_directory(Path(path), mode)
@@ -159,7 +222,8 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
         # Compare the owner, but do not claim the spool yet: a later check may find that the topic is a mistake.
         found = read_owner(store)
         for name, value in (("owner", options.spool_owner), ("source", options.source)):
-            if found.get(name, value) != value:
+            before = str(found.get(name, value))
+            if before != value and not (name == "source" and may_follow(before, value)):
                 raise SpoolInUse(
                     f"spool {spool.location} belongs to {name} {found[name]!r}, not to {value!r}: give this query a "
                     "spool of its own, or delete the spool if nothing in it is needed"
@@ -182,7 +246,7 @@ def _check_checkpoint(config: PipelineConfig, query: str, *, is_new: bool) -> No
     facts: dict[str, object] = {"deduplicate": config.deduplicate > 0}
     metric = config.metric_queries.get(query)
     described = {} if metric is None else metric.describe()
-    facts |= described
+    facts |= described if metric is None else {**described, "topic": metric.topic}
     if not is_new:
         before = _made_with(config, query)
         if "window_length" in before:
@@ -268,13 +332,15 @@ def _topics(client: NsqdHTTPClient | LookupdClient) -> Iterable[str]:
 
 
 def check_nsq(config: PipelineConfig, found: Survey, *, once: bool, new_topic: bool = False) -> None:
-    """Check that an nsqd or nsqlookupd answers and has the topic. Without once, only warn if none answers.
+    """Check that an nsqd or nsqlookupd answers and has the topics. Without once, only warn if none answers.
+
+    A topic that the job has read before may be gone: then there is nothing to read of it.
 
     Args:
-        new_topic: Accept a topic that does not exist yet.
+        new_topic: Accept topics that do not exist yet.
 
     Raises:
-        JobFailed: If no nsqd has the topic, new_topic is False, and the job has not read the topic before (without
+        JobFailed: If no nsqd has a topic, new_topic is False, and the job has not read the topic before (without
             once: only if all answer); with once, also if none answers.
     """
     if found.failures and len(found.failures) == found.asked:
@@ -285,21 +351,23 @@ def check_nsq(config: PipelineConfig, found: Survey, *, once: bool, new_topic: b
         return
     for failure in found.failures:
         logger.warning("%s", failure)
-    if not found.asked or config.topic in found.topics:
+    missing = [topic for topic in config.named_topics if topic not in found.topics]
+    if not found.asked or not missing:
         return
-    if not new_topic and not _has_begun(config) and (once or not found.failures):
-        raise JobFailed(_unknown(config, found))
-    logger.warning("no nsqd has the topic %s; waiting for it", config.topic)
+    unknown = [topic for topic in missing if not _has_begun(config, topic)]
+    if unknown and not new_topic and (once or not found.failures):
+        raise JobFailed(_unknown(config, unknown, found))
+    logger.warning("no nsqd has the topic %s; waiting for it", ", ".join(missing))
 
 
-def _unknown(config: PipelineConfig, found: Survey) -> str:
-    close = difflib.get_close_matches(config.topic, found.topics, 3)
-    near = f", near it are {', '.join(close)}" if close else ""
+def _unknown(config: PipelineConfig, topics: Sequence[str], found: Survey) -> str:
+    close = [name for topic in topics for name in difflib.get_close_matches(topic, found.topics, 3)]
+    near = f", near it are {', '.join(dict.fromkeys(close))}" if close else ""
     names = ("nsqd_http_addresses", "lookupd_http_addresses")
     places = " or ".join(name for name in names if getattr(config, name))
     return (
-        f"no nsqd of {places} has the topic {config.topic}{near}: correct the setting topic, or give --new-topic if it "
-        "is still to come"
+        f"no nsqd of {places} has the topic {', '.join(topics)}{near}: correct the setting topic, or give --new-topic "
+        "if it is still to come"
     )
 
 
@@ -315,58 +383,77 @@ def create_channels(
         wait: Waits the given seconds; returns True if the job is to stop.
 
     Raises:
-        JobFailed: If the topic does not exist and must not be created; with once, also if a channel can't be created.
+        JobFailed: If a topic does not exist and must not be created; with once, also if a channel can't be created.
     """
     client = ChannelClient(config.read_options("archive"))
     try:
+        # A topic without metrics has only one channel, and SUB creates it in time.
+        counted_topics = sorted({metric.topic for metric in config.all_metrics})
+        shown = ", ".join(counted_topics or config.named_topics)
         if not client.has_http:
-            # With raw there is only one channel, and SUB creates it in time.
-            if not config.raw:
+            if counted_topics:
                 logger.warning(
                     "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in "
                     "a topic that has no channel yet goes to one of them alone, and a topic that does not exist is "
                     "created",
-                    config.topic,
+                    shown,
                 )
             return
         told = ""
-        while reason := _try_create(config, client, may_be_new=new_topic or _has_begun(config)):
+        while reason := _try_create(config, client, counted_topics, new_topic=new_topic):
             if once:
-                raise JobFailed(f"channels of {config.topic} not created: {reason}")
+                raise JobFailed(f"channels of {shown} not created: {reason}")
             if reason != told:
-                logger.warning("channels of %s not created: %s", config.topic, reason)
+                logger.warning("channels of %s not created: %s", shown, reason)
                 told = reason
-            if _has_begun(config) or wait(RETRY):
+            if all(_has_begun(config, topic) for topic in counted_topics) or wait(RETRY):
                 return
     finally:
         client.close()
 
 
-def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bool) -> str:
+def _try_create(
+    config: PipelineConfig, client: ChannelClient, counted_topics: Sequence[str], *, new_topic: bool
+) -> str:
     """Create all channels. Return the reason if that fails, otherwise ""."""
-    if not may_be_new:
+    new = [] if new_topic else [topic for topic in config.named_topics if not _has_begun(config, topic)]
+    if new:
         found = survey(config)
-        if config.topic not in found.topics:
+        unknown = [topic for topic in new if topic not in found.topics]
+        if unknown:
             if not found.failures:
-                raise JobFailed(_unknown(config, found))
+                raise JobFailed(_unknown(config, unknown, found))
             return "; ".join(found.failures)
+    channels: dict[str, list[str]] = {}
+    for query, metric in config.metric_queries.items():
+        channels.setdefault(metric.topic, []).append(config.channel(query))
     try:
-        client.create(*map(config.channel, config.queries[1:]))
+        client.create(channels)
     except NSQException as error:
         return str(error)
     if config.nsqd_http_addresses:
         return ""
-    # With nsqlookupd alone, create() does nothing for a topic that no nsqd has, so check that the topic exists.
+    # With nsqlookupd alone, create() does nothing for a topic that no nsqd has, so check that the topics exist. One
+    # that the job has read before may be gone for ever, and must not stop the others.
     found = survey(config)
-    return "" if config.topic in found.topics else f"no nsqd has the topic {config.topic}"
+    missing = [topic for topic in counted_topics if topic not in found.topics and not _has_begun(config, topic)]
+    return f"no nsqd has the topic {', '.join(missing)}" if missing else ""
 
 
-def _has_begun(config: PipelineConfig) -> bool:
-    """Return True if all queries have locked their spools for this topic before: then their channels were created."""
+def _has_begun(config: PipelineConfig, topic: str) -> bool:
+    """Return True if all queries of a topic have locked their spools for it before: then its channels were created."""
+    queries = ["archive", *(query for query, metric in config.metric_queries.items() if metric.topic == topic)]
     try:
-        return all(
-            read_owner(open_store(config.spool_of(query))).get("source") == config.read_options(query).source
-            for query in config.queries
-        )
+        return all(_has_read(config, query, topic) for query in queries)
     except OSError:
         return False
+
+
+def _has_read(config: PipelineConfig, query: str, topic: str) -> bool:
+    source = str(read_owner(open_store(config.spool_of(query))).get("source", ""))
+    topics, _, channel = source.rpartition("/")
+    if channel != config.channel(query):
+        return False
+    if topics.startswith("/"):
+        return re.fullmatch(topics[1:-1], topic) is not None
+    return topic in topics.split(",")

@@ -67,6 +67,7 @@ class Note:
         begun, begun_at: Its last batch that has begun, and when; -1 if there is none.
         offset: The source's offset at the end of the last committed batch.
         state_rows, state_bytes: Size of the query's state after that batch; bytes on disk and in memory.
+        lag: Seconds from the newest message's publishing to the end of that batch; None if it had no message.
     """
 
     committed: int = -1
@@ -76,6 +77,7 @@ class Note:
     offset: Any = None  # Any: JSON
     state_rows: int = 0
     state_bytes: int = 0
+    lag: float | None = None
 
 
 class Notebook:
@@ -107,6 +109,7 @@ class Notebook:
                 offset=_json(progress["sources"][0]["endOffset"]),
                 state_rows=batch.state_rows,
                 state_bytes=batch.state_bytes,
+                lag=batch.lag,
             )
 
     @contextlib.contextmanager
@@ -246,9 +249,10 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
     Raises:
         OSError: If the checkpoint can't be read.
     """
-    topic = config.entries[0].name if query == "archive" else config.metric_queries[query].topic
-    entry = config.entry_of(topic)
-    assert entry is not None  # the configuration has checked it
+    metric = config.metric_queries.get(query)
+    entry = None if metric is None else config.entry_of(metric.topic)
+    # The query archive has the settings of each topic in the tables of the topic.
+    settings = 0 if entry is None else entry.division
     try:
         filesystem, root = open_location(config.checkpoint_of(query))
     except ValueError:
@@ -267,7 +271,7 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
             _sync_state(Path(root), batch_id)
             for directory, name in (("", "metadata"), ("commits", batch_id - 1), ("offsets", batch_id)):
                 sync_files(Path(root, directory), f"{name}", f".{name}.crc")
-    return BatchIdentity(owner, batch_id, offsets, entry.division, planned_at)
+    return BatchIdentity(owner, batch_id, offsets, settings, planned_at)
 
 
 def _sync_state(root: Path, batch_id: int) -> None:

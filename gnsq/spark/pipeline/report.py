@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gnsq.texts import counted
 
 __all__ = ["Batch", "Silence", "Summary", "batch_line", "state_text", "summary_lines", "table_text"]
+
+# Most tables that the line of a batch names one by one.
+SHOWN_TABLES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def batch_line(batch: Batch) -> str:
     """Format a batch as one line of text."""
     rate = batch.rows / batch.seconds if batch.seconds else 0.0
     parts = [f"{batch.query:8} batch {batch.batch_id:6}: {counted(batch.rows, 'row', spec='9,')}, {rate:9,.0f} rows/s"]
-    parts += [f"{table} {_rows_in_files(sum(rows), len(rows))}" for table, rows in sorted(batch.tables.items())]
+    parts += _tables_text(batch.tables)
     backlog = [
         f"{number:,} {place}"
         for number, place in ((batch.waiting, "at nsqd"), (batch.spooled, "in the spool"))
@@ -143,6 +146,20 @@ def batch_line(batch: Batch) -> str:
     if batch.trouble:
         parts.append(batch.trouble)
     return ", ".join(parts)
+
+
+def _tables_text(tables: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Describe what was committed: by table; those of many topics together."""
+    if len(tables) <= SHOWN_TABLES:
+        for table, rows in sorted(tables.items()):
+            yield f"{table} {_rows_in_files(sum(rows), len(rows))}"
+        return
+    kinds: dict[str, list[Sequence[int]]] = {}
+    for table, rows in sorted(tables.items()):
+        kinds.setdefault(table.rpartition("/")[2], []).append(rows)
+    for kind, found in kinds.items():
+        files = [number for rows in found for number in rows]
+        yield f"{kind} {_rows_in_files(sum(files), len(files))} of {counted(len(found), 'topic')}"
 
 
 def state_text(rows: int, size: int) -> str:

@@ -90,18 +90,22 @@ def run_queries(
         is_killed_by_interrupt: After a KeyboardInterrupt, call nothing of Spark: open_spark kills it.
     """
     # Import these slow modules here: --help and errors in the settings do not need them.
+    from gnsq.spark.pipeline.layout import with_layout
     from gnsq.spark.pipeline.lease import LeaseLost
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.process import lock_work
 
     if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
         raise ValueError("once needs nsqd_http_addresses or lookupd_http_addresses, to know when all is read")
+    config = with_layout(config)
     # Check nsqd first, so that a typing error in the topic leaves no directories behind.
     check_nsq(config, survey(config), once=once, new_topic=new_topic)
     check_work(config)
     with lock_work(config, stop.wait) as check_lock:
         if check_lock is None:
             return Summary()
+        # Another run may have decided the layout before the lock was free.
+        config = with_layout(config)
         check_places(config, take_over=take_over)
         create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
         if stop.is_set():

@@ -139,10 +139,10 @@ class SparkTable:
         """Build the TableTarget, by which the tasks of a batch write staged files: in no partitions."""
         return TableTarget(self.name, self._staged, self._schema, None, batch_id)
 
-    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1) -> int:
+    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1, batch_id: int | None = None) -> int:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
-        Args, result and errors are those of BatchTable.
+        Args, result and errors are those of BatchTable. batch_id is not used: staged files are not the table's.
         """
         with self._errors():
             open_store(self._staged).make_directory("")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.layout import query_tables
+from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.process import describe_job
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
 from gnsq.spark.source.channel import ChannelClient
+from gnsq.spark.source.drain import Depth
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
@@ -88,8 +89,12 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
     """Format the state of each query as lines. If a fact can't be found out, a line says so."""
     try:
         yield f"job      {describe_job(config)}"
-    except (OSError, JobFailed) as error:
+        config = with_layout(config)
+    except (OSError, ValueError, JobFailed) as error:
         yield f"job      unknown: {error}"
+    if config.topic_pattern and config.receivers == "external":
+        yield f"         receivers need --topic-pattern '{config.topic_pattern}'"
+    depths = _depths(config)
     for query in config.queries:
         note = Note()
         try:
@@ -106,11 +111,33 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
         for table in query_tables(config, query):
             if text := table_state(table, now):
                 yield f"         table {table.name} {text}"
-        if config.nsqd_http_addresses or config.lookupd_http_addresses:
-            try:
-                yield f"         nsqd {counted(depth_of(config, query), 'message', spec=',')} waiting or in flight"
-            except (NSQException, ValueError) as error:
-                yield f"         nsqd unknown: {error}"
+        yield from _nsqd_lines(config, query, depths)
+
+
+def _depths(config: PipelineConfig) -> dict[tuple[str, str], Depth] | str:
+    """Ask nsqd for the depths of all topics and channels. Return the error as text if that fails."""
+    if not config.nsqd_http_addresses and not config.lookupd_http_addresses:
+        return {}
+    try:
+        client = ChannelClient(config.read_options("archive"))
+        try:
+            return client.depths({config.channel(query) for query in config.queries})
+        finally:
+            client.close()
+    except (NSQException, ValueError) as error:
+        return str(error)
+
+
+def _nsqd_lines(config: PipelineConfig, query: str, depths: Mapping[tuple[str, str], Depth] | str) -> Iterator[str]:
+    if isinstance(depths, str):
+        yield f"         nsqd unknown: {depths}"
+        return
+    metric = config.metric_queries.get(query)
+    is_only = metric is not None or (len(config.entries) == 1 and not config.topic_pattern)
+    for (topic, channel), depth in sorted(depths.items()):
+        if channel == config.channel(query) and (metric is None or metric.topic == topic):
+            name = "" if is_only else f"topic {topic} "
+            yield f"         nsqd {name}{counted(depth.total, 'message', spec=',')} waiting or in flight"
 
 
 def _progress(note: Note, now: dt.datetime) -> str:
@@ -119,6 +146,8 @@ def _progress(note: Note, now: dt.datetime) -> str:
     text = "no batch committed"
     if note.committed >= 0:
         text = f"batch {note.committed} committed{_at(note.committed_at, now)}"
+        if note.lag is not None:
+            text += f", lag {note.lag:,.1f} s"
     if note.begun > note.committed:
         text += f", batch {note.begun} begun{_at(note.begun_at, now)}"
     return text

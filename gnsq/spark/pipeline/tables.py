@@ -58,6 +58,7 @@ from gnsq.spark.pipeline.datafiles import (
     Partition,
     TableTarget,
     check_field_values,
+    file_prefix,
     stats_columns,
     store_error,
 )
@@ -145,13 +146,14 @@ class Table:
             raise
         return True
 
-    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1) -> int:
+    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1, batch_id: int | None = None) -> int:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
         Args:
             owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
             take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
             committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
+            batch_id: The batch that runs, if its tasks may have written files for a table that is still missing.
 
         Returns:
             The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
@@ -165,7 +167,9 @@ class Table:
                 make_directory(self._root)
                 self._check_log()
         if not self.exists():
-            self._check_empty()
+            # After --take-over such files may be of a batch of the old checkpoint, which had another number.
+            own = None if batch_id is None else "part-" if take_over else file_prefix(batch_id)
+            self._check_empty(own)
             if committed >= 0 and not take_over:
                 raise missing_table(self._shown, committed)
             if owner is None:
@@ -358,11 +362,15 @@ class Table:
                 self._delta.update_incremental()
         return self._delta
 
-    def _check_empty(self) -> None:
+    def _check_empty(self, own: str | None) -> None:
+        """Check that there are no files; own: how the names of files begin that may be there."""
         with _errors(self.location):
-            foreign = next((path for path, _ in open_store(self.location).list() if path.endswith(".parquet")), None)
-        if foreign is None and self._root is not None:
-            foreign = next((str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet")), None)
+            found = [path for path, _ in open_store(self.location).list()]
+        if self._root is not None:
+            found += (str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet"))
+        foreign = next(
+            (path for path in found if path.endswith(".parquet") and (own is None or not path.startswith(own))), None
+        )
         if foreign is not None:
             raise JobFailed(
                 f"{self._shown} has files that belong to no table, such as {foreign}: take those of an earlier release "

@@ -28,8 +28,9 @@ _DEAD = "-dead"
 # One element of an expression, with its quantifier.
 _ESCAPE = r"\\[dw.\-]"
 _ELEMENT = re.compile(
-    rf"(?:[A-Za-z0-9_.#-]|{_ESCAPE}|\[\^?(?:[A-Za-z0-9_.#-]|{_ESCAPE})+\]|\((?:\?[:=!])?|\)|\|)"
+    rf"(?:[A-Za-z0-9_.#-]|{_ESCAPE}|\[\^?(?:[A-Za-z0-9_.#-]|{_ESCAPE})+\]|\))"
     r"(?:(?:[*+?]|\{\d+(?:,\d*)?\})\??(?![*+?{]))?"
+    r"|\((?:\?[:=!])?(?![*+?{])|\|"
 )
 
 
@@ -83,6 +84,11 @@ class TopicEntry:
         if self.raw:
             return ""
         return self.dead_letter_topic or f"{topic[: MAX_NAME_LENGTH - len(_DEAD)]}{_DEAD}"
+
+    @property
+    def shape(self) -> tuple[EventSchema, float] | None:
+        """What the parsing of bodies depends on; None with raw."""
+        return None if self.raw else (self.schema, self.max_ahead)
 
     @property
     def division(self) -> int:

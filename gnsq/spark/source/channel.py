@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import gevent
@@ -53,12 +55,13 @@ class ChannelClient:
         """True if an HTTP address of nsqd or nsqlookupd is configured, so that the depth can be asked for."""
         return bool(self._configured or self._lookupds)
 
-    def create(self, *others: str) -> None:
+    def create(self, others: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         """Create topics and channel at each configured nsqd; at other nsqds, create the channel in existing topics.
 
         Args:
-            others: Further channels, which get the same messages as the first. nsqd gives the messages that wait in a
-                topic only to the topic's first channel. So a topic without channels is paused until all channels exist.
+            others: Topic -> further channels, which get the same messages as the first. nsqd gives the messages that
+                wait in a topic only to the topic's first channel. So a topic without channels is paused until all
+                channels exist.
 
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails. Known nsqds without a failure have the channel then.
@@ -70,7 +73,7 @@ class ChannelClient:
                 for topic in topics:
                     if address in self._configured:
                         nsqd.create_topic(topic)
-                    self._create_channels(nsqd, topic, others)
+                    self._create_channels(nsqd, topic, others.get(topic, ()))
             except NSQHttpError as error:
                 failures.append(error)
         if failures:
@@ -88,7 +91,7 @@ class ChannelClient:
                 nsqd.unpause_topic(topic)
 
     def depth(self, *, partial: bool = False) -> Depth:
-        """Return the sum of the depths at all nsqds.
+        """Return the sum of the depths of all topics at all nsqds.
 
         Args:
             partial: If some nsqds do not respond, return the sum of the others, marked as not exact.
@@ -96,47 +99,63 @@ class ChannelClient:
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails (if partial: if no nsqd responds), or no nsqd is known.
         """
+        found, failures = self._ask([self._options.channel])
+        if failures and not (partial and found):
+            raise failures[0]
+        return functools.reduce(Depth.plus, found.values(), Depth(0, 0, 0, exact=not failures))
+
+    def depths(self, channels: Collection[str]) -> dict[tuple[str, str], Depth]:
+        """Return the depth of each topic and channel, summed over all nsqds, with one request to each nsqd.
+
+        Raises:
+            NSQHttpError: If an nsqd, or each nsqlookupd, fails, or no nsqd is known.
+        """
+        found, failures = self._ask(channels)
+        if failures:
+            raise failures[0]
+        return found
+
+    def _ask(self, channels: Collection[str]) -> tuple[dict[tuple[str, str], Depth], list[NSQHttpError]]:
+        """Ask all nsqds for their depths. Return these by topic and channel, and the failures.
+
+        If an nsqd has responded, the result has at least an empty depth for each of its topics.
+        """
         nsqds, failures = self._topics_by_nsqd()
-        found: list[Depth] = []
+        found: dict[tuple[str, str], Depth] = {}
         for address, topics in nsqds.items():
             try:
-                found.append(self._depth_at(address, topics))
+                for key, depth in self._depths_at(address, topics, channels):
+                    found[key] = found[key].plus(depth) if key in found else depth
             except NSQHttpError as error:
                 failures.append(error)
         if not nsqds and not failures:
             wanted = self._options.topic_pattern or self._options.topic
             failures.append(NSQHttpError(f"no nsqlookupd names an nsqd with a topic {wanted!r}: does it exist yet?"))
-        if failures and not (partial and found):
-            raise failures[0]
-        return Depth(
-            sum(depth.waiting for depth in found),
-            sum(depth.in_flight for depth in found),
-            sum(depth.deferred for depth in found),
-            sum(depth.subscribers for depth in found),
-            exact=not failures,
-        )
+        return found, failures
 
-    def _depth_at(self, address: str, topics: Sequence[str]) -> Depth:
-        waiting = in_flight = deferred = subscribers = 0
+    def _depths_at(
+        self, address: str, topics: Sequence[str], channels: Collection[str]
+    ) -> list[tuple[tuple[str, str], Depth]]:
         # Ask for the topic, not for the channel: nsqd would omit a topic without the channel, but the topic's own depth
         # counts, too.
         stats = self._client_of(address).stats(topics[0] if len(topics) == 1 else None)
+        found = [((topic, channel), Depth(0, 0, 0)) for topic in topics for channel in channels]
         try:
             for topic in stats["topics"] or ():
-                if topic["topic_name"] not in topics:
+                name = topic["topic_name"]
+                if name not in topics:
                     continue
-                waiting += topic["depth"]
+                found += [((name, channel), Depth(topic["depth"], 0, 0)) for channel in channels]
                 for channel in topic["channels"]:
-                    if channel["channel_name"] == self._options.channel:
-                        waiting += channel["depth"]
-                        in_flight += channel["in_flight_count"]
-                        deferred += channel["deferred_count"]
+                    if channel["channel_name"] in channels:
                         # nsqd before 1.2 has no client_count.
                         count = channel.get("client_count")
-                        subscribers += len(channel["clients"] or ()) if count is None else count
+                        subscribers = len(channel["clients"] or ()) if count is None else count
+                        depth = (channel["depth"], channel["in_flight_count"], channel["deferred_count"], subscribers)
+                        found.append(((name, channel["channel_name"]), Depth(*depth)))
         except (KeyError, TypeError) as error:
             raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
-        return Depth(waiting, in_flight, deferred, subscribers)
+        return found
 
     def close(self) -> None:
         """Close the connections."""

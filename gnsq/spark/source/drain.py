@@ -45,6 +45,16 @@ class Depth:
     subscribers: int = 0
     exact: bool = True
 
+    def plus(self, other: Depth) -> Depth:
+        """Return the sum of two depths; exact if both are."""
+        return Depth(
+            self.waiting + other.waiting,
+            self.in_flight + other.in_flight,
+            self.deferred + other.deferred,
+            self.subscribers + other.subscribers,
+            exact=self.exact and other.exact,
+        )
+
     @property
     def total(self) -> int:
         """Messages that a consumer gets soon. Deferred messages, which may take an hour, are not included."""

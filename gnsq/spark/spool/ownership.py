@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
@@ -11,9 +12,12 @@ import uuid
 from typing import IO
 
 from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.offsets import may_follow
 from gnsq.spark.spool.storage import LocalStore, Store
 
 __all__ = ["SpoolLock", "read_owner", "try_lock", "wait_for_lock", "write_text"]
+
+logger = logging.getLogger(__name__)
 
 _OWNER = "owner.json"
 
@@ -25,7 +29,8 @@ class SpoolLock:
     spool: each run writes its id into owner.json, and check() raises in the earlier run.
 
     Args:
-        claim: Names and values that identify the query. Refused if one differs from the last owner's (unless empty).
+        claim: Names and values that identify the query. Refused if one differs from the last owner's (unless empty). A
+            source may have other topics, as offsets.may_follow() says.
         timeout: Seconds to wait while another process has the lock.
     """
 
@@ -78,7 +83,11 @@ class SpoolLock:
         owner = read_owner(self._store)
         for name, value in claim.items():
             before = owner.get(name)
-            if before and value and before != value:
+            if not before or not value or before == value:
+                continue
+            if name == "source" and may_follow(str(before), value):
+                logger.info("spool %s: its query reads %s now, it has read %s", self._location, value, before)
+            else:
                 self.release()
                 raise SpoolInUse(
                     f"spool {self._location} belongs to {name} {before!r}, not to {value!r}: give this query a spool "

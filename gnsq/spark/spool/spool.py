@@ -22,7 +22,7 @@ from typing import Any
 
 from gnsq.localfiles import PRIVATE
 from gnsq.spark.errors import SegmentCorrupt, SpoolIncomplete, SpoolInUse
-from gnsq.spark.offsets import Segment, Vector
+from gnsq.spark.offsets import Segment, Vector, may_follow
 from gnsq.spark.spool.listing import CLOSED, CORRUPT, SpoolListing
 from gnsq.spark.spool.ownership import SpoolLock, read_owner
 from gnsq.spark.spool.segments import decode_segment, encode_segment
@@ -102,11 +102,11 @@ class Spool:
         """Check that a receiver of this source may write into the spool. If no query owns the spool, any may.
 
         Raises:
-            SpoolInUse: If the spool belongs to a query with another source, such as another topic or channel.
+            SpoolInUse: If the spool belongs to a query with another channel, or with other topics alone.
         """
         with self._with_hint():
             owner = read_owner(self._store).get("source", source)
-        if owner != source:
+        if not may_follow(str(owner), source):
             raise SpoolInUse(
                 f"spool {self.location} belongs to a query that reads {owner}, not {source}: give the receiver that "
                 "query's topics and channel, or another spool"

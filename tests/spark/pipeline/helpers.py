@@ -91,15 +91,14 @@ def put_note(config, query="archive", offset=None, **changes):
     Notebook(config, query).finish(told, batch_of(query, told))
 
 
-def messages(spark, config, bodies):
-    """What foreachBatch is called with, for these bodies."""
-    from gnsq.spark.pipeline.events import parse, unparsed
-
+def messages(spark, bodies, topic="clicks"):
+    """Rows as the source gives them, for these bodies."""
     published_at = dt.datetime(2026, 6, 1, tzinfo=UTC)
-    rows = [(bytearray(body), f"{number:016}", published_at, "127.0.0.1:4150") for number, body in enumerate(bodies)]
-    frame = spark.createDataFrame(rows, "body binary, message_id string, published_at timestamp, nsqd string")
-    entry = config.entry_of("clicks")
-    return unparsed(frame) if config.raw else parse(frame, entry.schema, entry.max_ahead)
+    rows = [
+        (bytearray(body), f"{number:016}", published_at, "127.0.0.1:4150", topic) for number, body in enumerate(bodies)
+    ]
+    columns = "body binary, message_id string, published_at timestamp, nsqd string, topic string"
+    return spark.createDataFrame(rows, columns)
 
 
 def event(time, page="/", user="u"):

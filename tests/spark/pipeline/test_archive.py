@@ -9,7 +9,9 @@ from pyspark.errors import PySparkException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, dead_letter
 from gnsq.spark.pipeline.batches import BatchIdentity
-from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.events import parse_topics
+from gnsq.spark.pipeline.layout import archive_tables, note_layout, note_tables, with_layout
+from gnsq.spark.pipeline.windows import Metric
 from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
 
 BODIES = [
@@ -21,6 +23,11 @@ BODIES = [
 ]
 RAW = [b"\xff\x00\xfe", b"", b"not json", BODIES[0]]
 OURS, THEIRS = "ours", "theirs"
+
+
+def parsed(spark, config, bodies):
+    """What foreachBatch is called with, for these bodies."""
+    return parse_topics(messages(spark, bodies), config.rules)
 
 
 def run(config, frame, batch_id=0, owner=OURS, *, take_over=False):
@@ -48,7 +55,7 @@ def test_lost_table_of_a_checkpoint_that_only_spark_can_read_is_not_made_anew(co
 @pytest.mark.spark
 @pytest.mark.subprocess
 def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(spark, fakensqd, config, tmp_path):
-    run(config, messages(spark, config, BODIES))
+    run(config, parsed(spark, config, BODIES))
 
     rows = {row["body"].encode(): row for row in archived(config)}
     assert sorted(rows) == sorted(BODIES[:3])
@@ -77,7 +84,7 @@ def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(sp
 def test_archive_is_divided_as_the_setting_says(spark, config, partition_by, values):
     config = replace(config, partition_by=partition_by)
 
-    run(config, messages(spark, config, BODIES[:3]))
+    run(config, parsed(spark, config, BODIES[:3]))
 
     rows = archived(config)
     assert len(rows) == 3
@@ -91,7 +98,7 @@ def test_archive_is_divided_as_the_setting_says(spark, config, partition_by, val
 )
 def test_raw_bodies_are_kept_as_they_came(spark, config, partition_by, value):
     config = replace(config, raw=True, fields={}, partition_by=partition_by)
-    frame = messages(spark, config, RAW)
+    frame = parsed(spark, config, RAW)
     for _ in range(2):
         run(config, frame)
 
@@ -109,7 +116,7 @@ def test_raw_bodies_are_kept_as_they_came(spark, config, partition_by, value):
 @pytest.mark.spark
 def test_rows_of_many_partitions_are_in_one_file_for_each(spark, config):
     start = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
-    frame = messages(spark, config, [event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
+    frame = parsed(spark, config, [event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
     batches = ArchiveBatches(config)
     batches(frame.repartition(2), identity(0))
     before = archive_tables(config, "clicks")[0].status()
@@ -124,7 +131,7 @@ def test_rows_of_many_partitions_are_in_one_file_for_each(spark, config):
 def test_body_too_long_for_a_letter_is_whole_in_the_table(spark, fakensqd, config, tmp_path):
     long = b"x" * 1_000_000
     for _ in range(2):
-        run(config, messages(spark, config, [long, b"not json"]), 3)
+        run(config, parsed(spark, config, [long, b"not json"]), 3)
 
     [short, *_, letter] = sorted(published(fakensqd, "clicks-dead", tmp_path), key=lambda each: each.get("length", 0))
     assert base64.b64decode(letter["body_base64"]) == long[:LETTER_BYTES]
@@ -158,14 +165,40 @@ def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(c
         ArchiveBatches(config)(None, replace(identity(3), settings=2))
 
 
+def test_batch_that_was_begun_with_an_entry_that_is_gone_is_refused(config):
+    """Its rows are in the archive of the topic, and would be in the table dead, too."""
+    both = replace(config, topic="clicks,views", metrics=())
+    archive, _ = archive_tables(both, "views")
+    archive.claim(OURS, take_over=False)
+    archive.commit(identity(3), [], 0)
+    note_tables(both, "views")
+
+    with pytest.raises(JobFailed, match="views/archive has batch 3, which was begun with other settings"):
+        ArchiveBatches(with_layout(replace(both, topic="clicks")))(None, identity(3))
+
+
+@pytest.mark.spark
+def test_batch_that_was_begun_goes_on_with_an_entry_for_another_topic(spark, config):
+    run(config, parsed(spark, config, BODIES))
+    note_layout(config)
+    [archive, _] = archive_tables(config, "clicks")
+    # As after a kill between the commits of archive and dead in batch 1.
+    archive.commit(replace(identity(1), settings=config.entry_of("clicks").division), [], 0)
+    both = with_layout(replace(config, topic="clicks,views", metrics=(Metric(topic="clicks"),)))
+
+    run(both, parsed(spark, both, BODIES), 1)
+
+    assert (len(archived(config)), len(dead(config))) == (3, 4)
+
+
 @pytest.mark.spark
 def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
     committed = [
         sum(file.rows for file in run(config, frame, batch_id))
         for batch_id, frame in (
-            (7, messages(spark, config, BODIES).repartition(5)),
-            (7, messages(spark, config, BODIES).coalesce(1)),
-            (8, messages(spark, config, BODIES[:1])),
+            (7, parsed(spark, config, BODIES).repartition(5)),
+            (7, parsed(spark, config, BODIES).coalesce(1)),
+            (8, parsed(spark, config, BODIES[:1])),
         )
     ]
 
@@ -175,18 +208,18 @@ def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
 
 @pytest.mark.spark
 def test_kill_between_the_commits_of_archive_and_dead_loses_and_doubles_nothing(spark, fakensqd, config, tmp_path):
-    run(config, messages(spark, config, BODIES[:1]))
+    run(config, parsed(spark, config, BODIES[:1]))
     # The commit of dead fails: what follows that of archive does not happen.
     _, other = archive_tables(config, "clicks")
     batches = ArchiveBatches(config)
-    batches(messages(spark, config, BODIES[:1]), identity(1))
+    batches(parsed(spark, config, BODIES[:1]), identity(1))
     other.claim(THEIRS, take_over=True)
     with pytest.raises(JobFailed, match="dead belongs to the checkpoint theirs"):
-        batches(messages(spark, config, BODIES), identity(2))
+        batches(parsed(spark, config, BODIES), identity(2))
     other.claim(OURS, take_over=True)
     assert (len(archived(config)), len(dead(config))) == (5, 0)
 
-    run(config, messages(spark, config, BODIES), 2)
+    run(config, parsed(spark, config, BODIES), 2)
 
     assert (len(archived(config)), len(dead(config))) == (5, 2)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
@@ -196,10 +229,10 @@ def test_kill_between_the_commits_of_archive_and_dead_loses_and_doubles_nothing(
 def test_kill_between_the_commit_of_dead_and_its_topic_publishes_later(spark, fakensqd, config, tmp_path):
     unreachable = replace(config, publish_addresses=("127.0.0.1:1",), nsq={"publishTimeout": "0.2"})
     with pytest.raises(PySparkException, match="RowsNotPublished"):
-        run(unreachable, messages(spark, config, BODIES))
+        run(unreachable, parsed(spark, config, BODIES))
     assert (len(archived(config)), len(dead(config))) == (3, 2)
 
-    run(config, messages(spark, config, BODIES))
+    run(config, parsed(spark, config, BODIES))
 
     assert (len(archived(config)), len(dead(config))) == (3, 2)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
@@ -207,31 +240,31 @@ def test_kill_between_the_commit_of_dead_and_its_topic_publishes_later(spark, fa
 
 @pytest.mark.spark
 def test_new_checkpoint_on_an_old_table_is_refused_and_with_take_over_loses_nothing(spark, config):
-    run(config, messages(spark, config, BODIES), 9)
+    run(config, parsed(spark, config, BODIES), 9)
 
     with pytest.raises(JobFailed, match=r"archive belongs to the checkpoint ours.*--take-over"):
-        run(config, messages(spark, config, BODIES), owner=THEIRS)
+        run(config, parsed(spark, config, BODIES), owner=THEIRS)
     assert len(archived(config)) == 3
 
     # All its batches count, also those with numbers that the old checkpoint has used.
-    run(config, messages(spark, config, BODIES), owner=THEIRS, take_over=True)
-    run(config, messages(spark, config, BODIES[:1]), 1, THEIRS)
+    run(config, parsed(spark, config, BODIES), owner=THEIRS, take_over=True)
+    run(config, parsed(spark, config, BODIES[:1]), 1, THEIRS)
     assert (len(archived(config)), len(dead(config))) == (7, 4)
     with pytest.raises(JobFailed, match="belongs to the checkpoint theirs"):
-        run(config, messages(spark, config, BODIES), 10)
+        run(config, parsed(spark, config, BODIES), 10)
 
 
 @pytest.mark.spark
 def test_new_fields_are_added_and_what_was_there_stays(spark, config):
-    run(config, messages(spark, config, BODIES[:1]))
+    run(config, parsed(spark, config, BODIES[:1]))
     wider = replace(config, fields={**config.fields, "ms": "int"}, required_fields=())
     body = json.dumps({"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/", "ms": 5}).encode()
 
-    run(wider, messages(spark, wider, [body]), 1)
+    run(wider, parsed(spark, wider, [body]), 1)
 
     assert {row["body"].encode(): row["ms"] for row in archived(config)} == {BODIES[0]: None, body: 5}
     other = replace(wider, fields={**config.fields, "ms": "double"})
-    frame = messages(spark, other, BODIES[:1])
+    frame = parsed(spark, other, BODIES[:1])
     with pytest.raises(JobFailed, match=r"column ms of type integer, and its type is double now"):
         run(other, frame, 2)
 
@@ -239,13 +272,13 @@ def test_new_fields_are_added_and_what_was_there_stays(spark, config):
 @pytest.mark.spark
 def test_all_types_of_fields_are_columns(spark, config):
     kinds = ["boolean", "tinyint", "smallint", "int", "long", "float", "double", "date", "timestamp", "decimal(5,2)"]
-    given = [True, 1, 2, 3, 4, 0.5, 0.25, "2026-01-01", "2026-01-01T10:00:00Z", 1.25]
-    fields = {f"field_{number}": kind for number, kind in enumerate(kinds)}
+    given = [True, 1, 2, 3, 4, 0.5, 0.25, "2026-01-01", "2026-01-01T10:00:00Z", 1.25, "t"]
+    fields = {f"field_{number}": kind for number, kind in enumerate(kinds)} | {"topic": "string"}
     values = dict(zip(fields, given, strict=True))
     config = replace(config, fields={**config.fields, **fields})
     body = {"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/", **values}
 
-    run(config, messages(spark, config, [json.dumps(body).encode()]))
+    run(config, parsed(spark, config, [json.dumps(body).encode()]))
 
     [row] = archived(config)
     expected = {name: str(value) for name, value in values.items()}

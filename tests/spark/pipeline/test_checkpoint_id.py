@@ -81,13 +81,13 @@ def test_batch_of_a_checkpoint_that_only_spark_can_read_is_told_by_its_number(co
     ids=lambda changes: next(iter(changes)),
 )
 def test_settings_that_divide_events_from_others_are_part_of_a_batch(config, tmp_path, changes):
-    put_batch(tmp_path / "work/archive/checkpoint", 0, "offsets")
-    batch = identify(config, "archive", "a", 0)
+    put_batch(tmp_path / "work/metrics/checkpoint", 0, "offsets")
+    batch = identify(config, "metrics", "a", 0)
 
     same = identify(
-        replace(config, fields={"page": "string", "user": "STRING"}, max_rows_per_batch=1), "archive", "a", 0
+        replace(config, fields={"page": "string", "user": "STRING"}, max_rows_per_batch=1), "metrics", "a", 0
     )
-    other = identify(replace(config, **changes), "archive", "a", 0)
+    other = identify(replace(config, **changes), "metrics", "a", 0)
 
     assert same == batch
     assert (other.offsets == batch.offsets, other.settings == batch.settings) == (True, False)

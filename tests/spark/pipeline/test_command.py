@@ -176,7 +176,11 @@ def test_adoption_of_raw_bodies_is_refused(fakensqd, tmp_path):
     done = CliRunner().invoke(main, arguments(fakensqd, tmp_path, "--raw", "adopt")[len(COMMAND) :])
 
     assert (done.exit_code, done.stderr) == (
-        *(1, "Error: setting raw: an earlier release has kept no files with bodies as they came\n"),
+        *(
+            1,
+            "Error: an earlier release has kept the parsed events of one topic: give its settings, without raw and "
+            "without other topics, to adopt its files\n",
+        ),
     )
 
 

@@ -205,7 +205,6 @@ def test_secrets_are_not_shown():
             r"maintain_every: with table_writer spark-delta the job maintains no tables: .*: leave it out",
             id="maintained by Spark",
         ),
-        pytest.param({"topic": "a,b"}, "topic 'a,b' is several topics: run one job for each", id="several topics"),
         pytest.param({"nsqd_tcp_addresses": ("a:x",)}, "setting nsqd_tcp_addresses: port 'x'", id="port"),
         pytest.param({"publish_addresses": ("a:x",)}, "setting publish_addresses: port 'x'", id="port to publish to"),
         pytest.param({"lookupd_http_addresses": ("a:x",)}, "setting lookupd_http_addresses: 'a:x'", id="HTTP port"),

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from gnsq.spark.pipeline.events import malformed, well_formed
+from gnsq.spark.pipeline.events import by_topic, malformed, parse, parse_topics, well_formed
+from gnsq.spark.pipeline.topics import TopicSettings
 from tests.spark.pipeline.helpers import config_for, messages
 
 TIME = b'"time": "2026-01-01T10:00:01Z"'
@@ -70,11 +71,12 @@ BAD = [
 def test_each_malformed_body_has_the_reason_that_names_the_field(spark, tmp_path):
     config = config_for(tmp_path, fields=FIELDS, required_fields=(), partition_by="none")
 
-    parsed = messages(spark, config, [*GOOD, *(body for body, _ in BAD)])
+    bodies = messages(spark, [*GOOD, *(body for body, _ in BAD)])
+    parsed = parse(bodies, config.schema_of("clicks"), config.max_ahead)
     good = well_formed(parsed).orderBy("message_id").collect()
-    reasons = {bytes(row["body"]): row["reason"] for row in malformed(parsed).select("body", "reason").collect()}
-
-    assert reasons == dict(BAD)
+    for each in (parsed, parse_topics(bodies, config.rules)):
+        reasons = {bytes(row["body"]): row["reason"] for row in malformed(each).select("body", "reason").collect()}
+        assert reasons == dict(BAD)
     assert [row["ms"] for row in good] == [5, None, None, None, None]
     assert [row["page"] for row in good] == ["/", "/", "7", "}{", "k" * 4096]
     assert (good[0]["day"], str(good[0]["price"]), good[0]["ok"]) == (dt.date(2026, 1, 2), "12.34", True)
@@ -92,7 +94,32 @@ def test_iso_8601_is_read_as_others_write_it(spark, tmp_path):
     }
     bodies = [json.dumps({"page": "/", "user": "u", "time": time}).encode() for time in given]
 
-    rows = messages(spark, config_for(tmp_path), bodies).orderBy("message_id").collect()
+    rows = parse_topics(messages(spark, bodies), config_for(tmp_path).rules).orderBy("message_id").collect()
 
     start = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC).timestamp()
     assert [row["event_time"] and row["event_time"].timestamp() - start for row in rows] == list(given.values())
+
+
+@pytest.mark.spark
+def test_expressions_fit_the_same_topics_in_spark_and_in_python(spark, tmp_path):
+    expressions = [
+        "click.*",
+        r"(?:eu|us)\.[a-z]+",
+        r"v\d{1,2}(?!-old)\w*",
+        r"[^\d.]+\-x?",
+        "a|ab|b{2,}?c??",
+        "[a-c.-]*?#*",
+        "orders",
+    ]
+    names = ["click", "clicks", "a-click", "eu.orders", "eu.", "v1", "v12_a", "v1-old", "a-", "1-", "ab", "bbc", "bbbb"]
+    names += ["b", "a.b-c", "c#", "orders", "Orders", "_x-x", "a" * 64]
+    topics = {expression: TopicSettings() for expression in expressions}
+    config = config_for(tmp_path, topic="", topics=topics, lookupd_http_addresses=("a:1",))
+
+    frame = spark.createDataFrame([(name,) for name in names], "topic string")
+    rows = frame.select("topic", by_topic(config.rules, [each.name for each in config.rules]).alias("entry"))
+
+    found = {name: config.entry_of(name) for name in names}
+    assert {row.topic: row.entry for row in rows.collect()} == {
+        name: entry and entry.name for name, entry in found.items()
+    }

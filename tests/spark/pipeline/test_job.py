@@ -13,13 +13,15 @@ from pyspark.errors import PySparkException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.job import Job
-from gnsq.spark.pipeline.layout import archive_tables, metrics_table
+from gnsq.spark.pipeline.layout import archive_tables, metrics_table, with_layout
 from gnsq.spark.pipeline.lease import LeaseLost
-from gnsq.spark.pipeline.preflight import check_places, create_channels
+from gnsq.spark.pipeline.preflight import check_places, create_channels, survey
 from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
+from gnsq.spark.pipeline.topics import TopicSettings
+from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import channel_stats, columns, publish
+from tests.spark.helpers import channel_stats, columns, publish, wait_for
 from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, sum_of_counts, table_rows
 
 GOOD = [b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}' % (number, number) for number in range(30)]
@@ -80,6 +82,65 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     assert note.committed == note.begun == max(batch.batch_id for batch in reports if batch.query == "archive")
     assert (note.state_rows, summary.state["archive"]) == (37, (37, note.state_bytes))
     assert spool_state(config, "archive", note.offset).rows == 0
+
+
+@pytest.mark.spark
+def test_topics_are_archived_by_their_entries_and_none_harms_another(run, fakecluster, tmp_path, caplog):
+    first, second = fakecluster.nsqds
+    publish(first, "clicks", GOOD[:5] + BAD)
+    publish(first, "frames", [b"\xff\x00"])
+    order = b'{"at": "2026-01-01T10:00:00Z", "page": %d}'
+    publish(second, "events.orders", [order % number for number in range(3)])
+    publish(second, "events.eu", [b'{"page": 1.5}'])
+    config = config_for(
+        tmp_path,
+        topic="",
+        topics={
+            "clicks": TopicSettings(),
+            "frames": TopicSettings(raw=True, partition_by="none"),
+            r"events\..*": TopicSettings(fields={"page": "int"}, time_field="at", partition_by="page"),
+        },
+        metrics=(Metric("pages", topic="clicks"), Metric("users", topic="clicks", keys=("user",))),
+        lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses),
+        deduplicate=3600.0,
+        max_ahead=1e9,
+    )
+    wait_for(lambda: {"clicks", "frames", "events.orders", "events.eu"} <= survey(config).topics)
+    check_places(config)
+    # Receivers have died before FIN: clicks has a message twice. Others have the same id in other topics, one of which
+    # is not in the settings any more.
+    spool = Spool(config.spool_of("archive"))
+    spool.prepare()
+    found = [(GOOD[5], "clicks"), (GOOD[5], "clicks"), (b"{}", "gone"), (b"1", "frames")]
+    for number, (body, topic) in enumerate(found):
+        _, *others = columns(1, topic=topic)
+        spool.writer(f"killed{number}").write(1, [pa.array([body], pa.binary()), *others])
+
+    reports, summary = run(config)
+
+    def rows(table):
+        return table_rows(tmp_path / "output" / table)
+
+    assert sorted(row["body"].encode() for row in rows("clicks/archive")) == sorted(GOOD[:6])
+    assert sorted(row["body"] for row in rows("frames/archive")) == [b"1", b"\xff\x00"]
+    assert sorted(row["page"] for row in rows("events.orders/archive")) == [0, 1, 2]
+    assert {
+        topic: sorted(row["reason"] for row in rows(f"{topic}/dead")) for topic in ("clicks", "events.eu", "gone")
+    } == {
+        "clicks": ["body is not a JSON object", "page is missing"],
+        "events.eu": ["page is not of type int"],
+        "gone": ["the topic fits no entry of the settings"],
+    }
+    assert "gone fits no entry of the settings: 1 message that came before the entry was removed" in caplog.text
+    for name, query in (("pages", "metrics.clicks.pages"), ("users", "metrics.clicks.users")):
+        assert (
+            sum(row["count"] for row in rows(f"clicks/metrics/{name}")) == metrics_table(config, query).status().entered
+        )
+    assert metrics_table(config, "metrics.clicks.users").status().entered == 5
+    assert (summary.duplicates["archive"], summary.dead_letters) == (1, 4)
+    assert [fakecluster.depth(f"{topic}-dead") for topic in ("clicks", "events.eu")] == [2, 1]
+    assert {batch.query for batch in reports} == set(config.queries)
+    assert set(with_layout(config).placed.tables) == {"clicks", "events.eu", "events.orders", "frames", "gone"}
 
 
 @pytest.mark.spark

@@ -175,6 +175,7 @@ def test_bad_setting_is_named(changes, words):
         pytest.param("topic = ", r"configuration .*job\.toml: ", id="not TOML"),
         pytest.param("tpoic = 'x'", r"job\.toml: setting tpoic is unknown; did you mean topic\?", id="unknown"),
         pytest.param("max_open_counts = 5", "setting max_open_counts is gone: leave it out", id="gone"),
+        pytest.param("layout = 'x'", "setting layout is unknown", id="no setting"),
         pytest.param("zzzzzz = 'x'", r"setting zzzzzz is unknown; known are topic, ", id="unlike any"),
     ],
 )

@@ -69,7 +69,9 @@ def test_where_a_query_stands(fakensqd, config, tmp_path):
         lines = list(status_lines(config, NOW))
 
     assert lines[0] == f"job      running, process {os.getpid()}"
-    assert lines[1].startswith("archive  batch 4 committed 2026-01-01 00:58:55 UTC (0:01:05 ago), batch 5 begun 20")
+    assert lines[1].startswith(
+        "archive  batch 4 committed 2026-01-01 00:58:55 UTC (0:01:05 ago), lag 3,545.0 s, batch 5 begun"
+    )
     assert lines[2] == "         state 1,200 rows, 3.0 MiB"
     assert lines[3].startswith("         spool 4 rows, ")
     assert lines[3].endswith(" bytes waiting, the oldest for 0:02:00, 1 receiver not closed")
