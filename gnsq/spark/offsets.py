@@ -22,15 +22,20 @@ __all__ = [
     "may_follow",
     "missing",
     "pending",
+    "positions_of",
+    "read_after",
+    "slowest",
     "take_up_to",
     "with_new_revision",
+    "with_skipped",
 ]
 
 VERSION = 1
 # A key that is no receiver's name. Its value only makes a vector differ from the vector before it.
 _REVISION = ""
-# Prefix of a key: a receiver's name follows. Value: number of its last segment that was deleted before the first read.
-_DELETED_UP_TO = "/"
+# Prefix of a key: a receiver's name follows. Value: number of its last segment that was deleted or skipped before the
+# first one that is read.
+_NOT_READ_UP_TO = "/"
 
 # Limit of the receivers that describe_missing() names.
 MAX_DESCRIBED = 5
@@ -41,17 +46,24 @@ Vector = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a spool: its receiver, its number at this receiver (from 1), its bytes, its rows."""
+    """One segment of a spool: its receiver, its number at this receiver (from 1), its bytes, its rows.
+
+    Attributes:
+        received_ms: When its messages were received, in milliseconds since 1970: the column received_at of all its
+            rows. None if an earlier version of gnsq wrote the segment.
+    """
 
     receiver: str
     number: int
     size: int
     rows: int
+    received_ms: int | None = None
 
     @property
     def name(self) -> str:
-        """Name of the file. It has the number of rows, so that a listing is enough to count rows."""
-        return f"{self.number:012d}-{self.rows}.arrow"
+        """Name of the file. It has the number of rows and the time, so that a listing is enough to know them."""
+        time = "" if self.received_ms is None else f"-{self.received_ms}"
+        return f"{self.number:012d}-{self.rows}{time}.arrow"
 
     @property
     def path(self) -> str:
@@ -161,27 +173,56 @@ def take_up_to(
     return taken
 
 
-def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
+def positions_of(vector: Vector) -> dict[str, int]:
+    """Return the numbers of receivers in a vector, without its other keys."""
+    return {key: number for key, number in vector.items() if key != _REVISION and not key.startswith(_NOT_READ_UP_TO)}
+
+
+def read_after(start: Vector, end: Vector) -> Vector:
+    """Compute the position after which a batch reads: start, or a later one that end has noted for a new receiver."""
+    noted = {key[1:]: number for key, number in end.items() if key.startswith(_NOT_READ_UP_TO)}
+    return {**noted, **start}
+
+
+def advance(
+    start: Vector, taken: Iterable[Segment], receivers: Set[str], skipped: Vector | None = None
+) -> dict[str, int]:
     """Compute the vector for the position after start and the taken segments.
 
     If a receiver is not in start, for example with a new checkpoint on an old spool, the segments before its first
-    taken segment were deleted. The result then has the last deleted number, too: missing() expects all later segments.
+    taken segment were deleted or skipped. The result then has the last of their numbers, too: missing() expects all
+    later segments.
 
     Args:
         taken: Segments in the order of pending().
+        skipped: For receivers that are not in start, the last segment that is not read.
         receivers: The receivers that have a file. The others have probably ended; the result leaves them out, so that
             vectors do not grow for ever. But if no segment is taken, the result is start, since Spark takes any
             difference for new data.
     """
     end = dict(start)
-    deleted: dict[str, int] = {}
+    not_read: dict[str, int] = {}
     for segment in taken:
         if segment.receiver not in end and segment.number > 1:
-            deleted[_DELETED_UP_TO + segment.receiver] = segment.number - 1
+            not_read[_NOT_READ_UP_TO + segment.receiver] = segment.number - 1
         end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
     if end == dict(start):
         return end
-    return {receiver: number for receiver, number in end.items() if receiver in receivers} | deleted
+    end = {receiver: number for receiver, number in end.items() if receiver in receivers} | not_read
+    return with_skipped(end, skipped or {})
+
+
+def slowest(positions: Sequence[Vector]) -> dict[str, int]:
+    """Compute the vector up to which all of these positions have come: for each receiver, the lowest number."""
+    first, *others = positions
+    lowest = {key: min([number, *(each.get(key, 0) for each in others)]) for key, number in first.items()}
+    return {key: number for key, number in lowest.items() if number}
+
+
+def with_skipped(vector: Vector, skipped: Vector) -> dict[str, int]:
+    """Return a vector that has the receivers of skipped, too. Their segments up to these numbers are not read."""
+    new = {receiver: number for receiver, number in skipped.items() if receiver not in vector}
+    return {**vector, **new, **{_NOT_READ_UP_TO + receiver: number for receiver, number in new.items()}}
 
 
 def with_new_revision(start: Vector) -> dict[str, int]:
@@ -193,14 +234,14 @@ def with_new_revision(start: Vector) -> dict[str, int]:
 def missing(present: Iterable[Segment], start: Vector, end: Vector) -> list[tuple[str, int]]:
     """List the segments, as (receiver, number), that are between start and end but not present.
 
-    If a receiver is not in start, its segments are expected from number 1, or after the deleted segments noted in end.
+    If a receiver is not in start, its segments are expected from number 1, or after those that end notes as not read.
     """
     found = {(segment.receiver, segment.number) for segment in present}
+    after = read_after(start, end)
     gaps: list[tuple[str, int]] = []
-    for receiver, last in sorted(end.items()):
-        if receiver != _REVISION and not receiver.startswith(_DELETED_UP_TO):
-            first = 1 + start.get(receiver, end.get(_DELETED_UP_TO + receiver, 0))
-            gaps.extend((receiver, number) for number in range(first, last + 1) if (receiver, number) not in found)
+    for receiver, last in sorted(positions_of(end).items()):
+        first = 1 + after.get(receiver, 0)
+        gaps.extend((receiver, number) for number in range(first, last + 1) if (receiver, number) not in found)
     return gaps
 
 

@@ -34,6 +34,7 @@ MAX_PARTITION_BYTES = 64 * MIB
 # Seconds. The default of Spark's Kafka source.
 DEFAULT_TRIGGER_DELAY = 900.0
 COMPRESSIONS = ("none", "snappy", "deflate")
+_READER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TRUTH = {"true": True, "false": False}
 # Options with a fixed set of values, in upper or lower case, as in Spark's own options.
 _WORDS = frozenset({"receivers", "compression"})
@@ -42,7 +43,7 @@ QUERY_ONLY_OPTIONS = frozenset(
     [
         *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
         *["min_rows_per_batch", "max_trigger_delay", "num_partitions", "fail_on_data_loss", "max_rows"],
-        *["drain", "idle_timeout"],
+        *["drain", "idle_timeout", "starting_timestamp", "spool_retention", "spool_retention_bytes", "spool_reader"],
     ]
 )
 
@@ -100,7 +101,7 @@ class ConnectOptions:
         return cls(**given)
 
     def __post_init__(self) -> None:
-        if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
+        if self.needs_address and not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
             raise ValueError("no address: give option nsqdTcpAddresses, such as 'host:4150', or lookupdHttpAddresses")
         for name in ("lookupd_http_addresses", "nsqd_http_addresses"):
             if any("@" in address for address in getattr(self, name, ())):
@@ -125,6 +126,11 @@ class ConnectOptions:
             raise ValueError("option tlsVerify is given, but option tls is not true: nothing is encrypted")
 
     @property
+    def needs_address(self) -> bool:
+        """True if addresses of nsqd or nsqlookupd are required."""
+        return True
+
+    @property
     def uses_https(self) -> bool:
         """True if any HTTP address is an https:// address."""
         addresses = (*self.lookupd_http_addresses, *getattr(self, "nsqd_http_addresses", ()))
@@ -146,7 +152,9 @@ class ReadOptions(ConnectOptions):
         "HTTP addresses of the nsqds, to ask for the depth of the channel; not needed with lookupdHttpAddresses",
     )
     spool: str = option(
-        "", "directory of the spool, as a path or URI; required for readStream; each query needs its own"
+        "",
+        "directory of the spool, as a path or URI; required for readStream; each query needs its own, "
+        "except with spoolReader",
     )
     spool_owner: str = option(
         "", "name of this query, such as the URI of its checkpoint; the spool of another owner is refused"
@@ -185,9 +193,36 @@ class ReadOptions(ConnectOptions):
     )
     max_spool_bytes: int = option(
         1024 * MIB,
-        "size of the spool above which no more messages are received; spark.read fails if it needs more",
+        "size of the unread segments of the spool above which no more messages are received; spark.read fails if it "
+        "needs more",
         unit="bytes",
         minimum=1,
+    )
+    spool_retention: float | None = option(
+        None,
+        "segments that all queries have read are kept so long after they were received, for further queries and for "
+        "replays; default: not kept, unless spoolRetentionBytes is given",
+        unit="s",
+        minimum=1,
+    )
+    spool_retention_bytes: int | None = option(
+        None,
+        "most bytes of segments that are kept after all queries have read them; default: no limit",
+        unit="bytes",
+        minimum=1,
+    )
+    spool_reader: str = option(
+        "",
+        "name of this query if it reads the spool of another query, which receives the messages: it has offsets of its "
+        "own, and needs no addresses",
+    )
+    starting_timestamp: int | None = option(
+        None,
+        "for a query without a checkpoint: the first segments that it reads are those received at this time or later, "
+        "in milliseconds since 1970; default: it reads all that the spool has",
+        unit="ms",
+        # A time in seconds would be refused.
+        minimum=1_000_000_000_000,
     )
     max_rows_per_batch: int | None = option(None, "most rows in one batch; default: no limit", unit="rows", minimum=1)
     max_bytes_per_batch: int = option(
@@ -270,6 +305,7 @@ class ReadOptions(ConnectOptions):
                 "would deliver every message twice"
             )
         self._check_min_rows()
+        self._check_reader()
         super().__post_init__()
 
     def _check_min_rows(self) -> None:
@@ -280,10 +316,23 @@ class ReadOptions(ConnectOptions):
         elif most is not None and least > most:
             raise ValueError(f"option minRowsPerBatch {least} is more than maxRowsPerBatch {most}: give at most that")
 
+    def _check_reader(self) -> None:
+        if not self.spool_reader:
+            return
+        if not _READER_NAME.fullmatch(self.spool_reader):
+            raise ValueError(
+                f"option spoolReader {self.spool_reader!r} is not a name: give up to 64 letters, digits, - and _"
+            )
+        for name in ("spool_retention", "spool_retention_bytes"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"option {_camel(name)} is given with spoolReader: give it to the query that owns the spool"
+                )
+
     def _check_pattern(self) -> None:
         if self.topics:
             raise ValueError("options topic and topicPattern are both given: one of them")
-        if not self.lookupd_http_addresses:
+        if self.needs_address and not self.lookupd_http_addresses:
             raise ValueError("option topicPattern needs lookupdHttpAddresses: nsqlookupd knows which topics there are")
         if self.nsqd_tcp_addresses or self.nsqd_http_addresses:
             raise ValueError(
@@ -296,6 +345,11 @@ class ReadOptions(ConnectOptions):
             raise ValueError(
                 f"option topicPattern {self.topic_pattern!r} is not a regular expression: {error}"
             ) from error
+
+    @property
+    def needs_address(self) -> bool:
+        """False for a reader of another query's spool, since it receives nothing."""
+        return not self.spool_reader
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -327,7 +381,7 @@ class ReadOptions(ConnectOptions):
     @property
     def receives_here(self) -> bool:
         """True if the process that plans batches also receives messages."""
-        return self.receivers == "driver"
+        return self.receivers == "driver" and not self.spool_reader
 
     @property
     def trigger_delay(self) -> float:

@@ -59,10 +59,14 @@ class FakeMessage(Message):
         super().__init__(1_700_000_000_000_000_000 + number * 1000, 1, b"%016d" % number, body, connection)
 
 
-def columns(*numbers, topic="clicks"):
+# When the messages of columns() were received, in milliseconds since 1970.
+RECEIVED_MS = 1_700_000_001_000
+
+
+def columns(*numbers, topic="clicks", received_ms=RECEIVED_MS):
     """The columns of a segment with these messages."""
     messages = [FakeMessage(number) for number in numbers]
-    return segment_columns(messages, [topic] * len(messages), 1_700_000_001_000_000_000)
+    return segment_columns(messages, [topic] * len(messages), received_ms * 1_000_000)
 
 
 def arrow_file(schema, *arrays):

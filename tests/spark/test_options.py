@@ -88,6 +88,20 @@ def test_spool_mode_is_octal(text, mode):
         pytest.param(
             {"minRowsPerBatch": "9", "maxTriggerDelay": "0"}, "maxTriggerDelay 0.0 must be at least 0.001 s", id="delay"
         ),
+        pytest.param(
+            {"startingTimestamp": "1700000000"}, "startingTimestamp 1700000000 must be at least", id="seconds"
+        ),
+        pytest.param(
+            {"startingTimestamp": "2026-01-01"}, "startingTimestamp '2026-01-01' is not a whole number", id="ISO time"
+        ),
+        pytest.param({"spoolRetention": "0"}, "spoolRetention 0.0 must be at least 1 s", id="no retention"),
+        pytest.param({"spoolRetentionBytes": "0"}, "spoolRetentionBytes 0 must be at least 1 byte", id="no bytes"),
+        pytest.param({"spoolReader": "a.b"}, r"spoolReader 'a.b' is not a name: .*letters", id="reader's name"),
+        pytest.param(
+            {"spoolReader": "a", "spoolRetention": "9"},
+            "spoolRetention is given with spoolReader: give it to the query that owns",
+            id="retention of a reader",
+        ),
         pytest.param({"spoolMode": "rwx"}, "option spoolMode 'rwx': this is not an octal number", id="no mode"),
         pytest.param({"spoolMode": "0077"}, "option spoolMode '0077': mode 0077 is not usable: .*0700", id="no owner"),
         # 0o770 as TOML and Python write it, turned into decimal.
@@ -203,6 +217,13 @@ def test_option_receivers_is_parsed(receivers, here):
     options = ReadOptions.parse({**READ, "receivers": receivers})
 
     assert options.receives_here is here
+
+
+@pytest.mark.parametrize("topics", [{"topic": "clicks"}, {"topicPattern": "c.*"}])
+def test_reader_needs_no_addresses_and_receives_nothing(topics):
+    options = ReadOptions.parse({**topics, "channel": "archive", "spoolReader": "second"})
+
+    assert not options.receives_here
 
 
 def test_write_needs_no_topic_option():

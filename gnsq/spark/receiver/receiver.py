@@ -345,10 +345,12 @@ class Receiver:
         """Write one segment and finish its messages; try until it succeeds or the receiver is closing."""
         self._writing, self._writing_size = segment.messages, segment.size
         number, count = self.segments + 1, len(segment.messages)
+        # The same time for each try, since the name of the file has it: a try that has failed may leave a file.
+        received_at_ns = time.time_ns()
         retry = RETRY_INITIAL
         while True:
             try:
-                size = self._io_thread.call(self._write_segment, number, segment)
+                size = self._io_thread.call(self._write_segment, number, segment, received_at_ns)
                 break
             except OSError as error:
                 # nsqd keeps the messages. Without the pause a full disk would fill the memory, too.
@@ -381,11 +383,11 @@ class Receiver:
         if self.rows == self._max_rows:
             self.finished.set()
 
-    def _write_segment(self, number: int, segment: BufferedMessages) -> int:
+    def _write_segment(self, number: int, segment: BufferedMessages, received_at_ns: int) -> int:
         from gnsq.spark.spool.segments import segment_columns  # loads pyarrow
 
         assert self._writer is not None  # start() has made it
-        return self._writer.write(number, segment_columns(segment.messages, segment.topics, time.time_ns()))
+        return self._writer.write(number, segment_columns(segment.messages, segment.topics, received_at_ns))
 
     def _wait_closing(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -449,9 +451,9 @@ class Receiver:
             self._resume("spool")
 
     def _list_spool(self) -> int:
-        """Return the bytes of the spool. Let segments grow if many wait there. Called in the I/O thread."""
+        """Return the unread bytes of the spool. Let segments grow if many wait there. Called in the I/O thread."""
         self._spool.update(self._listing, sees_deletions=True)
-        waiting = self._listing.segments.totals({})
+        waiting = self._spool.unread(self._listing)
         self._buffer.max_age = grown_age(self.options.segment_wait, waiting.segments)
         return waiting.size
 

@@ -1,5 +1,8 @@
 """Planner: everything that a query's reader needs while it runs: the lock of the spool, the receiver, the next offsets.
 
+A planner with the option spoolReader plans for a further query on the spool of another query. It receives nothing and
+deletes nothing: it writes its position into the spool.
+
 Knows offsets as vectors, and no Spark. Its methods are called from one plain thread, which may block natively between
 calls. Connections run on a hub thread.
 """
@@ -21,8 +24,11 @@ from gnsq.spark.offsets import (
     describe_missing,
     distribute,
     missing,
+    positions_of,
+    read_after,
     take_up_to,
     with_new_revision,
+    with_skipped,
 )
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
@@ -32,6 +38,8 @@ from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchT
 from gnsq.spark.spool.index import Totals
 from gnsq.spark.spool.listing import SpoolListing
 from gnsq.spark.spool.ownership import SpoolLock
+from gnsq.spark.spool.positions import REFRESH_INTERVAL, ReaderRegistration
+from gnsq.spark.spool.retention import Retention, SpoolPruner
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
@@ -47,6 +55,10 @@ LOCAL_INTERVALS, REMOTE_INTERVALS = (0.02, 0.2), (0.5, 5.0)
 # While the segments of a whole batch are known, the pause after a listing is this many times its duration.
 # A listing of 100,000 known segments takes 0.1 s on a local disk.
 LISTING_PAUSE = 10.0
+# Seconds between deletions of retained segments while no batch is committed.
+RETENTION_INTERVAL = 30.0
+# Seconds that a new reader waits before it lists the spool: the owner may be deleting, without knowing of the reader.
+NEW_READER_PAUSE = 2.0
 # While draining: seconds between listings, and seconds for which segments are gathered to a batch.
 DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
@@ -60,6 +72,8 @@ class PlannerTimes:
         owner_check: Between checks that no other run has taken the spool.
         listing_pause: See LISTING_PAUSE.
         depth, warn_after: Given to ChannelMonitor as poll_interval and warn_after.
+        retention: Between deletions of retained segments while no batch is committed.
+        reader_refresh, new_reader: See REFRESH_INTERVAL in positions.py, and NEW_READER_PAUSE.
         trigger_after_depth, trigger_after_unknown, trigger_retry: Given to EmptyBatchTrigger, in this order.
     """
 
@@ -68,6 +82,9 @@ class PlannerTimes:
     listing_pause: float = LISTING_PAUSE
     depth: float = channel.POLL_INTERVAL
     warn_after: float = drain.WARN_AFTER
+    retention: float = RETENTION_INTERVAL
+    reader_refresh: float = REFRESH_INTERVAL
+    new_reader: float = NEW_READER_PAUSE
     trigger_after_depth: float = drain.TRIGGER_AFTER_DEPTH
     trigger_after_unknown: float = drain.TRIGGER_AFTER_UNKNOWN
     trigger_retry: float = drain.RETRY_INITIAL
@@ -91,6 +108,12 @@ class Planner:
         self._times = times
         self._limit = options.max_spool_bytes
         self._lock: SpoolLock | None = None
+        # Of the query that owns the spool; and of a reader. A planner has one of them while it runs.
+        self._pruner: SpoolPruner | None = None
+        self._registration: ReaderRegistration | None = None
+        # The end of the last committed batch of this run, and when segments up to it were last deleted.
+        self._committed: Vector | None = None
+        self._pruned_at = 0.0
         self._hub: HubThread | None = None
         self._monitor: ChannelMonitor | None = None
         # Set when the receiver has written a segment.
@@ -137,12 +160,20 @@ class Planner:
             SpoolInUse: If another query uses the spool.
             SpoolError: If the spool can't be written.
         """
-        if self._hub is not None:
+        if self._lock is not None:
             return
         options, times = self._options, self._times
+        reader = options.spool_reader
         try:
-            self._lock = self.spool.lock(options.spool_owner, options.source, times.lock)
+            self._lock = self.spool.lock(options.spool_owner, options.source, times.lock, reader=reader)
             self._checked_at = time.monotonic()
+            if reader:
+                self._registration = ReaderRegistration(self.spool.positions, reader, times.reader_refresh)
+                if drain:
+                    self._start_reader_drain()
+                return
+            retention = Retention(options.spool_retention, options.spool_retention_bytes)
+            self._pruner = SpoolPruner(self.spool, retention, options.max_spool_bytes)
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
             self._monitor = ChannelMonitor(self._hub, options, self.spool.location, times.depth, times.warn_after)
@@ -169,6 +200,8 @@ class Planner:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+        if self._registration is not None:
+            self._registration.close()
         hub, self._hub = self._hub, None
         if hub is None:
             return
@@ -200,17 +233,19 @@ class Planner:
             SpoolError: If the receiver or the drain has failed, or another run has taken the spool.
             OSError: If the spool can't be listed.
         """
+        self._register(start)
         since = time.monotonic()
         if self._drain is not None:
             self._drain.begin(since)
         while True:
             self._poll(start)
+            self._prune_retained()
             waiting = self._totals_after(start)
             if self._is_too_small(waiting):
                 waiting = Totals()
             if not waiting.segments and self._is_trigger_due(start):
                 if self._drain is None or start != self._renewed:
-                    self._renewed = with_new_revision(start)
+                    self._renewed = with_skipped(with_new_revision(start), self._skipped(start))
                     return dict(self._renewed)
                 # The segments could not be deleted after the empty batch. Another empty batch would not help, and a
                 # drain must end.
@@ -225,8 +260,9 @@ class Planner:
         Raises:
             SpoolError, OSError: In the same cases as latest().
         """
+        self._register(start)
         if self._drain is None:
-            self._start_drain()
+            (self._start_drain if self._registration is None else self._start_reader_drain)()
         for _ in self._poll_until_drained():
             if self._is_trigger_due(start):
                 # Not after an empty batch, since Trigger.Once has only one batch: see NsqStreamReader.commit().
@@ -237,7 +273,7 @@ class Planner:
                     self.spool.location,
                 )
                 break
-        return self._plan_up_to(start, self._listing.segments.between(start, self._drain_end))
+        return self._plan_up_to(start, self._listing.segments.between(self._after(start), self._drain_end))
 
     def partitions(self, start: Vector, end: Vector) -> list[list[Segment]]:
         """Divide the segments between two offsets into tasks.
@@ -246,6 +282,7 @@ class Planner:
             SpoolIncomplete: If any of these segments is gone. Not with failOnDataLoss=false: a warning is logged then.
             OSError: If the spool can't be listed.
         """
+        self._register(start)
         segments, gaps = self._segments_between(start, end)
         if gaps:
             # The listing may be older than the batch; or, after a restart of the query, there is no listing yet.
@@ -264,16 +301,36 @@ class Planner:
         return distribute(segments, options.partitions, options.max_partition_bytes)
 
     def commit(self, end: Vector) -> None:
-        """Delete the segments up to an offset. If that fails, log a warning: the next commit deletes them, too.
+        """Delete the segments up to an offset, except those that are kept. A reader notes the offset in the spool.
+
+        If that fails, a warning is logged: the next commit does it, too.
 
         Raises:
             SpoolInUse: If another run has taken the spool.
         """
+        self._committed = end
         try:
             self._check_owner(0.0)
-            self.spool.prune(self._listing, end)
+            if self._registration is not None:
+                self._registration.advance(end)
+            else:
+                self._prune(end)
         except OSError as error:
             logger.warning("spool %s not pruned: %s", self.spool.location, error)
+
+    def _prune(self, committed: Vector) -> None:
+        assert self._pruner is not None  # start() has made it
+        self._pruned_at = time.monotonic()
+        self._pruner.prune(self._listing, committed, time.time())
+
+    def _prune_retained(self) -> None:
+        """Delete segments that need no longer be kept, now and then, since commit() is not called without batches."""
+        if self._pruner is None or self._committed is None:
+            return
+        if time.monotonic() - self._pruned_at >= self._times.retention:
+            if self._listing.segments.totals({}, self._committed).segments:
+                self.commit(self._committed)
+            self._pruned_at = time.monotonic()
 
     def progress(self) -> tuple[dict[str, int], dict[str, int | str]]:
         """Return the end of the spool, and the backlog for query.lastProgress, as the last listings have shown them."""
@@ -311,13 +368,13 @@ class Planner:
         return [segment for segment in self.spool.listing().segments if segment.receiver == receiver.id]
 
     def _plan_batch(self, start: Vector) -> dict[str, int]:
-        options, waiting = self._options, self._listing.segments.waiting(start, self._drain_end)
+        options, waiting = self._options, self._listing.segments.waiting(self._after(start), self._drain_end)
         return self._plan_up_to(
             start, take_up_to(waiting, options.max_rows_per_batch, options.max_bytes_per_batch, self._turn)
         )
 
     def _plan_up_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
-        self._planned = advance(start, taken, self._listing.receivers)
+        self._planned = advance(start, taken, self._listing.receivers, self._skipped(start))
         if taken:
             self._turn += 1
             if self._delay is not None:
@@ -326,7 +383,16 @@ class Planner:
 
     def _totals_after(self, start: Vector) -> Totals:
         """Sum up the segments after start that the last listing has found."""
-        return self._listing.segments.totals(start, self._drain_end)
+        return self._listing.segments.totals(self._after(start), self._drain_end)
+
+    def _after(self, start: Vector) -> Vector:
+        """Return the position after which the next batch reads."""
+        return {**self._skipped(start), **start}
+
+    def _skipped(self, start: Vector) -> Vector:
+        """Return the end of the segments that a query without a checkpoint does not read (startingTimestamp)."""
+        time_ms = self._options.starting_timestamp
+        return {} if time_ms is None or positions_of(start) else self._listing.segments.before(time_ms)
 
     def _is_too_small(self, waiting: Totals) -> bool:
         """Return True if the batch of these segments must wait for more rows (minRowsPerBatch)."""
@@ -343,7 +409,7 @@ class Planner:
 
     def _segments_between(self, start: Vector, end: Vector) -> tuple[list[Segment], list[tuple[str, int]]]:
         """List the segments of a batch that the last listing has found, and name those that it has not found."""
-        segments = self._listing.segments.between(start, end)
+        segments = self._listing.segments.between(read_after(start, end), end)
         return segments, missing([*segments, *self._listing.quarantined], start, end)
 
     def _should_wait(self, waiting: Totals, waited: float) -> bool:
@@ -355,7 +421,7 @@ class Planner:
             return not waiting.segments and waited < NEW_DATA_TIMEOUT
         if self._drain_end is not None or self._exceeds_batch(waiting):
             return False
-        return not waiting.segments or (waited < GATHER_SECONDS and self._listing.size < self._limit // 2)
+        return not waiting.segments or (waited < GATHER_SECONDS and self._unread_size < self._limit // 2)
 
     def _wait(self) -> None:
         """Wait briefly for a new segment; while draining, then for more, since a listing lists the whole spool."""
@@ -368,10 +434,12 @@ class Planner:
         An empty batch is needed for that: before it Spark calls commit() for the last batch, and code in it can sync
         Spark's commit log. With Trigger.Once there is none, and the planner deletes the segments itself.
         """
-        listing, now, depth = self._listing, time.monotonic(), None
+        if self._pruner is None:
+            return False  # no receiver waits for a reader
+        segments, now, depth = self._listing.segments, time.monotonic(), None
         if self._channel_monitor.asked_at > self._grown_at:
             depth = self._channel_monitor.depth
-        read = listing.size - listing.segments.totals(start).size
+        read = segments.totals(self._pruner.owner_position, self._after(start)).size
         waiting = depth.waiting if depth is not None and (depth.exact or depth.waiting) else None
         idle = now - self._grown_at
         due = self._drain_end is None and self._trigger.is_due(read, waiting, idle, now, is_paused=self._is_paused())
@@ -384,6 +452,38 @@ class Planner:
             )
         return due
 
+    # --- readers
+
+    def _register(self, start: Vector) -> None:
+        """Let the owner of the spool keep the segments after start, if this query is a reader and has not done so.
+
+        Raises:
+            SpoolIncomplete: If the owner keeps nothing for this reader any more. Not with failOnDataLoss=false.
+            OSError: If the spool can't be written or listed.
+        """
+        registration, name = self._registration, self._options.spool_reader
+        if registration is None or (registration.is_registered and not registration.is_removed):
+            return
+        if positions_of(start) and not self.spool.positions.has_reader(name):
+            lost = (
+                f"spool {self.spool.location} keeps nothing for reader {name}, which has not run for long: segments "
+                "that it has not read may have been deleted"
+            )
+            if self._options.fail_on_data_loss:
+                raise SpoolIncomplete(
+                    f"{lost}. Go on without their messages: with failOnDataLoss=false, or with a new checkpoint"
+                )
+            logger.warning("%s. It goes on without their messages, since failOnDataLoss is false", lost)
+        if not registration.register(start):
+            time.sleep(self._times.new_reader)
+        self._list(is_whole=True)
+
+    def _start_reader_drain(self) -> None:
+        """Let a reader read what is in the spool now, and end: it does not wait for messages at nsqd."""
+        self._list()
+        self._drain = Drain(self._options.idle_timeout, time.monotonic(), has_http=False)
+        self._drain_end = self._listing.segments.last()
+
     # --- draining
 
     def _start_drain(self) -> None:
@@ -393,7 +493,7 @@ class Planner:
         self._counted = self._listing.segments.last()
         if self._is_batch:
             # Segments of other receivers are neither read nor deleted, so they do not count for the limit.
-            self._limit += self._listing.size
+            self._limit += self._unread_size
         options, has_http = self._options, self._channel_monitor.has_http
         self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http)
         if depth is not None:
@@ -485,7 +585,7 @@ class Planner:
         if receiver is not None and receiver.failing:
             return f"spool {self.spool.location} can't be written, see the log"
         if self._is_full():
-            return f"spool {self.spool.location} is full ({self._listing.size} bytes, see maxSpoolBytes)"
+            return f"spool {self.spool.location} is full ({self._unread_size} bytes, see maxSpoolBytes)"
         if receiver is None or self._hub is None:
             return ""
         failures = self._hub.call(receiver.subscriptions.failures)
@@ -510,7 +610,13 @@ class Planner:
         return self._is_full() or (self.receiver is not None and self.receiver.is_paused)
 
     def _is_full(self) -> bool:
-        return self._listing.size >= self._limit
+        return self._pruner is not None and self._unread_size >= self._limit
+
+    @property
+    def _unread_size(self) -> int:
+        """Bytes of the spool that its owner has not read. They, and not those that are kept, count for the limit."""
+        assert self._pruner is not None  # only the owner has a limit
+        return self._listing.segments.totals(self._pruner.owner_position).size
 
     @property
     def _channel_monitor(self) -> ChannelMonitor:

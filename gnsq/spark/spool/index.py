@@ -129,6 +129,19 @@ class SegmentIndex:
             size += run.sizes[last] - run.sizes[first]
         return Totals(segments, rows, size)
 
+    def before(self, time_ms: int) -> dict[str, int]:
+        """Return the vector for the position before the first segments that were received at a time or later.
+
+        Segments without a time, and those after them, count as received later.
+        """
+        found: dict[str, int] = {}
+        for receiver, run in self._runs.items():
+            for segment in run.segments:
+                if segment.received_ms is None or segment.received_ms >= time_ms:
+                    break
+                found[receiver] = segment.number
+        return found
+
     def last(self) -> dict[str, int]:
         """Return the vector for the position after all segments."""
         return {receiver: run.numbers[-1] for receiver, run in self._runs.items()}

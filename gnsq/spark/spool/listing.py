@@ -15,13 +15,14 @@ from typing import Protocol
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment, Vector
 from gnsq.spark.spool.index import SegmentIndex
+from gnsq.spark.spool.ownership import READERS
 
 __all__ = ["CLOSED", "CORRUPT", "PAGE", "ListedStore", "SpoolListing"]
 
 # Names of files in the directory of a receiver. An object store lists CLOSED after all segments.
 CLOSED = "closed.json"
 CORRUPT = ".corrupt"
-_SEGMENT = re.compile(r"(?P<number>\d{12})(?:-(?P<rows>\d+))?\.arrow(?P<corrupt>\.corrupt)?")
+_SEGMENT = re.compile(r"(?P<number>\d{12})(?:-(?P<rows>\d+)(?:-(?P<received_ms>\d+))?)?\.arrow(?P<corrupt>\.corrupt)?")
 # Number of names in one response of an object store. Fewer names are listed from the first by the same single request.
 PAGE = 1000
 
@@ -107,7 +108,7 @@ class SpoolListing:
         Raises:
             SpoolError: If there are segments of an older layout.
         """
-        present = set(store.directories())
+        present = set(store.directories()) - {READERS}
         for receiver in self._directories.keys() - present:
             self._forget(receiver, set(self._directories[receiver].files))
         for receiver in present:
@@ -195,4 +196,5 @@ class SpoolListing:
                 f"spool {self._location} holds {receiver}/{match[0]}, of an older layout: read it to its end with the "
                 "gnsq that wrote it, or give another directory"
             )
-        return Segment(receiver, int(match["number"]), size, int(match["rows"]))
+        received_ms = None if match["received_ms"] is None else int(match["received_ms"])
+        return Segment(receiver, int(match["number"]), size, int(match["rows"]), received_ms)

@@ -1,4 +1,7 @@
-"""Ownership of a spool: a query deletes the segments that it has read, so a second query would lose messages."""
+"""Ownership of a spool: a query deletes the segments that it has read, so a second query would lose messages.
+
+Further queries may read a spool as readers with names. Then each name has a query that owns it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import may_follow
 from gnsq.spark.spool.storage import LocalStore, Store
 
-__all__ = ["SpoolLock", "read_owner", "try_lock", "wait_for_lock", "write_text"]
+__all__ = ["READERS", "SpoolLock", "owner_path", "read_owner", "try_lock", "wait_for_lock", "write_text"]
 
 logger = logging.getLogger(__name__)
 
 _OWNER = "owner.json"
+# Directory of the files of readers.
+READERS = "readers"
 
 
 class SpoolLock:
@@ -31,22 +36,29 @@ class SpoolLock:
     Args:
         claim: Names and values that identify the query. Refused if one differs from the last owner's (unless empty). A
             source may have other topics, as offsets.may_follow() says.
+        reader: Name of the reader that is locked; empty: the spool itself.
         timeout: Seconds to wait while another process has the lock.
     """
 
-    def __init__(self, store: Store, location: str, claim: dict[str, str], timeout: float) -> None:
+    def __init__(self, store: Store, location: str, claim: dict[str, str], timeout: float, *, reader: str = "") -> None:
         self._file: IO[str] | None = None
         self._store = store
-        self._location = location
+        self._path = owner_path(reader)
+        self._subject = f"reader {reader} of spool {location}" if reader else f"spool {location}"
+        self._own, self._remedy = "a spool", "delete the spool if nothing in it is needed"
+        if reader:
+            self._own, self._remedy = "a spoolReader", f"delete {self._path} if the other query is not used any more"
         self._run = uuid.uuid4().hex
         text = json.dumps({**claim, "run": self._run, "host": socket.gethostname(), "pid": os.getpid()})
         if isinstance(store, LocalStore):
-            self._file = self._acquire(store.open_or_create(_OWNER), timeout)
+            if reader:
+                store.make_directory(READERS)
+            self._file = self._acquire(store.open_or_create(self._path), timeout)
             self._check_claim(claim)
             write_text(self._file, text)
         else:
             self._check_claim(claim)
-            store.put(_OWNER, text.encode())
+            store.put(self._path, text.encode())
 
     def check(self) -> None:
         """Check that no other run has taken the spool.
@@ -55,10 +67,10 @@ class SpoolLock:
             SpoolInUse: If another run has taken the spool.
             OSError: If the owner's file can't be read.
         """
-        owner = read_owner(self._store)
+        owner = read_owner(self._store, self._path)
         if owner.get("run", self._run) != self._run:
             raise SpoolInUse(
-                f"spool {self._location} was taken over by another run of this query (process {owner.get('pid')} on "
+                f"{self._subject} was taken over by another run of this query (process {owner.get('pid')} on "
                 f"{owner.get('host')}) and this one ends, so that neither deletes what the other reads: run it once"
             )
 
@@ -75,23 +87,23 @@ class SpoolLock:
         with file:
             file.seek(0)
             raise SpoolInUse(
-                f"spool {self._location} is in use by another query ({file.read()}): each query needs a spool of its "
-                "own; give this one another directory, or stop the other one"
+                f"{self._subject} is in use by another query ({file.read()}): each query needs {self._own} of its own; "
+                "give this one another, or stop the other query"
             )
 
     def _check_claim(self, claim: dict[str, str]) -> None:
-        owner = read_owner(self._store)
+        owner = read_owner(self._store, self._path)
         for name, value in claim.items():
             before = owner.get(name)
             if not before or not value or before == value:
                 continue
             if name == "source" and may_follow(str(before), value):
-                logger.info("spool %s: its query reads %s now, it has read %s", self._location, value, before)
+                logger.info("%s: its query reads %s now, it has read %s", self._subject, value, before)
             else:
                 self.release()
                 raise SpoolInUse(
-                    f"spool {self._location} belongs to {name} {before!r}, not to {value!r}: give this query a spool "
-                    "of its own, or delete the spool if nothing in it is needed"
+                    f"{self._subject} belongs to {name} {before!r}, not to {value!r}: give this query {self._own} of "
+                    f"its own, or {self._remedy}"
                 )
 
 
@@ -122,10 +134,15 @@ def write_text(file: IO[str], text: str) -> None:
     os.fsync(file.fileno())
 
 
-def read_owner(store: Store) -> dict[str, object]:
+def owner_path(reader: str) -> str:
+    """Return the path of the file that names the owner of a reader's name; with an empty name, that of the spool."""
+    return f"{READERS}/{reader}.{_OWNER}" if reader else _OWNER
+
+
+def read_owner(store: Store, path: str = _OWNER) -> dict[str, object]:
     """Read the owner's file; return an empty dict if it does not exist or is damaged."""
     try:
-        owner = json.loads(store.read(_OWNER).to_pybytes())
+        owner = json.loads(store.read(path).to_pybytes())
     except (FileNotFoundError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}

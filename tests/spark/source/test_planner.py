@@ -350,7 +350,7 @@ def test_quarantined_segment_is_left_out(planner, spool, tmp_path):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    (tmp_path / "spool" / "r1" / "000000000001-1.arrow").write_bytes(b"broken")
+    (tmp_path / "spool" / "r1" / "000000000001-1-1700000001000.arrow").write_bytes(b"broken")
     stream = planner(receivers="external")
 
     end = stream.latest({})
@@ -666,7 +666,7 @@ def test_segment_that_one_listing_lacks_is_read(planner, spool, monkeypatch):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    listdir, late = os.listdir, ["000000000001-1.arrow"]
+    listdir, late = os.listdir, ["000000000001-1-1700000001000.arrow"]
 
     def racing(path):
         # The first segment is written during the listing, the second before it.

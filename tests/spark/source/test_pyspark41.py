@@ -1,5 +1,6 @@
 """The reader of a stream as PySpark 4.1 calls it: latestOffset() has no arguments."""
 
+import json
 import pickle
 
 import pytest
@@ -126,3 +127,18 @@ def test_end_is_not_kept_when_a_later_pyspark_goes_on(start, segments):
 
     with pytest.raises(SpoolError, match="use that PySpark again"):
         start().latestOffset()
+
+
+@pytest.mark.parametrize("kind", [NsqStreamReader41, NsqStreamReader], ids=["4.1", "later"])
+def test_reader_of_another_querys_spool_leaves_the_end_of_that_query_alone(options, start, segments, tmp_path, kind):
+    owner = start()
+    end = owner.latestOffset()
+    owner.partitions(owner.initialOffset(), end)
+
+    reader = kind(ReadOptions(**{**vars(options), "spool_reader": "second", "max_rows_per_batch": None}), ("body",))
+    first = reader.initialOffset()
+    found = bodies(reader, first, reader.latestOffset(first, reader.getDefaultReadLimit()))
+    reader.stop()
+
+    assert len(found) == 5
+    assert json.loads((tmp_path / "spool" / "planned.json").read_text()) == end

@@ -26,7 +26,7 @@ from gnsq.spark.source.planner import PlannerTimes
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
 from gnsq.spark.source.reader import RETRY_INTERVAL, NsqStreamReader, SegmentsPartition
 from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
+from tests.spark.helpers import RECEIVED_MS, channel_stats, columns, numbered, publish, running, unusable, wait_for
 
 # As getDefaultReadLimit() gives it by default.
 LIMIT = ReadMaxBytes(64 * 1024 * 1024)
@@ -266,14 +266,14 @@ def test_segment_that_is_damaged_after_planning_is_quarantined(reader, spool, tm
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    segments = [Segment("r1", number, 1, 1) for number in (1, 2)]
+    segments = [Segment("r1", number, 1, 1, RECEIVED_MS) for number in (1, 2)]
     (tmp_path / "spool" / segments[0].path).write_bytes(b"broken")
 
     partition = SegmentsPartition(spool.location, segments)
     [batch] = reader(receivers="external").read(partition)
 
     assert batch.column("body").to_pylist() == [b"body 2"]
-    assert (tmp_path / "spool" / "r1" / "000000000001-1.arrow.corrupt").exists()
+    assert (tmp_path / "spool" / "r1" / "000000000001-1-1700000001000.arrow.corrupt").exists()
 
 
 def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
@@ -285,12 +285,12 @@ def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
 
 def test_segment_that_is_gone_after_planning_is_left_out_if_the_options_say_so(reader, spool, caplog):
     spool.writer("r1").write(2, columns(2))
-    partition = SegmentsPartition(spool.location, [Segment("r1", number, 1, 1) for number in (1, 2)])
+    partition = SegmentsPartition(spool.location, [Segment("r1", number, 1, 1, RECEIVED_MS) for number in (1, 2)])
 
     [batch] = reader(receivers="external", failOnDataLoss="false").read(partition)
 
     assert batch.column("body").to_pylist() == [b"body 2"]
-    assert "segment r1/000000000001-1.arrow is gone: the batch goes on without its 1 message" in caplog.text
+    assert f"-1-{RECEIVED_MS}.arrow is gone: the batch goes on without its 1 message" in caplog.text
 
 
 def test_second_query_is_refused(reader):
@@ -469,6 +469,12 @@ def test_empty_batch_has_no_rows(options):
 
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
+
+
+@pytest.mark.parametrize("given", [{"spoolReader": "second"}, {"startingTimestamp": "1700000000000"}])
+def test_options_of_a_stream_are_refused_for_a_batch(options, given):
+    with pytest.raises(ValueError, match=r"option \w+ is for spark.readStream only"):
+        NsqDataSource({**options, **given}).reader(schema())
 
 
 def test_overwrite_is_refused(options):
