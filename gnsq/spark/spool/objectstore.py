@@ -11,7 +11,9 @@ import datetime as dt
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import obstore
 import pyarrow as pa
@@ -39,9 +41,9 @@ class ObjectStore:
     """A directory of an object store. Methods as LocalStore's; list() lists all levels. All may raise OSError.
 
     Args:
+        location: The URI.
         filesystem: Made by pyarrow from the URI.
         root: Path of the directory, which begins with the bucket.
-        password: The password in the URI, which pyarrow does not show.
 
     Attributes:
         client: The client of obstore, for requests that only object stores know.
@@ -50,11 +52,11 @@ class ObjectStore:
     # See ListedStore.
     lists_in_order = True
 
-    def __init__(self, filesystem: Any, root: str, password: str | None = None) -> None:  # Any: pyarrow has no types
+    def __init__(self, location: str, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
         self._fs = filesystem
         self._root = root.strip("/")
         bucket, _, prefix = self._root.partition("/")
-        self.client = _client(filesystem, bucket, prefix or None, password)
+        self.client = _client(location, filesystem, bucket, prefix or None)
 
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
         with _errors():
@@ -100,7 +102,9 @@ class ObjectStore:
         with _errors():
             for page in obstore.list(self.client, prefix, offset=offset, chunk_size=1000):
                 for each in page:
-                    yield each["path"], each["size"]
+                    # pyarrow makes an object for an empty directory, and obstore shows it by the directory's name.
+                    if each["path"] != (prefix or ""):
+                        yield each["path"], each["size"]
 
     def remove(self, *paths: str) -> None:
         if not paths:
@@ -148,7 +152,8 @@ def s3_options(filesystem: Any) -> dict[str, str]:  # Any: pyarrow has no types
     return {name: value for name, value in options.items() if value}
 
 
-def _client(filesystem: Any, bucket: str, prefix: str | None, password: str | None) -> Any:  # Any: one of three classes
+def _client(location: str, filesystem: Any, bucket: str, prefix: str | None) -> Any:  # Any: one of three classes
+    uri = urlsplit(location)
     settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
     limits: dict[str, Any] = {
         "client_options": {
@@ -161,6 +166,11 @@ def _client(filesystem: Any, bucket: str, prefix: str | None, password: str | No
     if filesystem.type_name == "s3":
         options = s3_options(filesystem)
         limits["client_options"]["allow_http"] = options.get("endpoint", "").startswith("http:")
+        query = parse_qs(uri.query)
+        if "tls_ca_file_path" in query:
+            limits["client_options"]["root_certificate"] = Path(query["tls_ca_file_path"][0]).read_bytes()
+        if query.get("tls_verify_certificates") == ["false"]:
+            limits["client_options"]["allow_invalid_certificates"] = True
         if "access_key_id" not in options and "AWS_ACCESS_KEY_ID" not in os.environ:
             limits["credential_provider"] = _aws_credentials
         return S3Store(bucket, prefix=prefix, **limits, config=options)
@@ -172,8 +182,8 @@ def _client(filesystem: Any, bucket: str, prefix: str | None, password: str | No
             limits["client_options"]["allow_http"] = settings["scheme"] == "http"
         return GCSStore(bucket, prefix=prefix, **limits, config=options)
     options["account_name"] = settings["account_name"]
-    if password:
-        options["account_key"] = password
+    if uri.password:
+        options["account_key"] = unquote(uri.password)
     return AzureStore(bucket, prefix=prefix, **limits, config=options)
 
 

@@ -54,8 +54,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
         # Raise without the cause (from None): its text may show the credentials in the location.
         raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
     if filesystem.type_name in OBJECT_STORES:
-        password = urlsplit(location).password
-        return ObjectStore(filesystem, path, password and unquote(password))
+        return ObjectStore(location, filesystem, path)
     return RemoteStore(filesystem, path)
 
 

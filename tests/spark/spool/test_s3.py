@@ -123,6 +123,38 @@ def test_object_that_is_gone_is_not_renamed(location):
     assert not open_store(location).rename("r1/one", "r1/two")
 
 
+def test_directory_that_pyarrow_has_made_is_no_file(location):
+    filesystem, path = fs.FileSystem.from_uri(location)
+    filesystem.create_dir(f"{path}/r1")
+    store = open_store(location)
+
+    assert store.directories() == {"r1"}
+    assert store.names("r1") == {}
+    store.remove_directory("r1")
+    assert store.directories() == set()
+
+
+@pytest.mark.parametrize("name", ["a b", "day=2026-01-01T00:00/ü%20.txt"])
+def test_file_of_any_name_is_found_by_pyarrow_too(location, name):
+    filesystem, path = fs.FileSystem.from_uri(location)
+    store = open_store(location)
+
+    store.put(name, b"1")
+
+    assert store.list() == [(name, 1)]
+    assert store.read(name).to_pybytes() == b"1"
+    assert filesystem.get_file_info(f"{path}/{name}").size == 1
+    with store.open(name) as file:
+        assert file.read() == b"1"
+
+
+def test_authority_for_tls_is_read_from_its_file(tmp_path):
+    uri = "s3://KEY:SECRET@bucket/dir?region=us-east-1&tls_verify_certificates=false&tls_ca_file_path="
+
+    with pytest.raises(FileNotFoundError, match=r"none\.pem"):
+        open_store(f"{uri}{tmp_path}/none.pem")
+
+
 def test_large_object_is_sent_in_parts_and_read_as_it_was_written(s3, location):
     store = open_store(location)
     data = bytes(range(256)) * (PART_SIZE // 256 + 1)
