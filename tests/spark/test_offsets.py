@@ -11,6 +11,7 @@ from gnsq.spark.offsets import (
     describe_missing,
     distribute,
     encode_offset,
+    may_follow,
     missing,
     pending,
     take_up_to,
@@ -38,6 +39,24 @@ def by_receiver(waiting):
 @given(VECTORS)
 def test_offset_survives_json(vector):
     assert decode_offset(json.loads(json.dumps(encode_offset(vector, "clicks/a"))), "clicks/a") == vector
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        pytest.param("a,b/ch", "b,c/ch", True, id="one in common"),
+        pytest.param("a/ch", "a,b/ch", True, id="added"),
+        pytest.param("a/ch", "b/ch", False, id="another topic"),
+        pytest.param("a/ch", "a/other", False, id="another channel"),
+        pytest.param("a/ch", "/a.*//ch", True, id="to a pattern"),
+        pytest.param("/a.*//ch", "b/ch", True, id="from a pattern"),
+        pytest.param("/a.*//ch", "/a.*//other", False, id="channel of a pattern"),
+    ],
+)
+def test_query_goes_on_if_topics_are_added_or_removed(before, now, expected):
+    assert may_follow(before, now) == expected
+    if expected:
+        assert decode_offset(encode_offset({"r": 1}, before), now) == {"r": 1}
 
 
 def test_offset_is_the_same_whatever_the_order_it_was_made_in():

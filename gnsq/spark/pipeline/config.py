@@ -19,15 +19,13 @@ from urllib.parse import urlsplit
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
-from gnsq.spark.pipeline.schema import DIVIDING, EventSchema, parse_fields, plain_type
+from gnsq.spark.pipeline.schema import EventSchema, parse_fields
 from gnsq.spark.pipeline.topics import (
     DEFAULT_FIELDS,
     FLAT_TABLES,
     Layout,
     TopicEntry,
     TopicSettings,
-    check_expression,
-    is_topic,
     topic_pattern,
 )
 from gnsq.spark.pipeline.windows import Metric
@@ -52,8 +50,6 @@ _NOT_RAW = (
     *("fields", "fields_file", "required_fields", "time_field", "max_ahead", "metrics", "keep_windows"),
     *("metrics_channel", "metrics_topic", "dead_letter_topic", "publish_addresses"),
 )
-# Settings of [topics.NAME] that can't be given with raw.
-_NOT_RAW_ENTRY = ("fields", "fields_file", "required_fields", "time_field", "max_ahead", "dead_letter_topic")
 # Options of the source and the sink that the setting nsq can't have, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "setting topic",
@@ -486,43 +482,23 @@ class PipelineConfig:
         return topic_pattern(self.entries, outputs, is_flat=bool(self.placed.flat))
 
     def _entry(self, setting: str, name: str, given: TopicSettings) -> TopicEntry:
+        inherited = TopicSettings(
+            raw=self.raw,
+            fields=self.fields,
+            time_field=self.time_field,
+            required_fields=self.required_fields,
+            partition_by=self.partition_by,
+            max_ahead=self.max_ahead,
+            dead_letter_topic=self.dead_letter_topic,
+        )
         try:
-            if not is_topic(name):
-                if not self.topics:
-                    assert_valid_topic_name(name)
-                check_expression(name)
-            raw = self.raw if given.raw is None else given.raw
-            if raw and (wrong := [each for each in _NOT_RAW_ENTRY if getattr(given, each) is not None]):
-                raise ValueError(f"raw: bodies are not parsed, so leave out {', '.join(wrong)}")
-            max_ahead = self.max_ahead if given.max_ahead is None else given.max_ahead
-            for field in dataclasses.fields(given):
-                if field.name == "max_ahead":
-                    check_bounds("max_ahead", max_ahead, field)
-            schema = self._schema(given, is_raw=raw)
-            by = self.partition_by if given.partition_by is None else given.partition_by
-            _check_partition(by, schema.fields)
+            if not self.topics:
+                assert_valid_topic_name(name)
+            return TopicEntry.make(name, given, inherited)
         except ValueError as error:
             text = str(error)
-            own = text.startswith("setting ") and not self.topics
-            raise ValueError(text if own else f"setting {setting}: {text.removeprefix('setting ')}") from error
-        letters = self.dead_letter_topic if given.dead_letter_topic is None else given.dead_letter_topic
-        return TopicEntry(
-            name=name,
-            raw=raw,
-            schema=schema,
-            partition_by=by,
-            max_ahead=max_ahead,
-            dead_letter_topic="" if raw else letters,
-        )
-
-    def _schema(self, given: TopicSettings, *, is_raw: bool) -> EventSchema:
-        time_field = self.time_field if given.time_field is None else given.time_field
-        if is_raw:
-            return EventSchema({}, time_field, ())
-        if given.fields is not None:
-            return EventSchema(given.fields, time_field, (), given.required_fields)
-        required = self.required_fields if given.required_fields is None else given.required_fields
-        return EventSchema(self.fields, time_field, (), required)
+            is_own = text.startswith("setting ") and not self.topics
+            raise ValueError(text if is_own else f"setting {setting}: {text.removeprefix('setting ')}") from error
 
     def windows_kept(self, metric: Metric) -> float:
         """Return the seconds for which the windows of a metric are kept after their end."""
@@ -650,23 +626,6 @@ def _fields_of(
     if found_required is None:
         return found, required
     raise ValueError(f"setting required_fields: fields_file {path} says it, too: leave one out")
-
-
-def _check_partition(by: str, fields: Mapping[str, str]) -> None:
-    if by in ("day", "hour", "none"):
-        if by in {name.lower() for name in fields}:
-            raise ValueError(
-                f"setting partition_by {by!r} makes a column of that name, and so does the setting fields: give "
-                "another one, or rename the field"
-            )
-    elif by not in fields:
-        other = f", nor one of fields: {', '.join(fields)}" if fields else ", and raw has no fields"
-        raise ValueError(f"setting partition_by {by!r} is neither day, hour nor none{other}")
-    elif plain_type(fields[by]) not in DIVIDING:
-        raise ValueError(
-            f"setting partition_by {by!r} has the type {fields[by]}: a field to partition by is one of "
-            f"{', '.join(sorted(DIVIDING))}"
-        )
 
 
 def _dead(entry: TopicEntry) -> str:

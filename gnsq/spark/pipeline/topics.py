@@ -13,18 +13,29 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gnsq.options import option
+from gnsq.options import check_bounds, option
 from gnsq.protocol.names import MAX_NAME_LENGTH, valid_topic_name
-from gnsq.spark.pipeline.schema import EventSchema, plain_type
+from gnsq.spark.pipeline.schema import DIVIDING, EventSchema, plain_type
 from gnsq.spark.pipeline.windows import Metric
 
-__all__ = ["DEFAULT_FIELDS", "Layout", "TopicEntry", "TopicSettings", "check_expression", "is_topic", "topic_pattern"]
+__all__ = [
+    "DEFAULT_FIELDS",
+    "FLAT_TABLES",
+    "Layout",
+    "TopicEntry",
+    "TopicSettings",
+    "check_expression",
+    "is_topic",
+    "topic_pattern",
+]
 
 DEFAULT_FIELDS = {"user": "string", "page": "string"}
 # Tables of the topic whose tables are directly in output. No other topic can have such a name: its directory would be
 # in the place of one of them.
 FLAT_TABLES = ("archive", "dead", "metrics")
 _DEAD = "-dead"
+# Settings that can't be given with raw.
+_NOT_RAW = ("fields", "fields_file", "required_fields", "time_field", "max_ahead", "dead_letter_topic")
 # One element of an expression, with its quantifier.
 _ESCAPE = r"\\[dw.\-]"
 _ELEMENT = re.compile(
@@ -65,6 +76,35 @@ class TopicEntry:
     partition_by: str
     max_ahead: float
     dead_letter_topic: str = ""
+
+    @classmethod
+    def make(cls, name: str, given: TopicSettings, inherited: TopicSettings) -> TopicEntry:
+        """Make an entry of its settings, and of the job's, which have no None but in required_fields.
+
+        Raises:
+            ValueError: If a setting can't be used; the text names it.
+        """
+        if not is_topic(name):
+            check_expression(name)
+        if given.raw and (wrong := [each for each in _NOT_RAW if getattr(given, each) is not None]):
+            raise ValueError(f"raw: bodies are not parsed, so leave out {', '.join(wrong)}")
+        own = {
+            field.name: value
+            for field in dataclasses.fields(given)
+            if (value := getattr(given, field.name)) is not None
+        }
+        if "fields" in own:
+            # The job's required fields are some of the job's fields.
+            inherited = dataclasses.replace(inherited, required_fields=None)
+        settings = dataclasses.replace(inherited, **own)
+        raw, max_ahead = bool(settings.raw), settings.max_ahead or 0.0
+        check_bounds("max_ahead", max_ahead, TopicSettings.__dataclass_fields__["max_ahead"])
+        fields, required = ({}, None) if raw else (settings.fields or {}, settings.required_fields)
+        schema = EventSchema(fields, settings.time_field or "", (), required)
+        by = settings.partition_by or ""
+        _check_partition(by, schema.fields)
+        letters = "" if raw else settings.dead_letter_topic or ""
+        return cls(name=name, raw=raw, schema=schema, partition_by=by, max_ahead=max_ahead, dead_letter_topic=letters)
 
     @property
     def is_expression(self) -> bool:
@@ -127,6 +167,23 @@ def check_expression(expression: str) -> None:
         re.compile(expression)
     except re.error as error:
         raise ValueError(f"expression {expression!r} is not a regular expression: {error}") from error
+
+
+def _check_partition(by: str, fields: Mapping[str, str]) -> None:
+    if by in ("day", "hour", "none"):
+        if by in {name.lower() for name in fields}:
+            raise ValueError(
+                f"setting partition_by {by!r} makes a column of that name, and so does the setting fields: give "
+                "another one, or rename the field"
+            )
+    elif by not in fields:
+        other = f", nor one of fields: {', '.join(fields)}" if fields else ", and raw has no fields"
+        raise ValueError(f"setting partition_by {by!r} is neither day, hour nor none{other}")
+    elif plain_type(fields[by]) not in DIVIDING:
+        raise ValueError(
+            f"setting partition_by {by!r} has the type {fields[by]}: a field to partition by is one of "
+            f"{', '.join(sorted(DIVIDING))}"
+        )
 
 
 def topic_pattern(entries: Iterable[TopicEntry], outputs: Iterable[str], *, is_flat: bool) -> str:

@@ -13,6 +13,13 @@ def test_batch_is_one_line():
     )
 
 
+def test_tables_of_many_topics_are_told_together():
+    tables = {f"t{number}/{name}": [5, 5] for number in range(3) for name in ("archive", "dead")}
+    line = batch_line(Batch("archive", 7, 60, 2.5, tables=tables))
+
+    assert line.endswith("rows/s, archive 30 rows in 6 files of 3 topics, dead 30 rows in 6 files of 3 topics")
+
+
 def test_trouble_of_the_source_is_told():
     assert batch_line(Batch("metrics", 0, 5, 0.0, trouble="a:1 refused")).endswith("0 rows/s, a:1 refused")
 

@@ -1,6 +1,7 @@
 import datetime as dt
 import os
 import re
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -12,6 +13,8 @@ from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.process import lock_job
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
+from gnsq.spark.pipeline.topics import TopicSettings
+from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns, publish
 from tests.spark.pipeline.helpers import OPERATOR, config_for, put_note
@@ -82,6 +85,26 @@ def test_where_a_query_stands(fakensqd, config, tmp_path):
         "         spool 0 rows, 0 bytes waiting",
         "         nsqd 3 messages waiting or in flight",
     ]
+
+
+def test_depths_are_told_by_topic_and_channel(fakensqd, config):
+    for topic, count in (("clicks", 3), ("views", 2)):
+        publish(fakensqd, topic, [b"1"] * count)
+
+    lines = status_lines(replace(config, topic="clicks,views", metrics=(Metric("a", topic="views"),)), NOW)
+
+    assert [line.strip() for line in lines if "nsqd" in line] == [
+        "nsqd topic clicks 3 messages waiting or in flight",
+        "nsqd topic views 2 messages waiting or in flight",
+        "nsqd 2 messages waiting or in flight",
+    ]
+
+
+def test_pattern_for_external_receivers_is_told(tmp_path):
+    given = {"topic": "", "topics": {"v.*": TopicSettings()}, "lookupd_http_addresses": ("127.0.0.1:1",)}
+    config = config_for(tmp_path, receivers="external", **given)
+
+    assert f"         receivers need --topic-pattern '{config.topic_pattern}'" in list(status_lines(config, NOW))
 
 
 def test_raw_bodies_have_one_query(tmp_path):
