@@ -240,8 +240,8 @@ class ReadOptions(ConnectOptions):
     )
     max_trigger_delay: float | None = option(
         None,
-        "with minRowsPerBatch: time since the last batch after which a batch has what is there; default: "
-        f"{DEFAULT_TRIGGER_DELAY:g}",
+        "with minRowsPerBatch: time since the last batch after which a batch has what is there; after a restart, since "
+        f"the first waiting message was received; default: {DEFAULT_TRIGGER_DELAY:g}",
         unit="s",
         minimum=0.001,
     )

@@ -23,8 +23,9 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #     its checkpoint.
 #  9. `NsqStreamReader.partitions` in spark/source/reader.py divides the segments into tasks. Each task yields rows by
 #     `read_segments` in spark/source/reader.py. `Spool.read` in spark/spool/spool.py decodes and checks the rows.
-# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `Spool.prune` in
-#     spark/spool/spool.py deletes the segments: in the next latestOffset(), or at once with Trigger.Once.
+# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `SpoolPruner.prune` in
+#     spark/spool/retention.py deletes the segments, unless they are kept for other queries: in the next latestOffset(),
+#     or at once with Trigger.Once.
 #
 # States of a receiver, and the reasons to pause:
 #

@@ -240,21 +240,25 @@ class SmallBatchDelay:
     Args:
         min_rows: A batch with at least so many rows does not wait.
         max_delay: Seconds since the last batch after which a batch does not wait.
-        now: The time of the last batch, or of the start, in seconds.
+        now: The time of the start, in seconds.
     """
 
     def __init__(self, min_rows: int, max_delay: float, now: float) -> None:
         self._min_rows = min_rows
         self._max_delay = max_delay
-        self._last_batch = now
+        self._started = now
+        self._last_batch: float | None = None
 
-    def must_wait(self, rows: int, now: float, *, is_paused: bool) -> bool:
+    def must_wait(self, rows: int, now: float, age: float, *, is_paused: bool) -> bool:
         """Return True if a batch with these rows must wait.
 
         Args:
+            age: Seconds since the first of them was received; 0 if unknown. After a restart the time of the last batch
+                is not known, but it was before that.
             is_paused: True if receivers are known to wait for space: then no more rows come.
         """
-        return rows < self._min_rows and now - self._last_batch < self._max_delay and not is_paused
+        passed = max(now - self._started, age) if self._last_batch is None else now - self._last_batch
+        return rows < self._min_rows and passed < self._max_delay and not is_paused
 
     def record_batch(self, now: float) -> None:
         """Record that a batch with rows was planned."""

@@ -241,7 +241,7 @@ class Planner:
             self._poll(start)
             self._prune_retained()
             waiting = self._totals_after(start)
-            if self._is_too_small(waiting):
+            if self._is_too_small(start, waiting):
                 waiting = Totals()
             if not waiting.segments and self._is_trigger_due(start):
                 if self._drain is None or start != self._renewed:
@@ -394,12 +394,14 @@ class Planner:
         time_ms = self._options.starting_timestamp
         return {} if time_ms is None or positions_of(start) else self._listing.segments.before(time_ms)
 
-    def _is_too_small(self, waiting: Totals) -> bool:
-        """Return True if the batch of these segments must wait for more rows (minRowsPerBatch)."""
+    def _is_too_small(self, start: Vector, waiting: Totals) -> bool:
+        """Return True if the batch of the segments after start must wait for more rows (minRowsPerBatch)."""
         # If a limit of a batch leaves segments out, the batch can't get more rows. A drain ends with the last rows.
         if self._delay is None or self._drain is not None or self._exceeds_batch(waiting):
             return False
-        return self._delay.must_wait(waiting.rows, time.monotonic(), is_paused=self._is_paused())
+        oldest_ms = self._listing.segments.oldest_ms(self._after(start))
+        age = 0.0 if oldest_ms is None else time.time() - oldest_ms / 1000
+        return self._delay.must_wait(waiting.rows, time.monotonic(), age, is_paused=self._is_paused())
 
     def _exceeds_batch(self, waiting: Totals) -> bool:
         """Return True if these segments are more than one batch may have."""

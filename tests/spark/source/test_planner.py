@@ -158,13 +158,21 @@ def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, p
 
 def test_batch_waits_for_its_least_rows(planner, spool):
     writer = spool.writer("r1")
+    now = time.time_ns() // 1_000_000
     stream = planner(receivers="external", min_rows_per_batch=3)
-    writer.write(1, columns(1, 2))
+    writer.write(1, columns(1, 2, received_ms=now))
 
     assert stream.latest({}) == {}
     assert stream.progress()[1]["spool_rows"] == 2
     writer.write(2, columns(3))
     assert stream.latest({}) == {"r1": 2}
+
+
+def test_batch_of_a_restarted_query_does_not_wait_for_old_messages_again(planner, spool):
+    # They were received in 2023.
+    spool.writer("r1").write(1, columns(1))
+
+    assert planner(receivers="external", min_rows_per_batch=3).latest({}) == {"r1": 1}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +187,7 @@ def test_batch_waits_for_its_least_rows(planner, spool):
 def test_batch_with_fewer_rows_does_not_wait_for_ever(planner, spool, given):
     writer = spool.writer("r1")
     for number in (1, 2):
-        writer.write(number, columns(number))
+        writer.write(number, columns(number, received_ms=time.time_ns() // 1_000_000))
 
     stream = planner(receivers="external", **{"min_rows_per_batch": 200, **given})
 
@@ -191,7 +199,7 @@ def test_batch_that_waits_does_not_keep_receivers_from_going_on(fakensqd, planne
     writer.write(1, columns(1))
     times = {"depth": 0.05, "trigger_after_depth": 0.1}
     stream = planner(receivers="external", min_rows_per_batch=2, max_trigger_delay=60, times=times)
-    writer.write(2, columns(2))
+    writer.write(2, columns(2, received_ms=time.time_ns() // 1_000_000))
     # With a limit of its own, the receiver is paused.
     publish(fakensqd, "clicks", [b"waits"])
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import pickle
+import time
 
 import gevent
 import pyarrow as pa
@@ -16,6 +17,8 @@ from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
 from gnsq.spark.receiver.receiver import BlockingIOThread
 from gnsq.spark.spool.objectstore import PART_SIZE
+from gnsq.spark.spool.positions import ReaderRegistration
+from gnsq.spark.spool.retention import Retention, SpoolPruner
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import bodies_of, columns, is_empty, numbered, publish, wait_for
@@ -65,6 +68,33 @@ def test_prune_lists_nothing(s3, remote):
     wait_for(lambda: len(s3.requests) > before)
     assert [request.split()[0] for request in s3.requests[before:]] == ["POST"]
     assert bodies_of(remote) == [b"body 3"]
+
+
+def test_reader_holds_segments_back(s3, remote):
+    writer = remote.writer("r1")
+    for number in (1, 2, 3):
+        writer.write(number, columns(number))
+    registration = ReaderRegistration(remote.positions, "second")
+    try:
+        assert not registration.register({"r1": 1})
+        owner = SpoolPruner(remote, Retention(), max_held=10**9)
+        owner.prune(remote.listing(), {"r1": 3}, time.time())
+        assert bodies_of(remote) == [b"body 2", b"body 3"]
+        assert remote.unread(remote.listing()).segments == 0
+
+        registration.advance({"r1": 2})
+        owner.prune(remote.listing(), {"r1": 3}, time.time())
+    finally:
+        registration.close()
+
+    assert bodies_of(remote) == [b"body 3"]
+
+
+def test_name_of_a_reader_belongs_to_one_query(remote):
+    remote.lock("one", "clicks/archive", reader="second").release()
+
+    with pytest.raises(SpoolInUse, match="belongs to owner 'one', not to 'two'"):
+        remote.lock("two", "clicks/archive", reader="second")
 
 
 def test_1001_files_are_deleted_by_two_requests(s3, location):
