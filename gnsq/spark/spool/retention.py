@@ -102,11 +102,12 @@ class SpoolPruner:
         for reader in states:
             if reader not in readers and (lost := segments.totals(reader.position, end)).segments:
                 self._remove(reader, timeout, lost)
-        if segments.totals(end, committed).segments:
-            self._write_position(committed, listing.receivers)
         for reader in readers:
             self._warn_if_slow(reader, segments.totals(reader.position, committed).size)
+        # Delete first: on a full disk, the position can be written only after that.
         self._spool.prune(listing, end)
+        if segments.totals({}, committed).segments:
+            self._write_position(committed, listing.receivers)
 
     def _remove(self, reader: ReaderState, timeout: float, lost: Totals) -> None:
         """Remove the position of a reader, so that it learns that it has lost segments, if it ever runs again."""

@@ -148,6 +148,15 @@ def test_position_of_the_owner_does_not_go_back(spool, listing):
     assert owner.owner_position == {"r1": 3}
 
 
+def test_segments_are_deleted_though_the_disk_is_full(spool, listing, disk):
+    disk.fail("position.json", OSError(28, "No space left on device"))
+
+    with pytest.raises(OSError, match="No space left"):
+        pruner(spool, size=next(iter(listing.segments)).size).prune(listing, {"r1": 3}, RECEIVED)
+
+    assert numbers(spool) == [3, 4]
+
+
 def test_slowest_reader_holds_segments_back(spool, listing):
     spool.positions.write_reader("slow", {"r1": 1})
     spool.positions.write_reader("fast", {"r1": 4})

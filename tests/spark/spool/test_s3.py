@@ -104,8 +104,11 @@ def test_1001_files_are_deleted_by_two_requests(s3, location):
 
     store.remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1002)))
 
-    wait_for(lambda: len(s3.requests) >= before + 2)
-    assert [request.split()[0] for request in s3.requests[before:]] == ["POST"] * 2
+    # The server may still note an earlier request.
+    deletions = wait_for(
+        lambda: len(found := [each for each in s3.requests[before:] if each.startswith("POST")]) >= 2 and found
+    )
+    assert len(deletions) == 2
     assert store.list() == []
 
 
