@@ -66,8 +66,8 @@ _CLOCKS = 60.0
 _TASK_BYTES = 2 * 2**20
 # Bytes of rows, about, that a task reads from a staged file at a time.
 _READ_BYTES = 16 * 2**20
-# Conditions of Spark's errors: there is no such table.
-_MISSING = {"TABLE_OR_VIEW_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND"}
+# Conditions of Spark's errors: there is no table in a directory.
+_MISSING = {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND"}
 # Words in Spark's errors that say that a library or a setting is missing.
 _NO_LIBRARY = re.compile(r"ClassNotFound|[Cc]annot find catalog plugin|DATA_SOURCE_NOT_FOUND|find data source")
 _NO_CATALOG = re.compile(
@@ -251,24 +251,25 @@ class SparkTable:
     def _is_there(self) -> bool:
         from pyspark.errors import PySparkException  # slow to load, and --status does not need it
 
-        if self._form == "iceberg":
-            # The catalog may keep a table in memory and not see what others do.
-            with contextlib.suppress(PySparkException):
-                self._session.sql(f"REFRESH TABLE {self.location}")
         with self._errors():
+            if not self.location.startswith("delta."):
+                # PySpark would print the error of DESCRIBE TABLE.
+                if self._session.catalog.tableExists(self.location):
+                    return True
+                # See whether the catalog and the schema are there.
+                self._session.sql(f"DESCRIBE NAMESPACE {self.location.rpartition('.')[0]}")
+                return False
             try:
                 self._session.sql(f"DESCRIBE TABLE {self.location}")
             except PySparkException as error:
                 if error.getCondition() not in _MISSING:
                     raise
-                if not self.location.startswith("delta."):
-                    # Without this table, see whether the catalog and the schema are there.
-                    self._session.sql(f"DESCRIBE NAMESPACE {self.location.rpartition('.')[0]}")
                 return False
         return True
 
     def _properties(self) -> dict[str, str]:
         if self._form == "iceberg":
+            # The catalog may keep a table in memory and not see what others do.
             self._sql(f"REFRESH TABLE {self.location}")
         return {row["key"]: row["value"] for row in self._sql(f"SHOW TBLPROPERTIES {self.location}").collect()}
 
