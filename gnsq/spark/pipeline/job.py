@@ -220,7 +220,8 @@ class Job:
             with contextlib.suppress(Py4JError, ConnectionError):
                 progress = self._queries[name].lastProgress
                 if progress is not None:
-                    self._notice_silence(name, 0, source_of(progress))
+                    # By its JSON: PySpark 4.1 has offsets in the object as texts that are no JSON.
+                    self._notice_silence(name, 0, source_of(json.loads(progress.json)))
 
     def maintain(self) -> None:
         """Maintain the tables if a vacuum is due (once a day). Call this after queries have ended without failure."""
