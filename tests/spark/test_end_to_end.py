@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
+from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.spark.helpers import channel_stats, is_empty, numbered, publish, running, wait_for
 from tests.spark.queries import bodies_in
 
@@ -86,31 +87,31 @@ def written(path):
 
 def test_available_now_reads_everything_once_and_goes_on_from_its_checkpoint(fakensqd, source, run, tmp_path):
     publish(fakensqd, "clicks", numbered(5000))
-    assert run(source(maxRowsPerBatch=2000), availableNow=True).awaitTermination(60)
+    assert run(source(maxRowsPerBatch=2000, drain=True), availableNow=True).awaitTermination(60)
     assert sorted(written(tmp_path / "out")) == numbered(5000)
     assert is_empty(fakensqd, "clicks", "archive")
 
     publish(fakensqd, "clicks", numbered(100, first=5000))
-    query = run(source(), availableNow=True)
+    query = run(source(drain=True), availableNow=True)
     assert query.awaitTermination(60)
     assert sorted(written(tmp_path / "out")) == numbered(5100)
-    assert "waiting" in query.lastProgress["sources"][0]["latestOffset"]
+    assert "waiting" in query.lastProgress["sources"][0]["latestOffset"] or not HAS_READ_LIMITS
 
 
 def test_batches_that_were_not_committed_run_again_as_they_were(fakensqd, source, archive, spool, tmp_path):
     publish(fakensqd, "clicks", numbered(100))
-    archive(source(numPartitions=1), availableNow=True)
+    archive(source(numPartitions=1, drain=True), availableNow=True)
     uncommit(tmp_path, 0)
 
     publish(fakensqd, "clicks", numbered(200, first=100))
-    archive(source(numPartitions=3, maxRowsPerBatch=100), availableNow=True)
+    archive(source(numPartitions=3, maxRowsPerBatch=100, drain=True), availableNow=True)
     assert archived(tmp_path / "batches") == numbered(300)
     last = max(int(path.name) for path in (tmp_path / "batches").iterdir())
-    assert last >= 2
+    assert last >= 2 if HAS_READ_LIMITS else last == 1
     uncommit(tmp_path, last)
 
     publish(fakensqd, "clicks", numbered(50, first=300))
-    archive(source(numPartitions=2), availableNow=True)
+    archive(source(numPartitions=2, drain=True), availableNow=True)
     assert archived(tmp_path / "batches") == numbered(350)
     # What the last batch has read stays until the next one; all else is deleted.
     [*_, newest] = sorted((tmp_path / "batches").iterdir(), key=lambda path: int(path.name))
@@ -127,7 +128,7 @@ def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archi
         with ThreadPoolExecutor(4) as pool:
             found.extend(pool.map(lambda call: call(), calls))
 
-    archive(source(segmentRows=500), write, once=True)
+    archive(source(segmentRows=500, drain=True), write, once=True)
 
     assert found == [3000, 1, False, None]
     assert archived(tmp_path / "batches") == numbered(3000)
@@ -137,7 +138,7 @@ def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archi
 def test_spool_that_is_full_of_what_was_read_is_emptied(fakensqd, source, run, tmp_path):
     publish(fakensqd, "clicks", numbered(300))
 
-    query = run(source(maxSpoolBytes=1, segmentRows=100, maxInFlight=100), availableNow=True)
+    query = run(source(maxSpoolBytes=1, segmentRows=100, maxInFlight=100, drain=True), availableNow=True)
 
     assert query.awaitTermination(60)
     assert sorted(written(tmp_path / "out")) == numbered(300)
@@ -147,7 +148,7 @@ def test_spool_on_s3(fakensqd, source, run, s3, tmp_path):
     publish(fakensqd, "clicks", numbered(1000))
     spool = s3.location(f"bucket/{tmp_path.name}/spool", "KEY:SECRET@")
 
-    query = run(source(spool=spool, maxRowsPerBatch=500), availableNow=True)
+    query = run(source(spool=spool, maxRowsPerBatch=500, drain=True), availableNow=True)
 
     assert query.awaitTermination(60)
     assert sorted(written(tmp_path / "out")) == numbered(1000)
@@ -174,9 +175,9 @@ def test_spool_is_as_its_mode_says_with_a_receiver_of_its_own(fakensqd, source, 
 
 def test_checkpoint_of_another_topic_is_refused_with_what_to_do(fakensqd, source, run, tmp_path):
     publish(fakensqd, "clicks", [b"one"])
-    assert run(source(), availableNow=True).awaitTermination(60)
+    assert run(source(drain=True), availableNow=True).awaitTermination(60)
 
-    other = run(source(topic="views", spool=str(tmp_path / "views")), availableNow=True)
+    other = run(source(topic="views", spool=str(tmp_path / "views"), drain=True), availableNow=True)
     with pytest.raises(PySparkException) as caught:
         other.awaitTermination(60)
 
@@ -269,7 +270,7 @@ def test_killed_source_processes_lose_nothing(fakensqd, source, run, tmp_path):
     deadline = time.monotonic() + 60
     while not is_empty(fakensqd, "clicks", "archive") or set(written(tmp_path / "out")) != set(published):
         assert time.monotonic() < deadline
-        assert run(source(), availableNow=True).awaitTermination(60)
+        assert run(source(drain=True), availableNow=True).awaitTermination(60)
 
     assert set(written(tmp_path / "out")) == set(published)
 

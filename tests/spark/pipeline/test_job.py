@@ -20,6 +20,7 @@ from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
 from gnsq.spark.pipeline.topics import TopicSettings
 from gnsq.spark.pipeline.windows import Metric
+from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, publish, wait_for
 from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, sum_of_counts, table_rows
@@ -72,7 +73,8 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
     assert summary.rows == {"archive": 42, "metrics": 42}
     assert summary.set_aside["archive"] == (0, 0)
-    assert all(None not in (batch.spooled, batch.waiting) and batch.lag > 0 for batch in reports)
+    assert all(None not in (batch.spooled, batch.waiting) for batch in reports) or not HAS_READ_LIMITS
+    assert all(batch.lag > 0 for batch in reports)
     assert [batch.dropped for batch in reports] == [0] * len(reports)
     written = [sum(map(sum, (batch.tables.get(name, ()) for batch in reports))) for name in ("archive", "dead")]
     assert written == [35, 2]
@@ -212,6 +214,7 @@ def test_query_that_does_not_start_fails_the_job(spark, config, tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.1 does not ask the source what is wrong")
 def test_query_that_gets_nothing_is_told_of(spark, tmp_path, caplog):
     config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
     job = Job(spark, config, pytest.fail)

@@ -20,6 +20,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.lease import Lease, LeaseTimes
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
     TARGET,
@@ -462,6 +463,17 @@ def test_only_one_process_maintains_at_a_time(config):
     with open(Path(config.work, "maintenance.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert maintain_tables(config, is_forced=True) == (0, ["another process maintains the tables"])
+
+
+def test_only_one_process_maintains_at_a_time_if_work_is_on_an_object_store(s3, tmp_path):
+    work = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    config = config_for(tmp_path, work=work, checkpoint=str(tmp_path / "checkpoint"))
+    with Lease(work, "maintenance.json", LeaseTimes(renewal=0.1)) as lease:
+        lease.acquire(pytest.fail)
+        assert maintain_tables(config, is_forced=True) == (0, ["another process maintains the tables"])
+
+    assert maintain_tables(config, is_forced=True) == (0, [])
+    assert open_store(work).exists("vacuumed")
 
 
 @pytest.fixture
