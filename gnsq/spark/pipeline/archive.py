@@ -102,10 +102,11 @@ class ArchiveBatches:
         for topic in dict.fromkeys(filter(None, [config.placed.flat, *config.placed.tables])):
             if config.entry_of(topic) is not None:
                 self._claim(topic, batch, is_new=False)
-            elif not self._take_over:
+            else:
                 # If the killed run of this batch has added to the archive, the rows would now be in dead, too.
+                # The table may belong to another job, which reads the topic now.
                 former = former_archive(config, topic, self._spark)
-                if former.exists():
+                if former.exists() and former.is_owned(batch.owner):
                     former.has(self._of_topic(batch, topic))
         self._is_begun = True
 

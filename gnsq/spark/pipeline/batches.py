@@ -120,6 +120,9 @@ class BatchTable(Protocol):
             JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
         """
 
+    def is_owned(self, owner: str) -> bool:
+        """Return True if the table, which exists, belongs to a checkpoint."""
+
     def has(self, batch: BatchIdentity) -> bool:
         """Return True if the table has a batch already.
 

@@ -118,6 +118,8 @@ def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, t
         if (found := _read_checkpoint(config, query)) is not None:
             identity, committed = found
             for table in query_tables(config, query, spark):
+                if query == "archive" and config.entry_of(topic_of(config, table.name)) is None:
+                    continue  # perhaps another job reads this topic now
                 if query != "archive" or _has_tables(config, topic_of(config, table.name)):
                     table.claim(identity, take_over=take_over, committed=committed)
                 else:

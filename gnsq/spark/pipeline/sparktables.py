@@ -180,6 +180,10 @@ class SparkTable:
                 self._sql(f"ALTER TABLE {self.location} SET TBLPROPERTIES ({_assigned(changed)})")
         return epoch
 
+    def is_owned(self, owner: str) -> bool:
+        """Return True if the table, which exists, belongs to a checkpoint."""
+        return self._properties().get(OWNER) == owner
+
     def has(self, batch: BatchIdentity) -> bool:
         """Return True if the table has a batch already.
 

@@ -195,6 +195,10 @@ class Table:
         self._synced(delta, before)
         return epoch
 
+    def is_owned(self, owner: str) -> bool:
+        """Return True if the table, which exists, belongs to a checkpoint."""
+        return bool(self._open().metadata().configuration.get(OWNER) == owner)
+
     def has(self, batch: BatchIdentity) -> bool:
         """Return True if the table has a batch already.
 

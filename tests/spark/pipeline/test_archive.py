@@ -178,6 +178,19 @@ def test_batch_that_was_begun_with_an_entry_that_is_gone_is_refused(config):
 
 
 @pytest.mark.spark
+def test_table_of_an_entry_that_is_gone_may_be_another_jobs(spark, config):
+    both = replace(config, topic="clicks,views", metrics=())
+    archive, _ = archive_tables(both, "views")
+    archive.claim(THEIRS, take_over=False)
+    note_tables(both, "views")
+    one = with_layout(replace(both, topic="clicks"))
+
+    run(one, parsed(spark, one, BODIES), 3)
+
+    assert len(table_rows(f"{config.output}/clicks/archive")) == 3
+
+
+@pytest.mark.spark
 def test_batch_that_was_begun_goes_on_with_an_entry_for_another_topic(spark, config):
     run(config, parsed(spark, config, BODIES))
     note_layout(config)

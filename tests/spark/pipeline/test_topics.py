@@ -5,7 +5,7 @@ import pytest
 
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.layout import note_layout, note_tables, query_tables, with_layout
+from gnsq.spark.pipeline.layout import archive_tables, note_layout, note_tables, query_tables, with_layout
 from gnsq.spark.pipeline.loading import load_config
 from gnsq.spark.pipeline.preflight import Survey, check_nsq, check_places, create_channels
 from gnsq.spark.pipeline.topics import Layout, TopicSettings, check_expression
@@ -387,6 +387,19 @@ def test_what_is_gone_from_the_settings_is_told_with_what_it_leaves(fakensqd, tm
     caplog.clear()
     check_places(with_layout(replace(both, topic="views", metrics=())))
     assert not caplog.messages
+
+
+def test_topic_and_its_tables_may_go_on_in_another_job(tmp_path):
+    both = config_for(tmp_path, topic="clicks,views")
+    for table in archive_tables(both, "views"):
+        table.claim("a", take_over=False)
+        table.claim("of the other job", take_over=True)
+    note_layout(replace(both, layout=Layout(tables=("views",))))
+    put_checkpoint(tmp_path / "work/archive/checkpoint")
+
+    check_places(with_layout(replace(both, topic="clicks")))
+    with pytest.raises(JobFailed, match="views/archive belongs to the checkpoint of the other job"):
+        check_places(with_layout(both))
 
 
 def test_one_new_topic_that_nobody_has_is_refused_and_one_that_was_read_may_be_gone(tmp_path, caplog):
