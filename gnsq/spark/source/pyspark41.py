@@ -14,7 +14,8 @@ from typing import Any
 
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.spool.ownership import READERS, owner_path, read_owner
+from gnsq.spark.spool.listing import READERS
+from gnsq.spark.spool.ownership import owner_path, read_owner
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 

@@ -15,13 +15,14 @@ from typing import Protocol
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment, Vector
 from gnsq.spark.spool.index import SegmentIndex
-from gnsq.spark.spool.ownership import READERS
 
-__all__ = ["CLOSED", "CORRUPT", "PAGE", "ListedStore", "SpoolListing"]
+__all__ = ["CLOSED", "CORRUPT", "PAGE", "READERS", "ListedStore", "SpoolListing"]
 
 # Names of files in the directory of a receiver. An object store lists CLOSED after all segments.
 CLOSED = "closed.json"
 CORRUPT = ".corrupt"
+# Directory of the positions of readers. It has no segments.
+READERS = "readers"
 _SEGMENT = re.compile(r"(?P<number>\d{12})(?:-(?P<rows>\d+)(?:-(?P<received_ms>\d+))?)?\.arrow(?P<corrupt>\.corrupt)?")
 # Number of names in one response of an object store. Fewer names are listed from the first by the same single request.
 PAGE = 1000

@@ -16,15 +16,14 @@ from typing import IO
 
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import may_follow
+from gnsq.spark.spool.listing import READERS
 from gnsq.spark.spool.storage import LocalStore, Store
 
-__all__ = ["READERS", "SpoolLock", "owner_path", "read_owner", "try_lock", "wait_for_lock", "write_text"]
+__all__ = ["SpoolLock", "owner_path", "read_owner", "try_lock", "wait_for_lock", "write_text"]
 
 logger = logging.getLogger(__name__)
 
 _OWNER = "owner.json"
-# Directory of the files of readers.
-READERS = "readers"
 
 
 class SpoolLock:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gnsq.spark.offsets import Vector, positions_of, slowest
-from gnsq.spark.spool.ownership import READERS
+from gnsq.spark.spool.listing import READERS
 from gnsq.spark.spool.storage import Store
 
 __all__ = ["GONE_AFTER", "ReaderRegistration", "ReaderState", "SpoolPositions"]
