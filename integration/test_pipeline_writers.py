@@ -58,6 +58,7 @@ nsqd_tcp_addresses = ["{nsqd.tcp_address}"]
 nsqd_http_addresses = ["{nsqd.http_address}"]
 max_rows_per_batch = 300
 keep_windows = 864000
+deduplicate = 3600
 master = "local[2]"
 [fields]
 id = "long"
