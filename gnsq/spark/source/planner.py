@@ -280,6 +280,7 @@ class Planner:
 
         Raises:
             SpoolIncomplete: If any of these segments is gone. Not with failOnDataLoss=false: a warning is logged then.
+            SpoolError: If the whole spool is gone.
             OSError: If the spool can't be listed.
         """
         self._register(start)
@@ -295,6 +296,7 @@ class Planner:
                     f"{lost}: was the spool deleted, or is the checkpoint another query's? Bring the spool back, or go "
                     "on without the messages that were in it: with failOnDataLoss=false, or with a new checkpoint"
                 )
+            self.spool.check_exists()
             logger.warning("%s: the batch goes on without their messages, since failOnDataLoss is false", lost)
         self._planned = dict(end)
         options = self._options

@@ -67,6 +67,7 @@ def read_segments(
 
     Raises:
         SpoolIncomplete: If a segment is gone. Without fail_on_data_loss, it is left out, and a warning is logged.
+        SpoolError: If the whole spool is gone.
     """
     if not isinstance(partition, SegmentsPartition):
         return  # for a batch without partitions, Spark passes a partition of its own
@@ -77,6 +78,7 @@ def read_segments(
         except SpoolIncomplete:
             if fail_on_data_loss:
                 raise
+            spool.check_exists()
             logger.warning(
                 "spool %s: segment %s is gone: the batch goes on without its %s, since failOnDataLoss is false",
                 *(spool.location, segment.path, counted(segment.rows, "message")),

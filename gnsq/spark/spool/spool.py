@@ -22,11 +22,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gnsq.localfiles import PRIVATE
-from gnsq.spark.errors import SegmentCorrupt, SpoolIncomplete, SpoolInUse
+from gnsq.spark.errors import SegmentCorrupt, SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.offsets import Segment, Vector, may_follow
 from gnsq.spark.spool.index import Totals
 from gnsq.spark.spool.listing import CLOSED, CORRUPT, SpoolListing
-from gnsq.spark.spool.ownership import SpoolLock, read_owner
+from gnsq.spark.spool.ownership import SpoolLock, owner_path, read_owner
 from gnsq.spark.spool.positions import SpoolPositions
 from gnsq.spark.spool.segments import SCHEMA, decode_segment, encode_segment
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
@@ -178,6 +178,21 @@ class Spool:
         except SegmentCorrupt as error:
             self._quarantine(segment, error)
             return []
+
+    def check_exists(self) -> None:
+        """Check that this machine sees the spool. Call this before segments are left out since they are gone.
+
+        Otherwise, if a disk were not mounted, messages would be left out whose segments still exist, and the next
+        commit would delete these.
+
+        Raises:
+            SpoolError: If the spool has no owner.json. The query that owns the spool writes it, and none deletes it.
+        """
+        if not self._store.exists(owner_path("")):
+            raise SpoolError(
+                f"spool {self.location} has no owner.json, so it is not known whether its segments are gone: is its "
+                "file system mounted on this machine? If the spool was deleted, start the query again"
+            )
 
     def _quarantine(self, segment: Segment, error: SegmentCorrupt) -> None:
         """Rename a damaged segment, so that the file is kept but not read again."""

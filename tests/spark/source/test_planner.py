@@ -345,6 +345,23 @@ def test_lost_segments_are_left_out_if_the_options_say_so(planner, spool, caplog
     assert again.latest(end) == end
 
 
+def test_segments_are_not_left_out_if_the_whole_spool_is_gone(planner, spool, tmp_path):
+    spool.writer("r1").write(1, columns(1))
+    stream = planner(receivers="external", fail_on_data_loss=False)
+    end = stream.latest({})
+    # As if its disk were unmounted.
+    (tmp_path / "spool").rename(tmp_path / "away")
+    (tmp_path / "spool").mkdir()
+
+    stream.latest(end)
+    with pytest.raises(SpoolError, match="is its file system mounted"):
+        stream.partitions({}, end)
+
+    (tmp_path / "spool").rmdir()
+    (tmp_path / "away").rename(tmp_path / "spool")
+    assert read(stream, {}, end) == [b"body 1"]
+
+
 def test_query_goes_on_with_a_new_spool_and_an_old_offset(planner, spool, caplog):
     spool.writer("r2").write(1, columns(1))
     stream = planner(receivers="external", fail_on_data_loss=False)

@@ -283,7 +283,15 @@ def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
         list(reader(receivers="external").read(partition))
 
 
+def test_task_leaves_no_segment_out_if_its_machine_does_not_see_the_spool(reader, tmp_path):
+    partition = SegmentsPartition(str(tmp_path / "nowhere"), [Segment("r1", 1, 1, 7)])
+
+    with pytest.raises(SpoolError, match=r"nowhere .*is its file system mounted"):
+        list(reader(receivers="external", failOnDataLoss="false").read(partition))
+
+
 def test_segment_that_is_gone_after_planning_is_left_out_if_the_options_say_so(reader, spool, caplog):
+    spool.lock("", "clicks/archive").release()
     spool.writer("r1").write(2, columns(2))
     partition = SegmentsPartition(spool.location, [Segment("r1", number, 1, 1, RECEIVED_MS) for number in (1, 2)])
 
