@@ -22,7 +22,8 @@ __all__ = [
 # nsqd moves a message from topic to channel, and from queue to in flight. During the move the message is counted in
 # neither place, so one sample of a depth proves nothing.
 MIN_SAMPLES = 2
-# Seconds. If the depth of an nsqd is unknown, the drain ends after this time without a message.
+# Seconds. If the depth of an nsqd is unknown, the drain ends after this time without a message, in addition to the time
+# for which a message may wait for its segment.
 QUIET_SECONDS = 2.0
 # Seconds until the warning that a channel has messages but no receiver, and between two such warnings.
 WARN_AFTER, WARN_INTERVAL = 10.0, 60.0
@@ -104,10 +105,12 @@ class Drain:
         idle_timeout: Seconds without a new message after which the drain ends in any case.
         now: The time in seconds, by the same clock as in the calls of the methods.
         has_http: True if any nsqd can be asked for the depth.
+        segment_wait: Seconds for which a message may wait for its segment: only messages in segments are seen.
     """
 
-    def __init__(self, idle_timeout: float, now: float, *, has_http: bool = True) -> None:
+    def __init__(self, idle_timeout: float, now: float, *, has_http: bool = True, segment_wait: float = 0.0) -> None:
         self._idle_timeout = idle_timeout
+        self._quiet = QUIET_SECONDS + segment_wait
         self._has_http = has_http
         self._last_time = now
         self._rows = 0
@@ -162,8 +165,8 @@ class Drain:
     def _result_without_depth(self) -> DrainResult | None:
         """Decide without an exact depth, so that the drain ends even if an nsqd does not tell its depth or messages are
         published all the time."""
-        if self._idle >= QUIET_SECONDS and (self._samples >= MIN_SAMPLES or not self._has_http):
-            came = f"nothing has come for {QUIET_SECONDS:g} s"
+        if self._idle >= self._quiet and (self._samples >= MIN_SAMPLES or not self._has_http):
+            came = f"nothing has come for {self._quiet:g} s"
         elif self._waited >= self._idle_timeout:
             came = f"messages have come for {self._waited:.0f} s (idleTimeout)"
         else:

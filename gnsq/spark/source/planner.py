@@ -32,6 +32,7 @@ from gnsq.spark.offsets import (
 )
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
+from gnsq.spark.receiver.buffer import grown_age
 from gnsq.spark.source import channel, drain
 from gnsq.spark.source.channel import ChannelMonitor
 from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome, SmallBatchDelay
@@ -425,7 +426,7 @@ class Planner:
             return not waiting.segments and waited < NEW_DATA_TIMEOUT
         if self._drain_end is not None or self._exceeds_batch(waiting):
             return False
-        return not waiting.segments or (waited < GATHER_SECONDS and self._unread_size < self._limit // 2)
+        return not waiting.segments or (waited < GATHER_SECONDS and self._unread.size < self._limit // 2)
 
     def _wait(self) -> None:
         """Wait briefly for a new segment; while draining, then for more, since a listing lists the whole spool."""
@@ -497,9 +498,11 @@ class Planner:
         self._counted = self._listing.segments.last()
         if self._is_batch:
             # Segments of other receivers are neither read nor deleted, so they do not count for the limit.
-            self._limit += self._unread_size
+            self._limit += self._unread.size
         options, has_http = self._options, self._channel_monitor.has_http
-        self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http)
+        # As old as segments may get now: later, the drain reads what waits.
+        wait = grown_age(options.segment_wait, self._unread.segments)
+        self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http, segment_wait=wait)
         if depth is not None:
             self._drain.record(0, depth)
 
@@ -589,7 +592,7 @@ class Planner:
         if receiver is not None and receiver.failing:
             return f"spool {self.spool.location} can't be written, see the log"
         if self._is_full():
-            return f"spool {self.spool.location} is full ({self._unread_size} bytes, see maxSpoolBytes)"
+            return f"spool {self.spool.location} is full ({self._unread.size} bytes, see maxSpoolBytes)"
         if receiver is None or self._hub is None:
             return ""
         failures = self._hub.call(receiver.subscriptions.failures)
@@ -614,13 +617,14 @@ class Planner:
         return self._is_full() or (self.receiver is not None and self.receiver.is_paused)
 
     def _is_full(self) -> bool:
-        return self._pruner is not None and self._unread_size >= self._limit
+        return self._pruner is not None and self._unread.size >= self._limit
 
     @property
-    def _unread_size(self) -> int:
-        """Bytes of the spool that its owner has not read. They, and not those that are kept, count for the limit."""
+    def _unread(self) -> Totals:
+        """Sums of the segments that the owner of the spool has not read. They, and not those that are kept, count for
+        the limit."""
         assert self._pruner is not None  # only the owner has a limit
-        return self._listing.segments.totals(self._pruner.owner_position).size
+        return self._listing.segments.totals(self._pruner.owner_position)
 
     @property
     def _channel_monitor(self) -> ChannelMonitor:

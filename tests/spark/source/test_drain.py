@@ -96,6 +96,13 @@ def test_without_statistics_silence_is_the_end():
     assert "nothing has come" in end.reason
 
 
+def test_silence_is_no_end_while_messages_may_wait_for_their_segment():
+    some = Drain(60, 0, has_http=False, segment_wait=5)
+
+    assert not some.update(DepthSample(0), 6.9)
+    assert some.update(DepthSample(0), 7).outcome is Outcome.LEFT
+
+
 def test_without_statistics_constant_publishing_ends_too():
     some = Drain(60, 0, has_http=False)
 

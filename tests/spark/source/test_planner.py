@@ -284,6 +284,14 @@ def test_drain_without_statistics_ends_after_silence(fakensqd, planner):
     assert len(bodies) == 100
 
 
+def test_drain_without_statistics_waits_for_a_segment_that_gets_old(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(5))
+
+    bodies, _, _ = run_out(planner(drain=True, nsqd_http_addresses=(), segment_time=2.2))
+
+    assert sorted(bodies) == numbered(5)
+
+
 def test_drain_goes_on_where_it_ended(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(100))
     first = planner(drain=True)
