@@ -33,6 +33,8 @@ CREDENTIALS_LIFETIME = 900
 # Larger files are sent in parts of this many bytes, so that a slow connection does not exceed REQUEST_TIMEOUT.
 PART_SIZE = 16 * 1024 * 1024
 _XML = re.compile(r"<\?xml.*?<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
+# Characters of an error.
+MAX_LINE = 600
 # The process that has sent requests. A forked child lacks the threads that send them.
 _process: int | None = None
 
@@ -222,4 +224,6 @@ def _errors() -> Iterator[None]:
 
 def _line(error: Exception) -> str:
     text = str(error).partition("\n\nDebug source")[0]
-    return " ".join(_XML.sub(r"\1: \2", text).split())
+    line = " ".join(_XML.sub(r"\1: \2", text).split())
+    # The error of a deletion names all its files.
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"

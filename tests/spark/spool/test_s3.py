@@ -112,6 +112,17 @@ def test_1001_files_are_deleted_by_two_requests(s3, location):
     assert store.list() == []
 
 
+def test_error_of_a_deletion_is_short(s3, tmp_path):
+    with s3_proxy(s3.port) as proxy:
+        store = open_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+        proxy.has_expired = True
+
+        with pytest.raises(OSError, match="ExpiredToken") as caught:
+            store.remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1001)))
+
+    assert len(str(caught.value)) < 1000
+
+
 def test_names_after_one_are_listed_by_one_request(s3, location):
     store = open_store(location)
     for number in (1, 2, 3):
