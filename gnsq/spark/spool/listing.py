@@ -156,10 +156,13 @@ class SpoolListing:
         return self._add(store, receiver, store.names(receiver, f"{self._directory(receiver).highest + 1:012d}"))
 
     def _forget_first(self, store: ListedStore, receiver: str) -> None:
-        first = _SEGMENT.match(store.first_name(receiver) or "")
-        if first is not None:
+        first = _SEGMENT.fullmatch(store.first_name(receiver) or "")
+        if first is not None and not first["corrupt"]:
             # A query deletes segments in the order of their numbers.
             self.remove_up_to({receiver: int(first["number"]) - 1})
+        else:
+            # A quarantined segment stays when the others are deleted, and so does closed.json.
+            self.update_receiver(store, receiver)
 
     def _add(self, store: ListedStore, receiver: str, names: Mapping[str, int | None]) -> bool:
         """Add files that are not known yet. Return True if numbers between the known segments and these are missing."""

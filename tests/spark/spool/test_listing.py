@@ -165,6 +165,18 @@ def test_deleted_segments_at_the_beginning_are_seen_by_one_request_more():
     assert numbers(listing) == [*range(11, PAGE + 2)]
 
 
+@pytest.mark.parametrize("left", [path(1) + ".corrupt", "r1/closed.json"], ids=["a quarantined segment", "no segment"])
+def test_deletions_are_seen_if_the_first_name_is_not_a_segments(left):
+    store = MemoryStore(*(path(number) for number in range(1, PAGE + 1)))
+    listing = listed(store)
+    store.files.clear()
+    store.files[left] = 10
+
+    listing.update(store, is_whole=False, sees_deletions=True)
+
+    assert numbers(listing) == []
+
+
 def test_segment_seen_with_both_names_is_quarantined_at_last():
     store = MemoryStore(path(1), path(1) + ".corrupt")
     listing = listed(store)
