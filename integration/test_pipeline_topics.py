@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from gnsq import LookupdClient, NsqdHTTPClient, Producer
-from gnsq.spark.pipeline.layout import metrics_table, with_layout
+from gnsq.spark.pipeline.layout import metrics_table, topics_with_tables, with_layout
 from gnsq.spark.pipeline.windows import true_counts
 from integration.pipeline_job import LIMIT, Job
 from integration.servers import program, running
@@ -129,7 +129,7 @@ def test_each_topic_is_accounted_for(tmp_path):
     config = with_layout(job.config)
     print({topic: (bodies.total(), found(config, topic).total()) for topic, bodies in published.bodies.items()})
     assert {topic: found(config, topic) for topic in published.bodies} == published.bodies
-    assert set(config.placed.tables) == {*TOPICS, LATE}
+    assert set(topics_with_tables(config)) == {*TOPICS, LATE}
     for query, metric in config.metric_queries.items():
         table = metrics_table(config, query)
         counts = true_counts(delta_table(table.location).to_pyarrow_table(), metric)

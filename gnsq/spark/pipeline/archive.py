@@ -31,7 +31,14 @@ from gnsq.spark.pipeline.batches import BatchIdentity, BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.events import by_topic, field_column
-from gnsq.spark.pipeline.layout import archive_tables, archive_targets, former_archive, note_tables, topic_of
+from gnsq.spark.pipeline.layout import (
+    archive_tables,
+    archive_targets,
+    former_archive,
+    note_tables,
+    topic_of,
+    topics_with_tables,
+)
 from gnsq.spark.pipeline.topics import TopicEntry
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.texts import counted
@@ -99,7 +106,7 @@ class ArchiveBatches:
     def _begin(self, batch: BatchIdentity) -> None:
         """Claim the tables that exist. Only the first batch of a run can be in tables already."""
         config = self._config
-        for topic in dict.fromkeys(filter(None, [config.placed.flat, *config.placed.tables])):
+        for topic in dict.fromkeys(filter(None, [config.placed.flat, *topics_with_tables(config)])):
             if config.entry_of(topic) is not None:
                 self._claim(topic, batch, is_new=False)
             else:
@@ -120,7 +127,7 @@ class ArchiveBatches:
             # has() raises if the batch was committed with other settings: with these, an event of archive may now
             # belong to dead, and be in both tables, or in none.
             table.has(self._of_topic(batch, topic))
-        if topic not in self._config.placed.tables:
+        if not {table.name for table in tables} <= set(self._config.placed.tables):
             note_tables(self._config, topic)
         self._tables[topic] = tables
 

@@ -254,7 +254,7 @@ class PipelineConfig:
                 fields, required = _fields_of(given.fields, path, given.required_fields, time_field)
             except ValueError as error:
                 raise ValueError(f"setting topics.{name}: {str(error).removeprefix('setting ')}") from error
-            if path and not given.raw:
+            if path and not (self.raw if given.raw is None else given.raw):
                 given = dataclasses.replace(given, fields=fields, required_fields=required, fields_file=None)
             topics[name] = given
         object.__setattr__(self, "topics", topics)
@@ -479,7 +479,7 @@ class PipelineConfig:
             return ""
         dead = [entry.dead_letter_topic if entry.is_expression else _dead(entry) for entry in self.entries]
         outputs = {*filter(None, dead), *map(self.metrics_to, self.metric_queries)}
-        return topic_pattern(self.entries, outputs, is_flat=bool(self.placed.flat))
+        return topic_pattern(self.entries, outputs, self.placed.flat)
 
     def _entry(self, setting: str, name: str, given: TopicSettings) -> TopicEntry:
         inherited = TopicSettings(

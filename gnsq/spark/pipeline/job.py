@@ -238,8 +238,12 @@ class Job:
         """Call release(), then complete the summary of the run and return it."""
         self.release()
         self.summary.merged = self._maintenance.merged
-        # Topics that have come since the start have tables, too.
-        config = with_layout(self._config)
+        config = self._config
+        try:
+            # Topics that have come since the start have tables, too.
+            config = with_layout(config)
+        except (OSError, ValueError) as error:
+            logger.warning("%s", error)
         for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
             if text := table_state(table, dt.datetime.now(dt.UTC)):
                 self.summary.tables[table.name] = text

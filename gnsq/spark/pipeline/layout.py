@@ -35,6 +35,7 @@ __all__ = [
     "note_tables",
     "query_tables",
     "topic_of",
+    "topics_with_tables",
     "with_layout",
 ]
 
@@ -94,13 +95,18 @@ def query_tables(config: PipelineConfig, query: str, spark: SparkSession | None 
     """Describe the tables that a query writes, as far as their topics are known; ``spark`` as in archive_tables()."""
     if query != "archive":
         return (metrics_table(config, query, spark),)
-    topics = dict.fromkeys([*config.named_topics, *config.placed.tables])
+    topics = dict.fromkeys([*config.named_topics, *topics_with_tables(config)])
     return tuple(table for topic in topics for table in archive_tables(config, topic, spark))
 
 
 def topic_of(config: PipelineConfig, table: str) -> str:
     """Return the topic of a table archive or dead by the table's name."""
     return table.rpartition("/")[0] or config.placed.flat
+
+
+def topics_with_tables(config: PipelineConfig) -> tuple[str, ...]:
+    """Return the topics that have tables, as it was noted."""
+    return tuple(dict.fromkeys(topic_of(config, table) for table in config.placed.tables))
 
 
 def _path(config: PipelineConfig, topic: str, path: str) -> str:
@@ -184,10 +190,11 @@ def note_layout(config: PipelineConfig) -> None:
 
 
 def note_tables(config: PipelineConfig, topic: str) -> None:
-    """Note that a topic has tables."""
+    """Note that the tables archive_tables() of a topic are made."""
     layout = _read_layout(config) or config.placed
-    if topic not in layout.tables:
-        _write_layout(config, dataclasses.replace(layout, tables=(*layout.tables, topic)))
+    tables = tuple(dict.fromkeys([*layout.tables, *(name for name, *_ in _described(config, topic))]))
+    if tables != layout.tables:
+        _write_layout(config, dataclasses.replace(layout, tables=tables))
 
 
 def _read_layout(config: PipelineConfig) -> Layout | None:
@@ -220,7 +227,11 @@ def _earlier_layout(config: PipelineConfig) -> Layout | None:
             name = json.loads(file.read()).get("name")
     except (FileNotFoundError, ValueError):
         name = None
-    return Layout(topic, None if name is None else f"{topic}/{name}", (topic,), {}, (topic,))
+    if name is None:
+        return Layout(topic, None, (topic,), {}, ("archive",))
+    counted = str(read_owner(open_store(config.spool_of("metrics"))).get("source", ""))
+    metric, channel = f"{topic}/{name}", counted.rpartition("/")[2] or config.metrics_channel
+    return Layout(topic, metric, (topic,), {metric: channel}, ("archive",))
 
 
 def _is_unused(config: PipelineConfig) -> bool:

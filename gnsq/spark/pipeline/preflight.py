@@ -120,12 +120,14 @@ def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, t
             for table in query_tables(config, query, spark):
                 if query == "archive" and config.entry_of(topic_of(config, table.name)) is None:
                     continue  # perhaps another job reads this topic now
-                if query != "archive" or _has_tables(config, topic_of(config, table.name)):
+                if query != "archive" or _is_made(config, table.name):
                     table.claim(identity, take_over=take_over, committed=committed)
                 else:
-                    # The tables of a topic are made with its first message.
+                    # The tables of a topic are made with its first message. The tasks of a batch that was killed may
+                    # have written files before: this batch runs again.
                     is_there = config.is_spark_writer or table.exists()
-                    table.claim(identity if is_there else None, take_over=take_over)
+                    next_batch = None if identity is None else committed + 1
+                    table.claim(identity if is_there else None, take_over=take_over, batch_id=next_batch)
                 # A killed run may have left files of a batch.
                 table.finish()
 
@@ -150,10 +152,9 @@ def _make_own_directory(path: Path) -> None:
         raise PermissionError(errno.EPERM, "the directory belongs to another user")
 
 
-def _has_tables(config: PipelineConfig, topic: str) -> bool:
-    """Return True if all tables of a topic must be there if the checkpoint has a batch."""
-    placed = config.placed
-    return topic == placed.flat or (topic in placed.tables and config.entry_of(topic) is not None)
+def _is_made(config: PipelineConfig, table: str) -> bool:
+    """Return True if a table archive or dead must be there if the checkpoint has a batch."""
+    return table in config.placed.tables or topic_of(config, table) == config.placed.flat
 
 
 def _tell_removed(config: PipelineConfig) -> None:
@@ -176,9 +177,17 @@ def _tell_removed(config: PipelineConfig) -> None:
             "nsqd keeps its messages. Messages of the topic that are in the spool go to the table dead",
             *(name, stays),
         )
+    read = {(each.topic, config.channel(query)): each.id for query, each in config.metric_queries.items()}
     for metric, channel in placed.metrics.items():
         topic, _, name = metric.rpartition("/")
-        if metric not in {each.id for each in config.all_metrics}:
+        if metric in read.values():
+            continue
+        if (topic, channel) in read:
+            logger.warning(
+                "metric %s is gone from the settings. Its table stays, and %s goes on with its channel %s",
+                *(metric, read[topic, channel], channel),
+            )
+        else:
             query = placed.query(Metric(name=name, topic=topic))
             places = redact_uri(config.checkpoint_of(query)), redact_uri(config.spool_of(query))
             logger.warning(

@@ -86,8 +86,9 @@ class TopicEntry:
         """
         if not is_topic(name):
             check_expression(name)
-        if given.raw and (wrong := [each for each in _NOT_RAW if getattr(given, each) is not None]):
-            raise ValueError(f"raw: bodies are not parsed, so leave out {', '.join(wrong)}")
+        raw = bool(inherited.raw if given.raw is None else given.raw)
+        if raw and (wrong := [each for each in _NOT_RAW if getattr(given, each) is not None]):
+            raise ValueError(f"raw: bodies are not parsed, so leave out {', '.join(wrong)}, or give raw = false")
         own = {
             field.name: value
             for field in dataclasses.fields(given)
@@ -97,7 +98,7 @@ class TopicEntry:
             # The job's required fields are some of the job's fields.
             inherited = dataclasses.replace(inherited, required_fields=None)
         settings = dataclasses.replace(inherited, **own)
-        raw, max_ahead = bool(settings.raw), settings.max_ahead or 0.0
+        max_ahead = settings.max_ahead or 0.0
         check_bounds("max_ahead", max_ahead, TopicSettings.__dataclass_fields__["max_ahead"])
         fields, required = ({}, None) if raw else (settings.fields or {}, settings.required_fields)
         schema = EventSchema(fields, settings.time_field or "", (), required)
@@ -186,14 +187,14 @@ def _check_partition(by: str, fields: Mapping[str, str]) -> None:
         )
 
 
-def topic_pattern(entries: Iterable[TopicEntry], outputs: Iterable[str], *, is_flat: bool) -> str:
+def topic_pattern(entries: Iterable[TopicEntry], outputs: Iterable[str], flat: str) -> str:
     """Build the expression for all topics of a job that has entries with expressions.
 
     Left out are the job's own output topics, ephemeral topics, and names that can't be a directory beside the tables.
 
     Args:
         outputs: Topics that the job publishes to, besides TOPIC-dead of the topics that fit an expression.
-        is_flat: True if a topic has its tables directly in output.
+        flat: Topic with its tables directly in output; "": none.
     """
     entries = list(entries)
     parts = [entry.name if entry.is_expression else re.escape(entry.name) for entry in entries]
@@ -201,8 +202,8 @@ def topic_pattern(entries: Iterable[TopicEntry], outputs: Iterable[str], *, is_f
     excluded = [r"\.\.?", ".*#ephemeral", *map(re.escape, sorted(outputs))]
     if dead:
         excluded += [f"(?:{'|'.join(dead)}){_DEAD}", f".{{{MAX_NAME_LENGTH - len(_DEAD)}}}{_DEAD}"]
-    if is_flat:
-        excluded += FLAT_TABLES
+    if flat:
+        excluded += [name for name in FLAT_TABLES if name != flat]
     return f"(?!(?:{'|'.join(excluded)})$)(?:{'|'.join(parts)})"
 
 
@@ -219,7 +220,7 @@ class Layout:
         plain: Metric whose query is called metrics, as TOPIC/NAME; "": none; None: not decided.
         topics: Names of the entries at the last start.
         metrics: Metrics at the last start, as TOPIC/NAME, and their channels.
-        tables: Topics that have tables.
+        tables: The tables archive and dead that were made, by their paths in output.
     """
 
     flat: str = ""

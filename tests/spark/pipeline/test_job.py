@@ -5,6 +5,7 @@ import re
 import threading
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from pyspark.errors import PySparkException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.job import Job
-from gnsq.spark.pipeline.layout import archive_tables, metrics_table, with_layout
+from gnsq.spark.pipeline.layout import archive_tables, metrics_table, topics_with_tables, with_layout
 from gnsq.spark.pipeline.lease import LeaseLost
 from gnsq.spark.pipeline.preflight import check_places, create_channels, survey
 from gnsq.spark.pipeline.progress import Notebook, read_note
@@ -142,7 +143,7 @@ def test_topics_are_archived_by_their_entries_and_none_harms_another(run, fakecl
     assert (summary.duplicates["archive"], summary.dead_letters) == (1, 4)
     assert [fakecluster.depth(f"{topic}-dead") for topic in ("clicks", "events.eu")] == [2, 1]
     assert {batch.query for batch in reports} == set(config.queries)
-    assert set(with_layout(config).placed.tables) == {"clicks", "events.eu", "events.orders", "frames", "gone"}
+    assert set(topics_with_tables(with_layout(config))) == {"clicks", "events.eu", "events.orders", "frames", "gone"}
 
 
 @pytest.mark.spark
@@ -286,6 +287,15 @@ def test_job_whose_lease_is_lost_fails(config):
 
     with pytest.raises(LeaseLost):
         Job(None, config, print, check_lock=check).wait(lambda: False)
+
+
+def test_damaged_layout_does_not_hide_the_end_of_the_job(config, caplog):
+    job = Job(None, config, print)
+    Path(config.work).mkdir(exist_ok=True)
+    Path(config.work, "layout.json").write_text("{")
+
+    assert not job.close().tables
+    assert "layout.json can't be used" in caplog.text
 
 
 def test_drained_means_all_that_was_there(fakensqd, config):

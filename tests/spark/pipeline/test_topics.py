@@ -1,5 +1,7 @@
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from gnsq.spark.pipeline.topics import Layout, TopicSettings, check_expression
 from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, publish
-from tests.spark.pipeline.helpers import config_for, put_checkpoint
+from tests.spark.pipeline.helpers import config_for, put_batch, put_checkpoint
 
 OURS = TopicSettings()
 RAW = TopicSettings(raw=True)
@@ -87,6 +89,12 @@ def test_what_the_job_publishes_and_what_can_have_no_directory_is_never_read():
     assert re.fullmatch(job.topic_pattern, "letters-dead") is None
     assert re.fullmatch(job.topic_pattern, "metrics")
     assert job.entry_of(long).dead_letters_to(long) == f"{long[:59]}-dead"
+
+
+def test_topic_whose_tables_are_flat_is_read_whatever_its_name_is():
+    job = config(topics={"archive": OURS, ".*": OURS}, layout=Layout("archive"))
+
+    assert [name for name in ("archive", "dead", "metrics") if re.fullmatch(job.topic_pattern, name)] == ["archive"]
 
 
 def test_topics_are_given_to_the_source_as_they_are_known():
@@ -192,7 +200,7 @@ def test_job_of_an_earlier_release_keeps_its_places(tmp_path):
 
     both = with_layout(config_for(tmp_path, topic="views,clicks", metrics=(replace(PAGES, name="a"), PAGES)))
 
-    assert both.placed == Layout("clicks", "clicks/pages", ("clicks",), {}, ("clicks",))
+    assert both.placed == Layout("clicks", "clicks/pages", ("clicks",), {"clicks/pages": "metrics"}, ("archive",))
     assert both.queries == ("archive", "metrics.clicks.a", "metrics")
 
 
@@ -211,10 +219,8 @@ def test_topics_that_have_tables_are_noted(tmp_path):
         note_tables(some, topic)
 
     found = with_layout(some)
-    assert found.placed.tables == ("views", "visits")
-    assert [table.name for table in query_tables(found, "archive")] == [
-        *("views/archive", "views/dead", "visits/archive", "visits/dead"),
-    ]
+    assert found.placed.tables == ("views/archive", "views/dead", "visits/archive", "visits/dead")
+    assert tuple(table.name for table in query_tables(found, "archive")) == found.placed.tables
 
 
 # --- settings
@@ -236,6 +242,11 @@ def test_topics_that_have_tables_are_noted(tmp_path):
             {"topics": {"a": TopicSettings(raw=True, fields={"a": "int"})}},
             "setting topics.a: raw: bodies are not parsed, so leave out fields",
             id="raw",
+        ),
+        pytest.param(
+            {"raw": True, "topics": {"a": TopicSettings(time_field="at")}},
+            "setting topics.a: raw: bodies are not parsed, so leave out time_field, or give raw = false",
+            id="raw by the job",
         ),
         pytest.param(
             {"topics": {"a": TopicSettings(fields={"a": "map"})}}, "setting topics.a: fields: a has the type", id="type"
@@ -394,12 +405,82 @@ def test_topic_and_its_tables_may_go_on_in_another_job(tmp_path):
     for table in archive_tables(both, "views"):
         table.claim("a", take_over=False)
         table.claim("of the other job", take_over=True)
-    note_layout(replace(both, layout=Layout(tables=("views",))))
+    note_layout(replace(both, layout=Layout(tables=("views/archive", "views/dead"))))
     put_checkpoint(tmp_path / "work/archive/checkpoint")
 
     check_places(with_layout(replace(both, topic="clicks")))
     with pytest.raises(JobFailed, match="views/archive belongs to the checkpoint of the other job"):
         check_places(with_layout(both))
+
+
+def test_metric_of_an_earlier_release_that_is_gone_with_the_upgrade_is_told(tmp_path, caplog):
+    one = config_for(tmp_path, metrics_channel="counting")
+    begin(one)
+    (tmp_path / "work/metrics").mkdir(exist_ok=True)
+    (tmp_path / "work/metrics/made-with.json").write_text('{"name": "counts"}')
+
+    check_places(with_layout(config_for(tmp_path, topic="clicks,views")))
+
+    assert re.search("metric clicks/counts is gone .*/metrics/spool, channel counting of clicks", caplog.text)
+
+
+def test_channel_that_another_metric_goes_on_with_is_not_called_left(tmp_path, caplog):
+    one = config_for(tmp_path)
+    check_places(one)
+
+    check_places(with_layout(replace(one, metrics=(Metric("pages"),))))
+
+    assert caplog.messages == [
+        "metric clicks/counts is gone from the settings. Its table stays, and clicks/pages goes on with its channel "
+        "metrics"
+    ]
+
+
+def put_commit(job, batch_id):
+    put_checkpoint(Path(job.checkpoint_of("archive")))
+    put_batch(Path(job.checkpoint_of("archive")), batch_id + 1, 'v1\n{"a": 1}\n{"b": 1}')
+    Path(job.checkpoint_of("archive"), f"commits/{batch_id}").write_text('v1\n{"a": 1}')
+    for path in Path(job.checkpoint_of("archive")).glob("*/.*.crc"):
+        path.unlink()
+
+
+def test_job_that_was_killed_in_the_first_batch_of_a_topic_starts_again(tmp_path):
+    job = config_for(tmp_path, topic="clicks,views")
+    check_places(job)
+    put_commit(job, 4)
+    Path(tmp_path, "output/views/archive/part-000000000005-a.parquet").touch()
+
+    check_places(with_layout(job))
+
+    Path(tmp_path, "output/views/archive/part-000000000004-a.parquet").touch()
+    with pytest.raises(JobFailed, match="has files that belong to no table, such as part-000000000004-a"):
+        check_places(with_layout(job))
+
+
+def test_entry_may_come_back_after_messages_of_its_topic_went_to_dead(tmp_path):
+    job = config_for(tmp_path, topic="clicks,views")
+    check_places(job)
+    put_commit(job, 4)
+    note_tables(job, "orders")
+    query_tables(with_layout(job), "archive")[-1].claim("a", take_over=False)
+    more = config_for(tmp_path, topic="clicks,views,orders")
+
+    check_places(with_layout(more))
+
+    shutil.rmtree(tmp_path / "output/orders/dead")
+    with pytest.raises(JobFailed, match="orders/dead is missing, and its checkpoint has 5 batches"):
+        check_places(with_layout(more))
+
+
+def test_flat_topic_without_a_table_dead_may_be_removed(tmp_path):
+    raw = config_for(tmp_path, raw=True)
+    check_places(raw)
+    query_tables(raw, "archive")[0].claim("a", take_over=False)
+    note_tables(raw, "clicks")
+    put_commit(raw, 4)
+    check_places(with_layout(config_for(tmp_path, topic="", topics={"clicks": RAW, "views": OURS})))
+
+    check_places(with_layout(config_for(tmp_path, topic="", topics={"views": OURS})))
 
 
 def test_one_new_topic_that_nobody_has_is_refused_and_one_that_was_read_may_be_gone(tmp_path, caplog):
