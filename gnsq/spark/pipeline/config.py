@@ -477,9 +477,18 @@ class PipelineConfig:
         """The expression for all topics that are read, without the job's output topics; "" if all are named."""
         if not any(entry.is_expression for entry in self.entries):
             return ""
+        return topic_pattern(self.entries, {*self.outputs, *self.former_outputs}, self.placed.flat)
+
+    @functools.cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The topics that the job publishes to, without TOPIC-dead of topics that fit an expression."""
         dead = [entry.dead_letter_topic if entry.is_expression else _dead(entry) for entry in self.entries]
-        outputs = {*filter(None, dead), *map(self.metrics_to, self.metric_queries)}
-        return topic_pattern(self.entries, outputs, self.placed.flat)
+        return tuple(dict.fromkeys([*filter(None, dead), *map(self.metrics_to, self.metric_queries)]))
+
+    @property
+    def former_outputs(self) -> tuple[str, ...]:
+        """The topics that the job has published to with other settings. They are read only if they are named."""
+        return tuple(name for name in self.placed.outputs if name not in {*self.outputs, *self.named_topics})
 
     def _entry(self, setting: str, name: str, given: TopicSettings) -> TopicEntry:
         inherited = TopicSettings(

@@ -186,7 +186,8 @@ def note_layout(config: PipelineConfig) -> None:
     """Note the layout and what the job has now, for with_layout() at later starts."""
     metrics = {metric.id: config.channel(query) for query, metric in config.metric_queries.items()}
     names = tuple(entry.name for entry in config.entries)
-    _write_layout(config, dataclasses.replace(config.placed, topics=names, metrics=metrics))
+    outputs = tuple(dict.fromkeys([*config.placed.outputs, *config.outputs]))
+    _write_layout(config, dataclasses.replace(config.placed, topics=names, metrics=metrics, outputs=outputs))
 
 
 def note_tables(config: PipelineConfig, topic: str) -> None:
@@ -220,8 +221,13 @@ def _earlier_layout(config: PipelineConfig) -> Layout | None:
     """Find out the layout of a job of an earlier release, which had one topic, and one metric or none."""
     source = str(read_owner(open_store(config.spool_of("archive"))).get("source", ""))
     topic = source.rpartition("/")[0]
-    if not is_topic(topic):
+    if not source:
         return None
+    if not is_topic(topic):
+        raise ValueError(
+            f"{redact_uri(config.work)}/{_LAYOUT} is missing, and the job has read {source}: bring it back from a "
+            "copy; it says where the tables lie"
+        )
     try:
         with open_store(config.notes_of("metrics"), "work").open("made-with.json") as file:
             name = json.loads(file.read()).get("name")
@@ -231,7 +237,8 @@ def _earlier_layout(config: PipelineConfig) -> Layout | None:
         return Layout(topic, None, (topic,), {}, ("archive",))
     counted = str(read_owner(open_store(config.spool_of("metrics"))).get("source", ""))
     metric, channel = f"{topic}/{name}", counted.rpartition("/")[2] or config.metrics_channel
-    return Layout(topic, metric, (topic,), {metric: channel}, ("archive",))
+    outputs = (config.metrics_topic or f"{topic}-metrics", config.dead_letter_topic or f"{topic}-dead")
+    return Layout(topic, metric, (topic,), {metric: channel}, ("archive",), outputs)
 
 
 def _is_unused(config: PipelineConfig) -> bool:

@@ -163,6 +163,13 @@ def _tell_removed(config: PipelineConfig) -> None:
     added = [name for name in names if name not in placed.topics]
     if placed.topics and added:
         logger.info("topics added since the last start: %s", ", ".join(added))
+    former = [name for name in config.former_outputs if config.entry_of(name) is not None]
+    if former:
+        logger.info(
+            "the job has published to %s before, so these topics are not read, though they fit an expression: give "
+            "them in [topics] by name if they are to be read",
+            ", ".join(former),
+        )
     for name in placed.topics:
         if name in names or config.entry_of(name) is not None:
             continue

@@ -221,6 +221,7 @@ class Layout:
         topics: Names of the entries at the last start.
         metrics: Metrics at the last start, as TOPIC/NAME, and their channels.
         tables: The tables archive and dead that were made, by their paths in output.
+        outputs: Topics that the job has published to, without TOPIC-dead of topics that fit an expression.
     """
 
     flat: str = ""
@@ -228,6 +229,7 @@ class Layout:
     topics: tuple[str, ...] = ()
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     @classmethod
     def first(cls, topics: Sequence[str], metrics: Sequence[Metric]) -> Layout:
@@ -258,6 +260,6 @@ class Layout:
             values = json.loads(text)
             if values.pop("v") != 1:
                 raise ValueError("it was written by another version of gnsq")
-            return cls(**{**values, "topics": tuple(values["topics"]), "tables": tuple(values["tables"])})
+            return cls(**{**values, **{name: tuple(values[name]) for name in ("topics", "tables", "outputs")}})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a layout: {error!r}") from error

@@ -18,6 +18,7 @@ from tests.spark.pipeline.helpers import config_for, put_batch, put_checkpoint
 
 OURS = TopicSettings()
 RAW = TopicSettings(raw=True)
+OUTPUTS = ("clicks-metrics", "clicks-dead")
 PAGES = Metric("pages", topic="clicks")
 
 
@@ -200,7 +201,9 @@ def test_job_of_an_earlier_release_keeps_its_places(tmp_path):
 
     both = with_layout(config_for(tmp_path, topic="views,clicks", metrics=(replace(PAGES, name="a"), PAGES)))
 
-    assert both.placed == Layout("clicks", "clicks/pages", ("clicks",), {"clicks/pages": "metrics"}, ("archive",))
+    assert both.placed == Layout(
+        "clicks", "clicks/pages", ("clicks",), {"clicks/pages": "metrics"}, ("archive",), OUTPUTS
+    )
     assert both.queries == ("archive", "metrics.clicks.a", "metrics")
 
 
@@ -373,7 +376,9 @@ def begin(job, *queries):
 
 
 def test_topic_may_be_added_and_removed_if_one_stays(tmp_path):
-    begin(config_for(tmp_path, topic="clicks,views"))
+    both = config_for(tmp_path, topic="clicks,views")
+    note_layout(both)
+    begin(both)
 
     check_places(with_layout(config_for(tmp_path, topic="views,orders")))
     with pytest.raises(SpoolInUse, match=r"belongs to source 'clicks,views/archive', not to 'orders/archive'"):
@@ -434,6 +439,40 @@ def test_channel_that_another_metric_goes_on_with_is_not_called_left(tmp_path, c
         "metric clicks/counts is gone from the settings. Its table stays, and clicks/pages goes on with its channel "
         "metrics"
     ]
+
+
+def test_topic_that_the_job_has_published_to_is_read_only_by_its_name(tmp_path, caplog):
+    caplog.set_level("INFO")
+    lookupd = {"nsqd_tcp_addresses": (), "lookupd_http_addresses": ("127.0.0.1:1",)}
+    lost = replace(OURS, dead_letter_topic="lost")
+    counting = config_for(tmp_path, topic="", topics={".*": lost}, metrics=(PAGES,), **lookupd)
+    note_layout(counting)
+
+    some = with_layout(replace(counting, topics={".*": OURS}, metrics=()))
+
+    assert not [name for name in ("lost", "clicks-metrics") if re.fullmatch(some.topic_pattern, name)]
+    check_places(some)
+    assert "published to lost, clicks-metrics before, so these topics are not read" in caplog.text
+    named = with_layout(replace(some, topics={"lost": OURS, ".*": OURS}))
+    assert re.fullmatch(named.topic_pattern, "lost")
+
+
+def test_expression_that_comes_with_the_upgrade_does_not_read_what_the_job_has_published(tmp_path):
+    begin(config_for(tmp_path))
+    (tmp_path / "work/metrics/made-with.json").write_text('{"name": "counts"}')
+    lookupd = {"nsqd_tcp_addresses": (), "lookupd_http_addresses": ("127.0.0.1:1",)}
+
+    some = with_layout(config_for(tmp_path, topic="", topics={".*": OURS}, **lookupd))
+
+    assert not [name for name in OUTPUTS if re.fullmatch(some.topic_pattern, name)]
+
+
+def test_layout_that_is_gone_is_not_guessed(tmp_path):
+    job = config_for(tmp_path, topic="clicks,views")
+    begin(job)
+
+    with pytest.raises(ValueError, match=r"/layout\.json is missing, and the job has read clicks,views/archive"):
+        with_layout(job)
 
 
 def put_commit(job, batch_id):
