@@ -522,9 +522,12 @@ class BlockingIOThread:
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function and wait for its result; an exception of the function is raised here."""
         # Return an exception as a value: if a call raised it, gevent's pool would print its traceback.
-        result = self._pool.spawn(wrap_errors(Exception, self._timed), function, *args, **kwargs).get()
+        result = self._pool.spawn(wrap_errors(BaseException, self._timed), function, *args, **kwargs).get()
         if isinstance(result, Exception):
             raise result
+        if isinstance(result, BaseException):
+            # A panic of a library that is written in Rust is no Exception, and would end the greenlet unnoticed.
+            raise RuntimeError(repr(result)) from result
         return cast("T", result)  # gevent's pool has no types
 
     def _timed(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

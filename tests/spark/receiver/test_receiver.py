@@ -484,6 +484,17 @@ def test_exception_of_a_blocking_call_is_raised_and_not_printed(hub, io_thread, 
     assert capfd.readouterr().err == ""
 
 
+def test_panic_in_a_blocking_call_is_raised_as_an_exception(hub, io_thread):
+    class PanicError(BaseException):
+        """As the one that libraries in Rust raise."""
+
+    def panic():
+        raise PanicError("index out of bounds")
+
+    with pytest.raises(RuntimeError, match=r"PanicError.*index out of bounds"):
+        hub.call(io_thread.call, panic)
+
+
 def test_blocking_calls_run_one_after_the_other(hub, io_thread):
     def call():
         numbers = []
