@@ -1,10 +1,14 @@
 """An S3 endpoint on loopback: moto's server in a process of its own."""
 
 import contextlib
+import http.client
 import re
 import subprocess
 import sys
 import threading
+import uuid
+
+from tests.spark.helpers import wait_for
 
 
 class S3Server:
@@ -21,6 +25,15 @@ class S3Server:
         """The URI of a directory; the first part of path is its bucket."""
         query = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
         return f"s3://{credentials}{path}?{query}"
+
+    def noted(self):
+        """The number of requests so far. The server prints a request some time after it has answered it."""
+        path = f"/{uuid.uuid4()}"
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+            connection.request("GET", path)
+            connection.getresponse().read()
+        wait_for(lambda: f"GET {path}" in self.requests)
+        return len(self.requests)
 
     def _note(self):
         for line in self._process.stdout:

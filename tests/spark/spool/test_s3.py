@@ -46,7 +46,7 @@ def everything_below(location):
 
 def test_segment_is_one_request_to_write_and_two_list_the_spool(s3, remote):
     writer = remote.writer("r1")
-    before = len(s3.requests)
+    before = s3.noted()
 
     writer.write(1, columns(1, 2))
     assert [segment.rows for segment in remote.listing().segments] == [2]
@@ -61,7 +61,7 @@ def test_prune_lists_nothing(s3, remote):
     for number in (1, 2, 3):
         writer.write(number, columns(number))
     listing = remote.listing()
-    before = len(s3.requests)
+    before = s3.noted()
 
     remote.prune(listing, {"r1": 2})
 
@@ -100,7 +100,7 @@ def test_name_of_a_reader_belongs_to_one_query(remote):
 def test_1001_files_are_deleted_by_two_requests(s3, location):
     store = open_store(location)
     store.put("r1/000000001000-1.arrow", b"x")
-    before = len(s3.requests)
+    before = s3.noted()
 
     store.remove(*(Segment("r1", number, 1, 1).path for number in range(1, 1002)))
 
@@ -129,7 +129,7 @@ def test_names_after_one_are_listed_by_one_request(s3, location):
         store.put(Segment("r1", number, 1, 1).path, b"x")
     store.put("r1/closed.json", b"{}")
     store.put("r10/000000000001-1.arrow", b"x")
-    before = len(s3.requests)
+    before = s3.noted()
 
     assert store.names("r1", after="000000000003") == {"000000000003-1.arrow": 1, "closed.json": 2}
 
@@ -202,7 +202,7 @@ def test_authority_for_tls_is_read_from_its_file(tmp_path):
 def test_large_object_is_sent_in_parts_and_read_as_it_was_written(s3, location):
     store = open_store(location)
     data = bytes(range(256)) * (PART_SIZE // 256 + 1)
-    before = len(s3.requests)
+    before = s3.noted()
 
     store.put("large", pa.py_buffer(data))
 
