@@ -183,7 +183,7 @@ def test_job_that_is_killed_twice_accounts_for_everything(writer, tmp_path):
         command = writer.write_settings("work", nsqd)
 
         started = time.time()
-        # After a batch of archive, while the rows of the next one are staged.
+        # A batch of archive is in its table, and its staged files or those of the next one are there.
         kill_when(
             command, tmp_path / "1.log", lambda: has_committed("archive", "archive", started) and staged("archive")
         )
