@@ -72,6 +72,8 @@ class ArchiveBatches:
         # Topic -> its tables, which belong to this checkpoint.
         self._tables: dict[str, tuple[BatchTable, ...]] = {}
         self._sink = WriteOptions.parse(config.sink_options(""))
+        # Topics whose dead letters are not published, and that this was logged of.
+        self._unpublished: set[str] = set()
         self._is_begun = False
         self._is_spread = False
 
@@ -139,10 +141,19 @@ class ArchiveBatches:
     def _publish(self, parsed: DataFrame, files: list[DataFile], batch: BatchIdentity, topics: Iterable[str]) -> None:
         sources = {}
         for topic in topics:
-            entry = self._config.entry_of(topic)
-            if entry is not None and not entry.raw:
-                dead = self._tables[topic][-1]
-                sources[dead.name] = (dead.target(batch.number), entry.dead_letters_to(topic))
+            dead = self._tables[topic][-1]
+            if letters_to := self._config.letters_to(topic):
+                sources[dead.name] = (dead.target(batch.number), letters_to)
+            elif topic not in self._unpublished and any(file.table == dead.name for file in files):
+                self._unpublished.add(topic)
+                entry = self._config.entry_of(topic)
+                if entry is not None and not entry.raw:
+                    logger.warning(
+                        "topic %s is not read by this job, and receivers have its messages in the spool: no dead "
+                        "letters are published, malformed bodies are in table %s alone. Start the receivers with the "
+                        "--topic-pattern that --status shows",
+                        *(topic, dead.name),
+                    )
         publish_files(parsed.sparkSession, files, sources, dead_letter, self._sink)
 
     def _warn(self, topics: Iterable[str], files: Iterable[DataFile]) -> None:

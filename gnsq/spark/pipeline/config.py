@@ -26,6 +26,7 @@ from gnsq.spark.pipeline.topics import (
     Layout,
     TopicEntry,
     TopicSettings,
+    catalog_name,
     topic_pattern,
 )
 from gnsq.spark.pipeline.windows import Metric
@@ -210,6 +211,7 @@ class PipelineConfig:
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
         self._check_places()
+        self._check_catalog()
 
     def _check_writer(self) -> None:
         writer = self.table_writer
@@ -338,8 +340,9 @@ class PipelineConfig:
     def _check_places(self) -> None:
         """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
         places: dict[str, str] = {}
-        if [entry.name for entry in self.entries] == [self.placed.flat]:
-            places |= {f"output/{name}": join_uri(self.output, name) for name in FLAT_TABLES if self.output}
+        if self.output and (flat := self.placed.flat):
+            names = [*FLAT_TABLES, *(name for name in self.named_topics if name != flat)]
+            places |= {f"output/{name}": join_uri(self.output, name) for name in names}
         elif self.output:
             places["output"] = self.output
         for query in self.queries:
@@ -347,6 +350,16 @@ class PipelineConfig:
             if self.is_spark_writer:
                 places[f"staged files of {query}"] = self.staged_of(query)
         found = {name: _resolved(place) for name, place in places.items()}
+        output = _resolved(self.output)
+        for name, place in found.items():
+            if self.placed.flat and self.output and not name.startswith("output/") and output in place.parents:
+                topic = place.relative_to(output).parts[0]
+                entry = self.entry_of(topic)
+                if entry is not None and entry.is_expression:
+                    raise ValueError(
+                        f"directories overlap: {name} ({redact_uri(places[name])}) is where the tables of a topic "
+                        f"{topic!r} would be, which fits {entry.name!r}: let the expression not fit it"
+                    )
         for name, place in found.items():
             for other, outer in found.items():
                 if name != other and place.is_relative_to(outer):
@@ -354,6 +367,25 @@ class PipelineConfig:
                         f"directories overlap: {name} ({redact_uri(places[name])}) is in {other} "
                         f"({redact_uri(places[other])}): give output, work, spool and checkpoint places of their own"
                     )
+
+    def _check_catalog(self) -> None:
+        """Check that no two tables of topics whose names are known have one name in the catalog."""
+        if not self.catalog:
+            return
+        tables = [(topic, "archive") for topic in self.named_topics]
+        tables += [(entry.name, "dead") for entry in self.entries if not entry.is_expression and not entry.raw]
+        tables += [(metric.topic, f"metrics/{metric.name}") for metric in self.all_metrics]
+        taken: dict[str, str] = {}
+        for topic, name in tables:
+            path = f"{self.placed.directory(topic)}/{name}".removeprefix("/")
+            # Most catalogs do not tell names apart that differ in case only.
+            other = taken.setdefault(catalog_name(path).lower(), path)
+            if other != path:
+                raise ValueError(
+                    f"setting catalog: tables {other} and {path} would both be {catalog_name(path)!r} in "
+                    f"{self.catalog}: run a job with another catalog for one of the topics, or give a metric another "
+                    "name"
+                )
 
     def _check_names(self) -> None:
         _checked("archive_channel", assert_valid_channel_name, self.archive_channel)
@@ -489,6 +521,15 @@ class PipelineConfig:
     def former_outputs(self) -> tuple[str, ...]:
         """The topics that the job has published to with other settings. They are read only if they are named."""
         return tuple(name for name in self.placed.outputs if name not in {*self.outputs, *self.named_topics})
+
+    def letters_to(self, topic: str) -> str:
+        """Return the topic for dead letters of a topic; "" with raw, or if the job does not read the topic."""
+        # External receivers may have an expression of their own, which fits more. If they read what the job publishes,
+        # each dead letter would make another one.
+        entry = self.entry_of(topic)
+        is_read = not self.topic_pattern or re.fullmatch(self.topic_pattern, topic) is not None
+        letters = entry.dead_letters_to(topic) if entry is not None and is_read else ""
+        return "" if letters == topic else letters
 
     def _entry(self, setting: str, name: str, given: TopicSettings) -> TopicEntry:
         inherited = TopicSettings(

@@ -35,7 +35,7 @@ from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile
-from gnsq.spark.pipeline.events import deduplicated, parse, parse_topics
+from gnsq.spark.pipeline.events import NO_ENTRY, deduplicated, parse, parse_topics
 from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
@@ -299,8 +299,12 @@ class Job:
             if config.deduplicate:
                 messages = deduplicated(messages, config.deduplicate, config.placed.flat)
             events = parse_topics(messages, config.rules)
+        # Of messages whose topic fits no entry, the bodies are not looked at, and no dead letters are published.
+        is_malformed = F.col("reason") != NO_ENTRY
         events = events.observe(
-            OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
+            OBSERVED,
+            F.count_if(is_malformed).alias("malformed"),
+            F.max(F.unix_micros("published_at")).alias("latest"),
         )
 
         if metric is not None:

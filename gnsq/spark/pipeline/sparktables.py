@@ -45,6 +45,7 @@ from gnsq.spark.pipeline.batches import (
     missing_table,
 )
 from gnsq.spark.pipeline.datafiles import DataFile, Partition, TableTarget, store_error
+from gnsq.spark.pipeline.topics import catalog_name
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 
@@ -82,7 +83,7 @@ _TRANSFORMS = {"day": "days", "hour": "hours"}
 
 def catalog_table(catalog: str, path: str) -> str:
     """Name a table in Spark SQL: in the schema ``catalog``, such as main.clicks, by a path such as metrics/counts."""
-    return ".".join(map(_quoted, [*catalog.split("."), re.sub(r"\W", "_", path)]))
+    return ".".join(map(_quoted, [*catalog.split("."), catalog_name(path)]))
 
 
 def path_table(location: str) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "Layout",
     "TopicEntry",
     "TopicSettings",
+    "catalog_name",
     "check_expression",
     "is_topic",
     "topic_pattern",
@@ -84,6 +85,8 @@ class TopicEntry:
         Raises:
             ValueError: If a setting can't be used; the text names it.
         """
+        if not name:
+            raise ValueError('its name is empty: give the name of a topic, or an expression such as "clicks.*"')
         if not is_topic(name):
             check_expression(name)
         raw = bool(inherited.raw if given.raw is None else given.raw)
@@ -147,6 +150,11 @@ class TopicEntry:
 def is_topic(name: str) -> bool:
     """Return True if a name of an entry is a topic; otherwise it is an expression."""
     return valid_topic_name(name)
+
+
+def catalog_name(path: str) -> str:
+    """Return the name in a catalog of a table with this path in output, such as metrics/counts."""
+    return re.sub(r"\W", "_", path)
 
 
 def check_expression(expression: str) -> None:

@@ -20,6 +20,7 @@ OURS = TopicSettings()
 RAW = TopicSettings(raw=True)
 OUTPUTS = ("clicks-metrics", "clicks-dead")
 PAGES = Metric("pages", topic="clicks")
+CATALOG = {"table_writer": "spark-iceberg", "output": "", "catalog": "lake.x"}
 
 
 def config(**changes):
@@ -226,6 +227,17 @@ def test_topics_that_have_tables_are_noted(tmp_path):
     assert tuple(table.name for table in query_tables(found, "archive")) == found.placed.tables
 
 
+def test_topic_that_is_not_read_gets_no_dead_letters():
+    """Receivers that the user has started may read it."""
+    some = config(topics={"raw": RAW, ".*": OURS}, metrics=(PAGES,), receivers="external")
+
+    assert some.letters_to("clicks") == "clicks-dead"
+    assert not any(map(some.letters_to, ["clicks-dead", "clicks-metrics", "raw", "a#ephemeral"]))
+    assert not config(topics={".*": OURS}, layout=Layout(outputs=("former",))).letters_to("former")
+    assert not config(topics={"a.*": OURS}).letters_to("clicks")
+    assert not config(topics={"a.*": OURS}).letters_to(f"{'a' * 59}-dead")
+
+
 # --- settings
 
 
@@ -302,11 +314,41 @@ def test_topics_that_have_tables_are_noted(tmp_path):
             {"topic": "a", "metrics": (Metric(keep_windows=-1.0),)}, "keep_windows -1.0 must be within 0", id="kept"
         ),
         pytest.param({"topic": "a,b", "work": "/out/a/work"}, r"spool of archive .* is in output", id="places"),
+        pytest.param(
+            {"topic": "a,b", "work": "/out/b", "layout": Layout("a")},
+            r"spool of archive \(/out/b/archive/spool\) is in output/b",
+            id="work in the place of a topic",
+        ),
+        pytest.param(
+            {"topics": {"a": OURS, "w.*": OURS}, "work": "/out/work", "layout": Layout("a")},
+            r"spool of archive .* would be, which fits 'w\.\*': let the expression",
+            id="work in the place of a topic that fits",
+        ),
+        pytest.param({"topics": {"": OURS}}, "setting topics.: its name is empty: give the name of", id="empty name"),
+        pytest.param(
+            {"topic": "a.b,a-b", **CATALOG},
+            r"tables a\.b/archive and a-b/archive would both be 'a_b_archive' in lake\.x",
+            id="catalog",
+        ),
+        pytest.param(
+            {"topic": "Orders,orders", **CATALOG}, "Orders/archive and orders/archive would both", id="catalog, case"
+        ),
+        pytest.param(
+            {"topic": "x,x_metrics", "metrics": (Metric("archive", topic="x"),), **CATALOG},
+            "x_metrics/archive and x/metrics/archive would both be 'x_metrics_archive'",
+            id="catalog, metric",
+        ),
     ],
 )
 def test_bad_setting_is_named(changes, words):
     with pytest.raises(ValueError, match=words):
         config(**changes)
+
+
+def test_work_may_lie_in_the_output_of_a_job_with_flat_tables_beside_all_topics():
+    given = {"work": "/out/work", "layout": Layout("a")}
+
+    assert config(topic="a,b", **given).queries == config(topics={"a": OURS, "b.*": OURS}, **given).queries
 
 
 def test_topics_without_metrics_count_nothing():
