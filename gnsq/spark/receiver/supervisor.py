@@ -163,8 +163,10 @@ class Supervisor:
                 text = "receiver %d had not stopped within %g s and was killed; nsqd delivers its messages again"
                 logger.error(text, number, self._times.stop)
                 is_orderly = False
-            # A child that was just started dies of SIGTERM: it has received nothing yet.
-            elif child.returncode not in (0, -signal.SIGTERM):
+            # A child that was just started dies of SIGTERM, or of Ctrl-C: it has received nothing yet.
+            elif child.returncode in (0, -signal.SIGTERM, -signal.SIGINT):
+                logger.info("receiver %d has ended with %s", number, ended_with(child.returncode))
+            else:
                 logger.error("receiver %d has ended with %s", number, ended_with(child.returncode))
                 is_orderly = False
             _close_input(child)

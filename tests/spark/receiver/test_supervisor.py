@@ -140,10 +140,11 @@ def test_child_that_does_not_stop_is_killed(supervise, caplog):
 
 def test_child_that_fails_while_it_stops_is_reported(supervise, caplog):
     start, starts, end = supervise
+    caplog.set_level(logging.INFO)
     start(SLEEP, status=7)
     wait_for(lambda: len(starts()) == 1)
 
-    assert not end()
+    assert not end(), caplog.text
 
     assert "receiver 1 has ended with status 7" in caplog.text
 
