@@ -70,8 +70,8 @@ FOLDERS = {
     "contrib": {*CLIENT, "consumer", "producer"},
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
-        *["addresses", "backofftimer", "concurrency", "consumer", "errors", "finish_all", "localfiles", "options"],
-        *["producer", "protocol", "texts"],
+        *["addresses", "backofftimer", "concurrency", "consumer", "errors", "finish_all", "localfiles", "logs"],
+        *["options", "producer", "protocol", "texts"],
     },
 }
 

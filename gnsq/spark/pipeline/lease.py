@@ -27,8 +27,9 @@ from typing import Any, Self
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
+from gnsq.logs import RateLimitedLogger
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.spool.objectstore import ObjectStore
+from gnsq.spark.spool.objectstore import ObjectStore, describe_error
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 
@@ -96,6 +97,7 @@ class Lease:
         self._version: Any = None  # Any: obstore's
         self._renewed_at = 0.0
         self._reason = ""
+        self._rate_limited = RateLimitedLogger(logger, _now)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_end, name="gnsq-lease", daemon=True)
 
@@ -115,7 +117,7 @@ class Lease:
         try:
             return self._acquire(wait)
         except _FAILURES as error:
-            raise JobFailed(f"{self._shown} can't be used: {_first_line(error)}") from error
+            raise JobFailed(f"{self._shown} can't be used: {describe_error(error)}") from error
 
     def _acquire(self, wait: Callable[[float], bool]) -> bool:
         watched: Any = None  # Any: obstore's version of an object
@@ -210,7 +212,7 @@ class Lease:
         except PreconditionError:
             return self._was_replaced()
         except _FAILURES as error:
-            logger.warning("%s not renewed: %s; trying again", self._shown, _first_line(error))
+            self._log_failure("renewed", error)
             return False
         self._renewed_at = began
         return True
@@ -220,7 +222,7 @@ class Lease:
         try:
             found, version = self._object.read()
         except _FAILURES as error:
-            logger.warning("%s not read: %s; trying again", self._shown, _first_line(error))
+            self._log_failure("read", error)
             return False
         if found is not None and found.run == self._run:
             self._version = version
@@ -228,6 +230,10 @@ class Lease:
         self._reason = f"{found} has taken it" if found is not None and found.run else "the object was deleted"
         self.check()
         return False
+
+    def _log_failure(self, what: str, error: Exception) -> None:
+        text = "%s not %s: %s; trying again"
+        self._rate_limited.log(logging.WARNING, what, text, self._shown, what, describe_error(error))
 
     def _holder(self, run: str | None = None) -> Holder:
         self._number += 1
@@ -250,7 +256,7 @@ def read_holder(location: str, name: str) -> Holder | None:
     try:
         found, _ = _Object(location, name).read()
     except _FAILURES as error:
-        raise JobFailed(f"{redact_uri(location)}/{name} can't be read: {_first_line(error)}") from error
+        raise JobFailed(f"{redact_uri(location)}/{name} can't be read: {describe_error(error)}") from error
     return found if found is not None and found.run else None
 
 
@@ -285,10 +291,6 @@ class _Object:
         content = json.dumps({name: getattr(holder, name) for name in Holder.__slots__}).encode()
         found = obstore.put(self._store, self._name, content, mode="create" if version is None else version)
         return {name: value for name in ("e_tag", "version") if (value := found.get(name)) is not None}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _now() -> float:

@@ -21,7 +21,7 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 from pyarrow import fs
 
-__all__ = ["OBJECT_STORES", "ObjectStore", "s3_options"]
+__all__ = ["OBJECT_STORES", "ObjectStore", "describe_error", "s3_options"]
 
 # pyarrow's names of the file systems that ObjectStore takes.
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
@@ -217,12 +217,13 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(_line(error)) from None
+        raise FileNotFoundError(describe_error(error)) from None
     except BaseError as error:
-        raise OSError(_line(error)) from None
+        raise OSError(describe_error(error)) from None
 
 
-def _line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """Return an error of obstore as one line of limited length, without XML."""
     text = str(error).partition("\n\nDebug source")[0]
     line = " ".join(_XML.sub(r"\1: \2", text).split())
     # The error of a deletion names all its files.
