@@ -1,8 +1,8 @@
 """Query archive: writes events to the table archive, and malformed bodies to the table dead and to a topic.
 
 A batch is one pass over its messages: tasks write the files of the tables of all topics, the driver commits the files
-of the tables archive, then those of dead, then tasks publish the dead letters. A kill may come after any step. Then the
-batch runs again:
+of the tables archive, then those of the others, then tasks publish the dead letters. A kill may come after any step.
+Then the batch runs again:
 
     its files are written again, and the files of the killed run stay unused until a vacuum deletes them
     a table whose log already has the batch is not changed
@@ -34,7 +34,7 @@ from gnsq.spark.pipeline.events import by_topic, field_column
 from gnsq.spark.pipeline.layout import (
     archive_tables,
     archive_targets,
-    former_archive,
+    former_tables,
     note_tables,
     topic_of,
     topics_with_tables,
@@ -94,11 +94,10 @@ class ArchiveBatches:
             if topic not in self._tables:
                 self._claim(topic, batch, is_new=True)
         committed = []
-        for name in ("archive", "dead"):
-            for topic in topics:
-                for table in self._tables[topic]:
-                    if table.name.rpartition("/")[2] == name and table.commit(self._of_topic(batch, topic), files):
-                        committed.append(table.name)
+        tables = [(topic, table) for topic in topics for table in self._tables[topic]]
+        for topic, table in sorted(tables, key=lambda each: each[1].name.rpartition("/")[2] != "archive"):
+            if table.commit(self._of_topic(batch, topic), files):
+                committed.append(table.name)
         self._publish(parsed, files, batch, topics)
         for table in itertools.chain.from_iterable(self._tables.values()):
             table.finish()
@@ -109,12 +108,12 @@ class ArchiveBatches:
         """Claim the tables that exist. Only the first batch of a run can be in tables already."""
         config = self._config
         for topic in dict.fromkeys(filter(None, [config.placed.flat, *topics_with_tables(config)])):
-            if config.entry_of(topic) is not None:
+            names = {table.name for table in archive_tables(config, topic)}
+            if config.entry_of(topic) is not None and (topic == config.placed.flat or names & {*config.placed.tables}):
                 self._claim(topic, batch, is_new=False)
-            else:
-                # If the killed run of this batch has added to the archive, the rows would now be in dead, too.
+            for former in former_tables(config, topic, self._spark):
+                # If the killed run of this batch has added to the table, the rows would now be in another one, too.
                 # The table may belong to another job, which reads the topic now.
-                former = former_archive(config, topic, self._spark)
                 if former.exists() and former.is_owned(batch.owner):
                     former.has(self._of_topic(batch, topic))
         self._is_begun = True

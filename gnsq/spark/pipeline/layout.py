@@ -4,6 +4,7 @@ start, which is noted in the work directory. Knows no Spark."""
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "archive_tables",
     "archive_targets",
-    "former_archive",
+    "former_tables",
     "metrics_table",
     "note_layout",
     "note_tables",
@@ -61,7 +62,10 @@ _TYPES = {
 
 
 def archive_tables(config: PipelineConfig, topic: str, spark: SparkSession | None = None) -> tuple[BatchTable, ...]:
-    """Describe the tables archive and dead of a topic; with raw, archive alone; if it fits no entry, dead alone.
+    """Describe the tables archive and dead of a topic; with raw, archive alone; if it fits no entry, left-JOB.
+
+    Another job may read a topic that fits no entry now, and may own its tables. So messages that are left of it in the
+    spool go to a table that has a hash of the job's work directory in its name, and the columns of the table dead.
 
     Args:
         spark: For tables that Spark writes. Without it, such a table only tells its status.
@@ -78,9 +82,13 @@ def archive_targets(config: PipelineConfig, topic: str, batch_id: int) -> tuple[
     )
 
 
-def former_archive(config: PipelineConfig, topic: str, spark: SparkSession | None = None) -> BatchTable:
-    """Describe the table archive of a topic that fits no entry now, to read its log: the columns are not known."""
-    return _table(config, "archive", _path(config, topic, "archive"), pa.schema([]), None, spark)
+def former_tables(config: PipelineConfig, topic: str, spark: SparkSession | None = None) -> tuple[BatchTable, ...]:
+    """Describe the tables of a topic while it had an entry; if it has one now, the table while it had none.
+
+    Only to read their logs: the columns are not known.
+    """
+    names = ("archive", "dead") if config.entry_of(topic) is None else (_left(config),)
+    return tuple(_table(config, "archive", _path(config, topic, name), pa.schema([]), None, spark) for name in names)
 
 
 def metrics_table(config: PipelineConfig, query: str, spark: SparkSession | None = None) -> BatchTable:
@@ -115,8 +123,13 @@ def _path(config: PipelineConfig, topic: str, path: str) -> str:
     return f"{directory}/{path}" if directory else path
 
 
+def _left(config: PipelineConfig) -> str:
+    """Return the name of the job's tables for messages of topics that fit no entry."""
+    return f"left-{hashlib.sha256(config.notes_of('archive').encode()).hexdigest()[:8]}"
+
+
 def _described(config: PipelineConfig, topic: str) -> Iterator[tuple[str, Any, Partition | None]]:
-    """Yield name, columns and partition of a topic's tables archive and dead."""
+    """Yield name, columns and partition of the tables of archive_tables()."""
     entry = config.entry_of(topic)
     if entry is not None:
         by, time = entry.partition_by, "published_at" if entry.raw else "event_time"
@@ -125,7 +138,7 @@ def _described(config: PipelineConfig, topic: str) -> Iterator[tuple[str, Any, P
         partition = None if by == "none" else Partition(by, time if by in ("day", "hour") else by)
         yield _path(config, topic, "archive"), pa.schema([*columns, *_ORIGIN]), partition
     if entry is None or not entry.raw:
-        yield _path(config, topic, "dead"), _DEAD, Partition("day", "published_at")
+        yield _path(config, topic, _left(config) if entry is None else "dead"), _DEAD, Partition("day", "published_at")
 
 
 def _table(

@@ -22,7 +22,7 @@ from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import decode_offset, may_follow
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.layout import archive_tables, former_archive, note_layout, query_tables, topic_of
+from gnsq.spark.pipeline.layout import archive_tables, former_tables, note_layout, query_tables, topic_of
 from gnsq.spark.pipeline.progress import checkpoint_id, last_batch, read_note, set_torn_aside
 from gnsq.spark.pipeline.tables import check_store
 from gnsq.spark.pipeline.topics import is_topic
@@ -175,14 +175,12 @@ def _tell_removed(config: PipelineConfig) -> None:
             continue
         stays = "the tables and channels of its topics"
         if is_topic(name):
-            tables = [
-                redact_uri(table.location) for table in (former_archive(config, name), *archive_tables(config, name))
-            ]
+            tables = [redact_uri(table.location) for table in former_tables(config, name)]
             stays = f"tables {' and '.join(tables)}, {_left(config, name)}"
         logger.warning(
             "topic %s is gone from the settings. These stay: %s. Delete a channel that no job reads any more, since "
-            "nsqd keeps its messages. Messages of the topic that are in the spool go to the table dead",
-            *(name, stays),
+            "nsqd keeps its messages. Messages of the topic that are in the spool go to a table %s",
+            *(name, stays, archive_tables(config, name)[-1].name if is_topic(name) else "left-JOB of the topic"),
         )
     read = {(each.topic, config.channel(query)): each.id for query, each in config.metric_queries.items()}
     for metric, channel in placed.metrics.items():

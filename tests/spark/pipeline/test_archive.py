@@ -165,16 +165,28 @@ def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(c
         ArchiveBatches(config)(None, replace(identity(3), settings=2))
 
 
-def test_batch_that_was_begun_with_an_entry_that_is_gone_is_refused(config):
-    """Its rows are in the archive of the topic, and would be in the table dead, too."""
+@pytest.mark.parametrize("number", [0, 1], ids=["archive", "dead"])
+def test_batch_that_was_begun_with_an_entry_that_is_gone_is_refused(config, number):
+    """Its rows are in a table of the topic, and would be in another one, too."""
     both = replace(config, topic="clicks,views", metrics=())
-    archive, _ = archive_tables(both, "views")
-    archive.claim(OURS, take_over=False)
-    archive.commit(identity(3), [], 0)
+    table = archive_tables(both, "views")[number]
+    table.claim(OURS, take_over=False)
+    table.commit(identity(3), [], 0)
     note_tables(both, "views")
 
-    with pytest.raises(JobFailed, match="views/archive has batch 3, which was begun with other settings"):
+    with pytest.raises(JobFailed, match=f"{table.name} has batch 3, which was begun with other settings"):
         ArchiveBatches(with_layout(replace(both, topic="clicks")))(None, identity(3))
+
+
+def test_batch_that_was_begun_without_an_entry_that_is_back_is_refused(config):
+    both, one = (with_layout(replace(config, topic=topic, metrics=())) for topic in ("clicks,views", "clicks"))
+    [left] = archive_tables(one, "views")
+    left.claim(OURS, take_over=False)
+    left.commit(replace(identity(3), settings=0), [], 0)
+    note_tables(one, "views")
+
+    with pytest.raises(JobFailed, match=f"{left.name} has batch 3, which was begun with other settings"):
+        ArchiveBatches(with_layout(both))(None, identity(3))
 
 
 @pytest.mark.spark

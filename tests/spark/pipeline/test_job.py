@@ -127,20 +127,20 @@ def test_topics_are_archived_by_their_entries_and_none_harms_another(run, fakecl
     assert sorted(row["body"].encode() for row in rows("clicks/archive")) == sorted(GOOD[:6])
     assert sorted(row["body"] for row in rows("frames/archive")) == [b"1", b"\xff\x00"]
     assert sorted(row["page"] for row in rows("events.orders/archive")) == [0, 1, 2]
-    assert {
-        topic: sorted(row["reason"] for row in rows(f"{topic}/dead")) for topic in ("clicks", "events.eu", "gone")
-    } == {
-        "clicks": ["body is not a JSON object", "page is missing"],
-        "events.eu": ["page is not of type int"],
-        "gone": ["the topic fits no entry of the settings"],
-    }
+    [left] = archive_tables(config, "gone")
+    reasons = [sorted(row["reason"] for row in rows(name)) for name in ("clicks/dead", "events.eu/dead", left.name)]
+    assert reasons == [
+        ["body is not a JSON object", "page is missing"],
+        ["page is not of type int"],
+        ["the topic fits no entry of the settings"],
+    ]
     assert "gone fits no entry of the settings: 1 message that came before the entry was removed" in caplog.text
     for name, query in (("pages", "metrics.clicks.pages"), ("users", "metrics.clicks.users")):
         assert (
             sum(row["count"] for row in rows(f"clicks/metrics/{name}")) == metrics_table(config, query).status().entered
         )
     assert metrics_table(config, "metrics.clicks.users").status().entered == 5
-    assert (summary.duplicates["archive"], summary.dead_letters) == (1, 4)
+    assert (summary.duplicates["archive"], summary.dead_letters) == (1, 3)
     assert [fakecluster.depth(f"{topic}-dead") for topic in ("clicks", "events.eu")] == [2, 1]
     assert {batch.query for batch in reports} == set(config.queries)
     assert set(topics_with_tables(with_layout(config))) == {"clicks", "events.eu", "events.orders", "frames", "gone"}
