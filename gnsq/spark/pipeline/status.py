@@ -80,7 +80,8 @@ def depth_of(config: PipelineConfig, query: str) -> int:
     """
     client = ChannelClient(config.read_options(query))
     try:
-        return client.depth().total
+        # Before the job starts, it refuses a topic that no nsqd has and that it has never read.
+        return client.depth(may_be_missing=True).total
     finally:
         client.close()
 

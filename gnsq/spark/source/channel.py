@@ -48,6 +48,8 @@ class ChannelClient:
         self._advertised: dict[str, str] = {}
         # Clients of the nsqds that nsqlookupd knows, kept so that their connections are used again.
         self._found: dict[str, NsqdHTTPClient] = {}
+        # True if an nsqlookupd has named any nsqd in the last round of requests.
+        self._knows_nsqds = False
         self._lookupds = [LookupdClient.from_url(address, **self._http) for address in options.lookupd_http_addresses]
 
     @property
@@ -90,16 +92,17 @@ class ChannelClient:
             if must_pause:
                 nsqd.unpause_topic(topic)
 
-    def depth(self, *, partial: bool = False) -> Depth:
+    def depth(self, *, partial: bool = False, may_be_missing: bool = False) -> Depth:
         """Return the sum of the depths of all topics at all nsqds.
 
         Args:
             partial: If some nsqds do not respond, return the sum of the others, marked as not exact.
+            may_be_missing: If all nsqlookupds respond, know nsqds, and name none with a topic, there is no message.
 
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails (if partial: if no nsqd responds), or no nsqd is known.
         """
-        found, failures = self._ask([self._options.channel])
+        found, failures = self._ask([self._options.channel], may_be_missing=may_be_missing)
         if failures and not (partial and found):
             raise failures[0]
         return functools.reduce(Depth.plus, found.values(), Depth(0, 0, 0, exact=not failures))
@@ -115,7 +118,9 @@ class ChannelClient:
             raise failures[0]
         return found
 
-    def _ask(self, channels: Collection[str]) -> tuple[dict[tuple[str, str], Depth], list[NSQHttpError]]:
+    def _ask(
+        self, channels: Collection[str], *, may_be_missing: bool = False
+    ) -> tuple[dict[tuple[str, str], Depth], list[NSQHttpError]]:
         """Ask all nsqds for their depths. Return these by topic and channel, and the failures.
 
         If an nsqd has responded, the result has at least an empty depth for each of its topics.
@@ -128,9 +133,10 @@ class ChannelClient:
                     found[key] = found[key].plus(depth) if key in found else depth
             except NSQHttpError as error:
                 failures.append(error)
-        if not nsqds and not failures:
-            wanted = self._options.topic_pattern or self._options.topic
-            failures.append(NSQHttpError(f"no nsqlookupd names an nsqd with a topic {wanted!r}: does it exist yet?"))
+        # An nsqlookupd that was just started knows no nsqd: then it is not known whether there are messages.
+        if not nsqds and not failures and not (may_be_missing and self._knows_nsqds):
+            wanted = "that fits topicPattern" if self._options.topic_pattern else repr(self._options.topic)
+            failures.append(NSQHttpError(f"no nsqlookupd names an nsqd with a topic {wanted}: does it exist yet?"))
         return found, failures
 
     def _depths_at(
@@ -171,6 +177,7 @@ class ChannelClient:
         """
         nsqds = {address: list(self._options.topics) for address in self._configured}
         failures: list[NSQHttpError] = []
+        self._knows_nsqds = False
         for lookupd in self._lookupds:
             try:
                 nsqds = self._topics_of_lookupd(lookupd) | nsqds
@@ -184,6 +191,7 @@ class ChannelClient:
         nodes = lookupd.nodes()
         try:
             for node in nodes["producers"] or ():
+                self._knows_nsqds = True
                 topics = matching_topics(self._options, _topics_of_node(node))
                 address = _address_of_node(node)
                 if topics and address not in self._advertised_addresses():
@@ -241,6 +249,7 @@ class ChannelMonitor:
     Attributes:
         depth: The last depth; None before the first request, or if the last request has failed.
         asked_at: Time of the last request for the depth, by time.monotonic(); 0 before the first.
+        may_be_missing: As for ChannelClient.depth(). At first only with a pattern, since a topic may be misspelled.
     """
 
     def __init__(
@@ -253,6 +262,7 @@ class ChannelMonitor:
     ) -> None:
         self.depth: Depth | None = None
         self.asked_at = 0.0
+        self.may_be_missing = bool(options.topic_pattern)
         self._hub = hub
         self._options = options
         self._location = location
@@ -294,7 +304,7 @@ class ChannelMonitor:
     def _ask(self) -> Depth | None:
         asked_at = time.monotonic()
         try:
-            self.depth = self._client.depth(partial=True)
+            self.depth = self._client.depth(partial=True, may_be_missing=self.may_be_missing)
         except NSQException as error:
             # Of several failures in a row, only the first is logged as a warning.
             level = logging.DEBUG if self._has_failed else logging.WARNING

@@ -460,12 +460,16 @@ class Planner:
     # --- readers
 
     def _register(self, start: Vector) -> None:
-        """Let the owner of the spool keep the segments after start, if this query is a reader and has not done so.
+        """Note what start tells: a reader lets the owner of the spool keep the segments after it, others may have lost
+        their topic.
 
         Raises:
             SpoolIncomplete: If the owner keeps nothing for this reader any more. Not with failOnDataLoss=false.
             OSError: If the spool can't be written or listed.
         """
+        if self._monitor is not None and positions_of(start):
+            # The query has read the topic before, so the topic is not misspelled.
+            self._monitor.may_be_missing = True
         registration, name = self._registration, self._options.spool_reader
         if registration is None or (registration.is_registered and not registration.is_removed):
             return

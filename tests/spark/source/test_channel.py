@@ -72,6 +72,20 @@ def test_depth_of_an_unknown_topic_is_an_error(fakelookupd, hub, ask):
         hub.call(client.depth, partial=True)
 
 
+def test_topic_that_may_be_missing_has_no_messages_if_nsqds_are_known(fakecluster, fakelookupd, hub, ask):
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    some = {"topic": "", "topic_pattern": "(?!x$).*-eu", "nsqd_tcp_addresses": ()}
+    publish(fakecluster.nsqds[0], "other", [b"x"])
+
+    for client in (ask((), lookupds), ask((), lookupds, **some)):
+        wait_for(lambda client=client: hub.call(client.depth, may_be_missing=True) == Depth(0, 0, 0))
+    with pytest.raises(NSQHttpError, match="with a topic that fits topicPattern: does it exist"):
+        hub.call(client.depth)
+    for unknown in ((fakelookupd.http_address,), (*lookupds, "127.0.0.1:1")):
+        with pytest.raises(NSQHttpError):
+            hub.call(ask((), unknown).depth, may_be_missing=True)
+
+
 def test_depth_without_one_nsqd_is_not_exact(fakensqd, hub, ask):
     publish(fakensqd, "clicks", numbered(3))
     client = ask((fakensqd.http_address, "127.0.0.1:1"))

@@ -660,6 +660,24 @@ def test_drain_of_a_topic_that_nsqlookupd_does_not_know_is_an_error(fakelookupd,
         stream.latest({})
 
 
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        pytest.param({}, {"a-receiver": 1}, id="topic that was read before"),
+        pytest.param({"topic": "", "topic_pattern": "clicks.*"}, {}, id="pattern"),
+    ],
+)
+def test_drain_of_what_no_nsqd_has_any_more_ends(fakecluster, planner, caplog, changes, start):
+    caplog.set_level("INFO")
+    publish(fakecluster.nsqds[0], "other", [b"x"])
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    nsqd = {"nsqd_tcp_addresses": (), "nsqd_http_addresses": (), "lookupd_http_addresses": lookupds}
+    stream = planner(drain=True, fail_on_data_loss=False, **nsqd, **changes)
+
+    assert stream.latest(start) == start
+    assert "drained: " in caplog.text
+
+
 @pytest.mark.parametrize("more", [("127.0.0.1:1",), None], ids=["one nsqd is down", "nobody can be asked"])
 def test_drain_without_the_whole_depth_ends_under_constant_publishing(fakensqd, planner, caplog, more):
     publish(fakensqd, "clicks", numbered(500))
