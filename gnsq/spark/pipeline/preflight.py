@@ -392,8 +392,9 @@ def create_channels(
 ) -> None:
     """Create all channels before one is read: nsqd gives messages that wait in a topic only to its first channel.
 
-    Without once, the first run of a job tries until they exist. A topic that no nsqd has is created at configured
-    nsqds only if new_topic is True or the job has read it before: a misspelled topic would stay there.
+    Without once, the first run of a job tries until they exist, but waits for no topic that only nsqlookupd could
+    name if another one of the job exists. A topic that no nsqd has is created at configured nsqds only if new_topic is
+    True or the job has read it before: a misspelled topic would stay there.
 
     Args:
         wait: Waits the given seconds; returns True if the job is to stop.
@@ -416,7 +417,7 @@ def create_channels(
                 )
             return
         told = ""
-        while reason := _try_create(config, client, counted_topics, new_topic=new_topic):
+        while reason := _try_create(config, client, counted_topics, once=once, new_topic=new_topic):
             if once:
                 raise JobFailed(f"channels of {shown} not created: {reason}")
             if reason != told:
@@ -429,7 +430,7 @@ def create_channels(
 
 
 def _try_create(
-    config: PipelineConfig, client: ChannelClient, counted_topics: Sequence[str], *, new_topic: bool
+    config: PipelineConfig, client: ChannelClient, counted_topics: Sequence[str], *, once: bool, new_topic: bool
 ) -> str:
     """Create all channels. Return the reason if that fails, otherwise ""."""
     new = [] if new_topic else [topic for topic in config.named_topics if not _has_begun(config, topic)]
@@ -453,6 +454,15 @@ def _try_create(
     # that the job has read before may be gone for ever, and must not stop the others.
     found = survey(config)
     missing = [topic for topic in counted_topics if topic not in found.topics and not _has_begun(config, topic)]
+    if missing and not once and not found.failures and any(map(config.entry_of, found.topics - {*missing})):
+        for topic in missing:
+            logger.warning(
+                "no nsqd has the topic %s; the job goes on with its other topics. nsqd gives what is published before "
+                "all of the channels %s exist to the first of them alone: create the topic and these channels at nsqd "
+                "before anything is published to it",
+                *(topic, ", ".join([config.archive_channel, *channels[topic]])),
+            )
+        return ""
     return f"no nsqd has the topic {', '.join(missing)}" if missing else ""
 
 

@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 import stat
 from dataclasses import replace
 
@@ -367,6 +368,21 @@ def test_topic_that_only_nsqlookupd_could_tell_of_is_waited_for(fakecluster, tmp
     create_channels(config, once=False, wait=wait, new_topic=True)
 
     assert channel_stats(fakecluster.nsqds[0], "clicks", "metrics")["depth"] == 1
+
+
+def test_topic_that_is_still_to_come_does_not_keep_others_waiting(fakecluster, tmp_path, caplog):
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    metrics = (Metric("pages", topic="clicks"),)
+    config = config_for(tmp_path, topic="clicks,views", metrics=metrics, lookupd_http_addresses=lookupds)
+    publish(fakecluster.nsqds[0], "views", [b"x"])
+    wait_for(lambda: "views" in survey(config).topics)
+
+    create_channels(config, once=False, wait=pytest.fail, new_topic=True)
+
+    assert channel_stats(fakecluster.nsqds[0], "views", "archive")["depth"] == 1
+    assert re.search("no nsqd has the topic clicks; .* all of the channels archive, metrics exist", caplog.text)
+    with pytest.raises(JobFailed, match="channels of clicks not created: no nsqd has the topic clicks"):
+        create_channels(config, once=True, wait=pytest.fail, new_topic=True)
 
 
 def test_topic_that_nobody_has_is_not_created_even_if_that_shows_later(fakensqd, tmp_path):
