@@ -13,12 +13,12 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from urllib.parse import urlsplit
+from pathlib import Path
 
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
+from gnsq.spark.pipeline.places import below, check_apart, check_object_store, is_uri, resolved
 from gnsq.spark.pipeline.schema import EventSchema, parse_fields
 from gnsq.spark.pipeline.topics import (
     DEFAULT_FIELDS,
@@ -70,7 +70,6 @@ _OWN_OPTIONS = {
     "checkpointlocation": "setting checkpoint",
     "path": "setting output",
 }
-_OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss")
 _TIME_ZONE = "spark.sql.session.timeZone"
 _WRITERS = ("delta-rs", "spark-delta", "spark-iceberg")
 _CATALOG = re.compile(r"[\w-]+(\.[\w-]+)+")
@@ -314,7 +313,7 @@ class PipelineConfig:
 
     def _check_locations(self) -> None:
         if self.is_work_remote:
-            _check_object_store("work", self.work)
+            check_object_store("work", self.work)
             if not self.checkpoint:
                 raise ValueError(
                     f"setting work {redact_uri(self.work)!r} is a URI, and Spark may write it in another way: give "
@@ -325,8 +324,8 @@ class PipelineConfig:
                     f"setting table_writer {self.table_writer}: Spark reads files that tasks write beside the spool, "
                     "so with a URI as work give spool, too: a directory that all machines have mounted"
                 )
-        if _is_uri(self.output) and not self.is_spark_writer:
-            _check_object_store("output", self.output)
+        if is_uri(self.output) and not self.is_spark_writer:
+            check_object_store("output", self.output)
 
     def _check_addresses(self) -> None:
         for field in dataclasses.fields(self):
@@ -349,9 +348,9 @@ class PipelineConfig:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
             if self.is_spark_writer:
                 places[f"staged files of {query}"] = self.staged_of(query)
-        found = {name: _resolved(place) for name, place in places.items()}
-        output = _resolved(self.output)
-        for name, place in found.items():
+        output = resolved(self.output)
+        for name, location in places.items():
+            place = resolved(location)
             if self.placed.flat and self.output and not name.startswith("output/") and output in place.parents:
                 topic = place.relative_to(output).parts[0]
                 entry = self.entry_of(topic)
@@ -360,13 +359,7 @@ class PipelineConfig:
                         f"directories overlap: {name} ({redact_uri(places[name])}) is where the tables of a topic "
                         f"{topic!r} would be, which fits {entry.name!r}: let the expression not fit it"
                     )
-        for name, place in found.items():
-            for other, outer in found.items():
-                if name != other and place.is_relative_to(outer):
-                    raise ValueError(
-                        f"directories overlap: {name} ({redact_uri(places[name])}) is in {other} "
-                        f"({redact_uri(places[other])}): give output, work, spool and checkpoint places of their own"
-                    )
+        check_apart(places)
 
     def _check_catalog(self) -> None:
         """Check that no two tables of topics whose names are known have one name in the catalog."""
@@ -405,7 +398,9 @@ class PipelineConfig:
                 taken.add(key)
             outputs[to] = topic_setting
         for entry in self.entries:
-            for to in filter(None, [entry.dead_letter_topic, "" if entry.is_expression else _dead(entry)]):
+            for to in filter(
+                None, [entry.dead_letter_topic, "" if entry.is_expression else entry.dead_letters_to(entry.name)]
+            ):
                 _checked("dead_letter_topic", assert_valid_topic_name, to)
                 if outputs.get(to, "dead_letter_topic") != "dead_letter_topic":
                     raise ValueError(f"{outputs[to]} and dead_letter_topic are both {to!r}: give each its own")
@@ -514,7 +509,10 @@ class PipelineConfig:
     @functools.cached_property
     def outputs(self) -> tuple[str, ...]:
         """The topics that the job publishes to, without TOPIC-dead of topics that fit an expression."""
-        dead = [entry.dead_letter_topic if entry.is_expression else _dead(entry) for entry in self.entries]
+        dead = [
+            entry.dead_letter_topic if entry.is_expression else entry.dead_letters_to(entry.name)
+            for entry in self.entries
+        ]
         return tuple(dict.fromkeys([*filter(None, dead), *map(self.metrics_to, self.metric_queries)]))
 
     @property
@@ -565,7 +563,7 @@ class PipelineConfig:
     @property
     def is_remote(self) -> bool:
         """Whether output is on an object store."""
-        return _is_uri(self.output)
+        return is_uri(self.output)
 
     def metrics_to(self, query: str) -> str:
         """Return the topic that a query of metrics publishes to."""
@@ -577,7 +575,7 @@ class PipelineConfig:
     @property
     def is_work_remote(self) -> bool:
         """Whether work is on an object store."""
-        return _is_uri(self.work)
+        return is_uri(self.work)
 
     @property
     def log(self) -> Path:
@@ -635,23 +633,23 @@ class PipelineConfig:
 
     def spool_of(self, query: str) -> str:
         """Return the location of a query's spool."""
-        return _below(self.spool, query) if self.spool else _below(self.work, f"{query}/spool")
+        return below(self.spool, query) if self.spool else below(self.work, f"{query}/spool")
 
     def checkpoint_of(self, query: str) -> str:
         """Return the location of a query's checkpoint."""
         if self.checkpoint:
-            return _below(self.checkpoint, query)
-        return _below(self.work, f"{query}/checkpoint")
+            return below(self.checkpoint, query)
+        return below(self.work, f"{query}/checkpoint")
 
     def staged_of(self, query: str) -> str:
         """Return the directory for files that tasks of a query write for Spark to read. It is beside the spool."""
         if self.spool:
-            return _below(self.spool, f"{query}-staged")
-        return _below(self.work, f"{query}/staged")
+            return below(self.spool, f"{query}-staged")
+        return below(self.work, f"{query}/staged")
 
     def notes_of(self, query: str) -> str:
         """Return the location of the job's notes about a query."""
-        return _below(self.work, query)
+        return below(self.work, query)
 
     def _options(self, kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
         known = option_names(kind)
@@ -676,31 +674,6 @@ def _fields_of(
     if found_required is None:
         return found, required
     raise ValueError(f"setting required_fields: fields_file {path} says it, too: leave one out")
-
-
-def _dead(entry: TopicEntry) -> str:
-    return entry.dead_letters_to(entry.name)
-
-
-def _below(base: str, query: str) -> str:
-    return join_uri(base, query) if _is_uri(base) else str(Path(base, query).absolute())
-
-
-def _check_object_store(setting: str, location: str) -> None:
-    if urlsplit(location).scheme not in _OBJECT_STORES:
-        raise ValueError(
-            f"setting {setting} {redact_uri(location)!r} is not an object store ({', '.join(_OBJECT_STORES)}): give "
-            "one, or a local or mounted directory as a path"
-        )
-
-
-def _is_uri(place: str) -> bool:
-    return ":/" in place
-
-
-def _resolved(place: str) -> PurePath:
-    # Drop the query of a URI: it has options of the connection, and is not part of the place.
-    return PurePath(place.partition("?")[0]) if _is_uri(place) else Path(place).resolve()
 
 
 def _check_form(options: ReadOptions | WriteOptions, tcp: str) -> None:
