@@ -135,6 +135,7 @@ def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archi
     assert [path.name for path in (tmp_path / "batches").iterdir()] == ["0"]
 
 
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="with PySpark 4.1, AvailableNow ends when the spool is full")
 def test_spool_that_is_full_of_what_was_read_is_emptied(fakensqd, source, run, tmp_path):
     publish(fakensqd, "clicks", numbered(300))
 
