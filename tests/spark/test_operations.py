@@ -213,6 +213,8 @@ def test_flags_in_the_text_are_those_of_the_programs():
     # Of spark-submit, nsqd and integration/downtime.py.
     known |= {"--master", "--deploy-mode", "--conf", "--archives", "--mem-queue-size"}
     known |= {"--count", "--query", "--seconds"}
+    # Of pip and venv-pack.
+    known |= {"--yes", "--prefix"}
 
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT)) <= known
 

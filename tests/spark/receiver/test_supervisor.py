@@ -43,6 +43,9 @@ SLEEP = "time.sleep(60)"
 @pytest.fixture
 def supervise(hub, tmp_path):
     """Run a supervisor on a hub thread. Returns the supervisor, a function for its starts, and one that stops it."""
+    # After tests that run fakensqd's command line here, gevent's main loop takes the exit statuses of all children of
+    # this process.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     path = tmp_path / "starts"
     path.touch()
     running = []
