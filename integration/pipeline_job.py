@@ -18,6 +18,8 @@ from tests.spark.pipeline.helpers import delta_table, table_rows
 from tests.spark.queries import descendants, kill, named, running_query
 
 LIMIT = 150
+# Options of an nsqd that writes each message to the disk before it confirms it.
+DURABLE = ("--mem-queue-size=0", "--sync-every=1", "--msg-timeout=3s")
 # Of each process of the job, a part of its command line.
 PROCESSES = {
     "worker": "pyspark.daemon",

@@ -14,7 +14,7 @@ from collections import Counter
 
 import pytest
 
-from integration.pipeline_job import Job, Publisher, check_account
+from integration.pipeline_job import DURABLE, Job, Publisher, check_account
 from integration.servers import program, running
 from integration.spark_cluster import cluster
 from tests.spark.helpers import channel_stats, is_empty, wait_for
@@ -31,8 +31,6 @@ pytestmark = [
 
 CHANNELS = ("archive", "metrics")
 VICTIMS = ("receiver", "supervisor", "executor", "machine", "master", "driver", "job", "nsqd")
-# nsqd writes each message to the disk before it confirms it.
-DURABLE = ("--mem-queue-size=0", "--sync-every=1", "--msg-timeout=3s")
 SETTINGS = """
 topic = "clicks"
 output = "{folder}/out"

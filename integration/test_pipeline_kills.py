@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 from pyarrow import fs
 
-from integration.pipeline_job import PROCESSES, Job, Publisher, check_account
+from integration.pipeline_job import DURABLE, PROCESSES, Job, Publisher, check_account
 from integration.servers import program, running
 from tests.spark.helpers import is_empty, wait_for
 from tests.spark.s3server import s3_server
@@ -29,8 +29,6 @@ pytestmark = [
 ]
 
 VICTIMS = (*PROCESSES, "group", "nsqd")
-# nsqd writes each message to the disk before it confirms it.
-DURABLE = ("--mem-queue-size=0", "--sync-every=1", "--msg-timeout=3s")
 SETTINGS = """
 topic = "clicks"
 output = "{output}"

@@ -149,18 +149,7 @@ class Table:
     def claim(self, owner: str | None, *, take_over: bool, committed: int = -1, batch_id: int | None = None) -> int:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
-        Args:
-            owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
-            take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
-            committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
-            batch_id: The batch that runs, if its tasks may have written files for a table that is still missing.
-
-        Returns:
-            The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
-            that the table belongs to again keeps its epoch, since it goes on with its own state. Unused without owner.
-
-        Raises:
-            JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
+        Args, result and errors are those of BatchTable.
         """
         if self._root is not None:
             with _errors(self.location):
@@ -200,12 +189,7 @@ class Table:
         return bool(self._open().metadata().configuration.get(OWNER) == owner)
 
     def has(self, batch: BatchIdentity) -> bool:
-        """Return True if the table has a batch already.
-
-        Raises:
-            JobFailed: If the table belongs to another checkpoint now, or has a later batch of this checkpoint, another
-                batch with this number, or this batch with other settings.
-        """
+        """Return True if the table has a batch already. Errors are those of BatchTable."""
         delta = self._open()
         check_owner(self._shown, delta.metadata().configuration, batch.owner)
         application, *hashes = _applications(batch.owner)

@@ -63,7 +63,6 @@ class LocalStore:
 
     Args:
         mode: Permissions of new directories, and, without the x bits, of files. None: as the umask says.
-
     """
 
     # See ListedStore.
