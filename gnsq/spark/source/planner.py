@@ -473,7 +473,7 @@ class Planner:
         registration, name = self._registration, self._options.spool_reader
         if registration is None or (registration.is_registered and not registration.is_removed):
             return
-        if positions_of(start) and not self.spool.positions.has_reader(name):
+        if positions_of(start) and self.spool.positions.is_removed(name):
             lost = (
                 f"spool {self.spool.location} keeps nothing for reader {name}, which has not run for long: segments "
                 "that it has not read may have been deleted"

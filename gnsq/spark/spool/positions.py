@@ -6,6 +6,7 @@ names. Files below the spool's directory:
     position.json             the owner's position, if the spool keeps segments that the owner has read
     readers/NAME.json         the reader's position, and when it last ran
     readers/NAME.owner.json   the query that is this reader; locked while it runs (local file systems)
+    readers/NAME.removed.json segments that the reader had not read are deleted, or will be soon
 
 A position is written after Spark's commit of the batch, so it is never ahead of what the query has read.
 """
@@ -38,6 +39,10 @@ REFRESH_INTERVAL, GONE_AFTER = 60.0, 600.0
 
 def _reader_path(name: str) -> str:
     return f"{READERS}/{name}.json"
+
+
+def _removed_path(name: str) -> str:
+    return f"{READERS}/{name}.removed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,11 @@ class SpoolPositions:
                 states.append(ReaderState(match[1], *found))
         return states
 
-    def remove_reader(self, name: str) -> None:
-        """Delete the position of a reader: nothing is kept for it any more."""
-        self._store.remove(_reader_path(name))
+    def remove_reader(self, reader: ReaderState) -> None:
+        """Delete the position of a reader: nothing is kept for it any more. It learns of that by a further file, since
+        it may write its position again at this moment."""
+        self._write(_removed_path(reader.name), reader.position)
+        self._store.remove(reader.path)
 
     # --- one reader
 
@@ -107,9 +114,13 @@ class SpoolPositions:
         found = self._read(_reader_path(name))
         return None if found is None else ReaderState(name, *found)
 
-    def has_reader(self, name: str) -> bool:
-        """Return True if a reader has a file."""
-        return self._store.exists(_reader_path(name))
+    def is_removed(self, name: str) -> bool:
+        """Return True if a reader has no position, or if remove_reader() was called since forget_removal()."""
+        return self._store.exists(_removed_path(name)) or not self._store.exists(_reader_path(name))
+
+    def forget_removal(self, name: str) -> None:
+        """Delete what remove_reader() has written, since the reader knows it. Call this before write_reader()."""
+        self._store.remove(_removed_path(name))
 
     def write_reader(self, name: str, position: Vector) -> None:
         """Write the position of a reader durably, and that it runs now."""
@@ -180,23 +191,27 @@ class ReaderRegistration:
         """
         with self._lock:
             before = self._positions.reader(self._name)
-            self._write(start if before is None else slowest([before.position, start]))
+            self._positions.forget_removal(self._name)
             self.is_removed = False
+            self._write(start if before is None else slowest([before.position, start]))
         if self._thread is None:
             self._thread = threading.Thread(target=self._refresh, name=f"gnsq-spool-reader-{self._name}", daemon=True)
             self._thread.start()
         return before is not None
 
     def advance(self, position: Vector | None = None) -> None:
-        """Write a new position, or the present one with a new time. Does nothing if the owner has removed the position.
+        """Write a new position, or the present one with a new time, and find out if the owner has removed the position.
+        Does nothing if it has.
 
         Raises:
             OSError: If the spool can't be written. An earlier position then remains, which does no harm.
         """
         with self._lock:
-            self.is_removed = self.is_removed or not self._positions.has_reader(self._name)
+            self.is_removed = self.is_removed or self._positions.is_removed(self._name)
             if not self.is_removed:
                 self._write(self._position if position is None else position)
+                # The owner may have removed it between these calls. So a removal is seen here or by the next call.
+                self.is_removed = self._positions.is_removed(self._name)
 
     def close(self) -> None:
         """End the signs of life. The position remains in the spool."""

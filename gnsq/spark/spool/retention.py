@@ -111,7 +111,7 @@ class SpoolPruner:
 
     def _remove(self, reader: ReaderState, timeout: float, lost: Totals) -> None:
         """Remove the position of a reader, so that it learns that it has lost segments, if it ever runs again."""
-        self._spool.positions.remove_reader(reader.name)
+        self._spool.positions.remove_reader(reader)
         logger.warning(
             "spool %s: reader %s has not run for %.0f s: %s that it has not read are deleted",
             *(self._spool.location, reader.name, timeout, counted(lost.segments, "segment")),

@@ -220,7 +220,7 @@ def test_reader_whose_position_is_removed_while_it_runs_is_told(planner, write, 
     reader = planner(spool_reader="second", times={"reader_refresh": 0.01})
     write(1)
     end = reader.latest({})
-    spool.positions.remove_reader("second")
+    spool.positions.remove_reader(spool.positions.reader("second"))
 
     with pytest.raises(SpoolIncomplete, match="keeps nothing for reader second"):
         wait_for(lambda: reader.latest(end) != end)

@@ -298,9 +298,43 @@ def test_running_reader_gives_signs_of_life(spool, registration):
 def test_reader_whose_position_was_removed_does_not_write_it_again(spool, registration):
     reader = registration()
     reader.register({"r1": 3})
-    spool.positions.remove_reader("one")
+    spool.positions.remove_reader(spool.positions.reader("one"))
 
     reader.advance({"r1": 4})
 
     assert reader.is_removed
     assert spool.positions.readers() == []
+
+
+@pytest.mark.parametrize("step", ["register", "advance"])
+def test_reader_whose_position_is_removed_while_it_writes_it_learns_of_that(spool, registration, monkeypatch, step):
+    spool.positions.write_reader("one", {"r1": 3})
+    reader, state, write = registration(), spool.positions.reader("one"), spool.positions.write_reader
+    if step == "advance":
+        reader.register({"r1": 3})
+
+    def write_after_the_removal(name, position):
+        spool.positions.remove_reader(state)
+        write(name, position)
+
+    monkeypatch.setattr(spool.positions, "write_reader", write_after_the_removal)
+    getattr(reader, step)({"r1": 4})
+    monkeypatch.undo()
+    if step == "register":
+        # The next sign of life, or the next run, finds it.
+        reader.advance()
+
+    assert reader.is_removed
+    assert spool.positions.is_removed("one")
+
+
+def test_reader_that_goes_on_after_a_removal_is_registered_again(spool, registration):
+    reader = registration()
+    reader.register({"r1": 3})
+    spool.positions.remove_reader(spool.positions.reader("one"))
+
+    reader.register({"r1": 3})
+    reader.advance({"r1": 4})
+
+    assert not reader.is_removed
+    assert position(spool) == {"r1": 4}
