@@ -144,7 +144,7 @@ def catch_up(command: list[str], folder: Path, queries: tuple[str, ...], limit: 
         rows = {query: rows_read(log, query) for query in queries}
         parts = [f"{now - began:.0f} s"]
         for query in queries:
-            size = Spool(str(folder / "work" / query / "spool")).size() // MIB
+            size = Spool(str(folder / "work" / query / "spool")).listing().size // MIB
             rate = (rows[query] - before[query]) / (now - reported)
             parts.append(f"{query} {rows[query]:,} rows, {rate:,.0f} a second, spool {size:,} MiB")
         total = sum(rows.values())
