@@ -18,7 +18,7 @@ import functools
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import pyarrow.compute as pc
@@ -63,12 +63,21 @@ class ArchiveBatches:
     Args:
         spark: For tables that Spark writes.
         take_over: Accept tables that belong to another checkpoint.
+        check_lock: Called before anything is committed or published; raises if another job may run this batch.
     """
 
-    def __init__(self, config: PipelineConfig, spark: SparkSession | None = None, *, take_over: bool = False) -> None:
+    def __init__(
+        self,
+        config: PipelineConfig,
+        spark: SparkSession | None = None,
+        *,
+        take_over: bool = False,
+        check_lock: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config = config
         self._spark = spark
         self._take_over = take_over
+        self._check_lock = check_lock
         # Topic -> its tables, which belong to this checkpoint.
         self._tables: dict[str, tuple[BatchTable, ...]] = {}
         self._sink = WriteOptions.parse(config.sink_options(""))
@@ -94,10 +103,13 @@ class ArchiveBatches:
             if topic not in self._tables:
                 self._claim(topic, batch, is_new=True)
         committed = []
+        # After this check, only the log of each table decides: it takes a batch once, whichever job brings it.
+        self._check_lock()
         tables = [(topic, table) for topic in topics for table in self._tables[topic]]
         for topic, table in sorted(tables, key=lambda each: each[1].name.rpartition("/")[2] != "archive"):
             if table.commit(self._of_topic(batch, topic), files):
                 committed.append(table.name)
+        self._check_lock()
         self._publish(parsed, files, batch, topics)
         for table in itertools.chain.from_iterable(self._tables.values()):
             table.finish()

@@ -140,11 +140,14 @@ class Job:
         if once:
             for query in config.queries:
                 self._look_for_messages(query)
-        spark, take_over = self._spark, self._take_over
+        spark, take_over, check_lock = self._spark, self._take_over, self._check_lock
         if config.is_spark_writer:
             check_tables(config, spark, take_over=take_over)
-        archive = ArchiveBatches(config, spark, take_over=take_over)
-        metrics = {query: MetricsBatches(config, query, spark, take_over=take_over) for query in config.metric_queries}
+        archive = ArchiveBatches(config, spark, take_over=take_over, check_lock=check_lock)
+        metrics = {
+            query: MetricsBatches(config, query, spark, take_over=take_over, check_lock=check_lock)
+            for query in config.metric_queries
+        }
         self._notebooks = {query: Notebook(config, query) for query in config.queries}
         self._spark.streams.addListener(self._listener)
         self._is_listening = True

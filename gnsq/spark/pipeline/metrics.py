@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -57,14 +57,22 @@ class MetricsBatches:
         query: Name of the query.
         spark: For a table that Spark writes.
         take_over: Accept a table that belongs to another checkpoint.
+        check_lock: Called before anything is committed or published; raises if another job may run this batch.
     """
 
     def __init__(
-        self, config: PipelineConfig, query: str, spark: SparkSession | None = None, *, take_over: bool = False
+        self,
+        config: PipelineConfig,
+        query: str,
+        spark: SparkSession | None = None,
+        *,
+        take_over: bool = False,
+        check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         self._metric = config.metric_queries[query]
         self._table = metrics_table(config, query, spark)
         self._take_over = take_over
+        self._check_lock = check_lock
         self._topic = config.metrics_to(query)
         self._sink = WriteOptions.parse(config.sink_options(self._topic))
         self._epoch: int | None = None
@@ -85,7 +93,9 @@ class MetricsBatches:
         )
         # If the batch has no events, entered is None, and the table keeps the last number.
         entered = next((file.rows for file in found if file.table == _ENTERED), None)
+        self._check_lock()
         is_new = self._table.commit(batch, found, entered)
+        self._check_lock()
         sources = {target.name: (target, self._topic)}
         publish_files(changed.sparkSession, found, sources, functools.partial(metric_body, metric), self._sink)
         self._table.finish()

@@ -12,19 +12,25 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
+import py4j.java_gateway  # type: ignore[import-untyped]  # py4j has no types
+import py4j.protocol  # type: ignore[import-untyped]  # py4j has no types
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.lease import LeaseLost
+from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 
 __all__ = ["OpenSession", "borrow_session", "check_classic", "is_submitted", "open_session", "session_settings"]
 
@@ -47,6 +53,8 @@ _SETTINGS = {
     # For PySpark 4.1, whose Python sources do not support AvailableNow: first run a batch that was not committed, then
     # the next one. Without this setting, the query would end after one batch.
     "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
+    # A stop waits no longer for a batch that hangs; by default it waits for ever.
+    "spark.sql.streaming.stopTimeout": "60s",
     # Keep state on disk instead of in the heap. An existing checkpoint keeps the provider that it was made with.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
@@ -122,9 +130,7 @@ def borrow_session(spark: SparkSession, config: PipelineConfig) -> Iterator[Spar
         yield session
     finally:
         # A new session has only the queries that were started in it.
-        with contextlib.suppress(PySparkException, Py4JError, ConnectionError):  # the caller may have stopped Spark
-            for query in session.streams.active:
-                query.stop()
+        _stop_queries(session)
 
 
 def _set(session: SparkSession, key: str, value: str) -> None:
@@ -150,8 +156,8 @@ def _submitted_master() -> str:
 def open_session(
     name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark, in the JVM of spark-submit if there is one. At the end, stop the queries and Spark. After a
-    KeyboardInterrupt, also one during the stop, kill the JVM that was started here instead.
+    """Start Spark, in the JVM of spark-submit if there is one. At the end, stop the queries and Spark. After LeaseLost,
+    or a KeyboardInterrupt, also one during the stop, kill the JVM that was started here instead.
 
     Args:
         master: Such as local[2]; default: spark-submit's, else local[*].
@@ -189,14 +195,16 @@ def open_session(
                 is_usable = False
                 raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
             yield spark
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, LeaseLost):
             raise
         except BaseException:
             _stop(spark, log, has_queries=is_usable)
             raise
         else:
             _stop(spark, log)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, LeaseLost) as error:
+        if isinstance(error, LeaseLost) and is_submitted():
+            _stop_queries(spark)
         _kill()
         raise
 
@@ -207,7 +215,25 @@ def _prepare(spark: SparkSession) -> None:
     if server is not None:
         # This server would print a traceback when the JVM is killed; the job reports that in one line.
         server.handle_error = lambda request, client: None
+    with _unconverted_errors() if not HAS_READ_LIMITS else contextlib.nullcontext():
+        # Spark reads its settings now.
+        spark._jsparkSession.sessionState()
     register(spark)
+
+
+@contextlib.contextmanager
+def _unconverted_errors() -> Iterator[None]:
+    """Let errors of Java be raised as py4j has them.
+
+    To convert an error, PySpark 4.1 asks the session for a setting. If a bad setting is the error, that fails with the
+    same error, which is converted, and so on without end.
+    """
+    converting = py4j.java_gateway.get_return_value
+    py4j.java_gateway.get_return_value = py4j.protocol.get_return_value
+    try:
+        yield
+    finally:
+        py4j.java_gateway.get_return_value = converting
 
 
 def _reason(error: BaseException, log: Path | None, written: int) -> str:
@@ -225,10 +251,8 @@ def _reason(error: BaseException, log: Path | None, written: int) -> str:
 def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) -> None:
     # A batch that is interrupted writes errors to stderr, in this process too: send them to the log.
     with _stderr_to(log):
-        # If the JVM was killed, there is nothing to stop.
-        with contextlib.suppress(PySparkException, Py4JError, ConnectionError):
-            for query in spark.streams.active if has_queries else ():
-                query.stop()
+        if has_queries:
+            _stop_queries(spark)
         with contextlib.suppress(Py4JError, ConnectionError):
             spark.stop()
         gateway = SparkContext._gateway
@@ -245,6 +269,26 @@ def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) ->
             process.kill()
             process.wait(JVM_PATIENCE)
         SparkContext._gateway = SparkContext._jvm = None
+
+
+def _stop_queries(spark: SparkSession) -> None:
+    """Stop all queries of a session at the same time. Leaves those whose batch hangs for longer than stopTimeout."""
+    # If the caller has stopped Spark, or the JVM was killed, there is nothing to stop.
+    with contextlib.suppress(PySparkException, Py4JError, ConnectionError):
+        stops = [threading.Thread(target=_stop_query, args=[query], daemon=True) for query in spark.streams.active]
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join()
+
+
+def _stop_query(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except (Py4JNetworkError, ConnectionError):
+        pass  # the JVM has ended
+    except (PySparkException, Py4JError) as error:
+        logger.warning("a query did not stop, its batch hangs: %s", root_cause(str(error)))
 
 
 def _kill() -> None:

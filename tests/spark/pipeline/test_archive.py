@@ -11,6 +11,7 @@ from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, de
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.events import parse_topics
 from gnsq.spark.pipeline.layout import archive_tables, note_layout, note_tables, with_layout
+from gnsq.spark.pipeline.lease import LeaseLost
 from gnsq.spark.pipeline.windows import Metric
 from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
 
@@ -229,6 +230,18 @@ def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
 
     assert committed == [5, 0, 1]
     assert (len(archived(config)), len(dead(config))) == (4, 2)
+
+
+@pytest.mark.spark
+def test_batch_of_a_job_that_has_lost_its_lease_commits_nothing(spark, config):
+    def check():
+        raise LeaseLost("owner.json: this process has lost the lease")
+
+    with pytest.raises(LeaseLost):
+        ArchiveBatches(config, check_lock=check)(parsed(spark, config, BODIES), identity(0))
+
+    assert archived(config) == dead(config) == []
+    assert sum(file.rows for file in run(config, parsed(spark, config, BODIES))) == 5
 
 
 @pytest.mark.spark

@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
+from py4j.protocol import Py4JError
 
+from gnsq.spark.pipeline import session
 from gnsq.spark.pipeline.session import session_settings
 
 PROGRAM = """
@@ -46,6 +50,28 @@ def test_cluster_keeps_its_settings(master):
 
     assert not {UI, ADAPTIVE, PARTITIONS, "spark.ui.showConsoleProgress"} & set(settings)
     assert settings["spark.sql.session.timeZone"] == "UTC"
+
+
+class Query:
+    def __init__(self, stop):
+        self.stop = stop
+
+
+@pytest.mark.parametrize("failure", [None, Py4JError("TimeoutException"), ConnectionRefusedError()])
+def test_queries_are_stopped_at_the_same_time(caplog, failure):
+    # The batch of one hangs, and the others must not wait for it.
+    together, stopped = threading.Barrier(3), []
+
+    def stop():
+        together.wait(30)
+        stopped.append(True)
+        if failure is not None:
+            raise failure
+
+    session._stop_queries(SimpleNamespace(streams=SimpleNamespace(active=[Query(stop) for _ in range(3)])))
+
+    assert len(stopped) == 3
+    assert ("did not stop" in caplog.text) is isinstance(failure, Py4JError)
 
 
 @pytest.mark.spark
@@ -113,4 +139,7 @@ def test_setting_with_which_spark_does_not_start_is_told_in_one_line(tmp_path, m
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
-    assert done.stdout == f"Spark does not start: {words}\n", done.stderr
+    # PySpark 4.1 says what it could not make before the cause.
+    assert done.stdout.startswith("Spark does not start: "), done.stderr
+    assert done.stdout.endswith(f"{words}\n")
+    assert done.stdout.count("\n") == 1
