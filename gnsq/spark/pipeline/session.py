@@ -19,7 +19,7 @@ from pathlib import Path
 
 import py4j.java_gateway  # type: ignore[import-untyped]  # py4j has no types
 import py4j.protocol  # type: ignore[import-untyped]  # py4j has no types
-from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # py4j has no types
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
