@@ -101,7 +101,7 @@ class TcpTransport:
             except BlockingIOError:
                 return
             except BaseException as error:  # noqa: BLE001  # raised in the reader
-                reader.throw(error)
+                reader.throw(type(error), error, error.__traceback__)
                 return
             reader.switch(data)
 

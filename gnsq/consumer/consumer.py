@@ -636,6 +636,7 @@ class Consumer:
                 lookupd.close()
         finally:
             self._state = State.CLOSED
+            self._workers.close()
             try:
                 notify(self.on_close, self)
             finally:

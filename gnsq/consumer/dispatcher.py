@@ -108,6 +108,7 @@ class MessageDispatcher:
         """Set the callbacks of a connection. The connection is opened later."""
         consumer, in_flight = self._consumer, connection.in_flight_messages
         connection.on_messages = self.on_messages
+        connection.may_handle_in_hub = self._may_handle_in_hub
         connection.on_response = functools.partial(self.call_hook, consumer.handle_response)
         connection.on_error = functools.partial(self.call_hook, consumer.handle_error)
         in_flight.latency = self.workers.latency
@@ -132,9 +133,14 @@ class MessageDispatcher:
         self.runner.receivers = tuple(self._consumer.on_message.receivers_for(self._consumer))
         self._set_finish_listener([connection])
         self.rdy.on_messages(connection, len(messages))
-        self.workers.put(messages)
+        # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.
+        self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
         if connection.in_flight_messages.in_flight > connection.in_flight_limit:
             self.rdy.check_in_flight(connection)
+
+    def _may_handle_in_hub(self) -> bool:
+        """Return True if on_messages() does not wait: it logs nothing of a backoff, and of messages that timed out."""
+        return not self.workers.inbox and self.rdy.backoff.phase is BackoffPhase.OFF
 
     def _unanswered_messages(self) -> list[Message]:
         """Return the messages whose handlers still run, and the async messages."""

@@ -48,6 +48,9 @@ class RdyController:
         on_phase: Called with (phase, failures, seconds of the pause). The phase is "start" for the first pause of a
             backoff, "continue" for a further pause, and "end" when the backoff ends (0 seconds).
         owner: The Consumer that log lines name.
+
+    Attributes:
+        is_update_scheduled: True if the event loop will soon update RDY.
     """
 
     def __init__(
@@ -84,14 +87,15 @@ class RdyController:
         self._probed: Connection | None = None
         # Time at which another connection is probed if the probe has no result until then.
         self._probe_due = 0.0
-        # Time of the next search for timed out messages; None while no message is in flight.
+        # Time of the next search for timed out messages; None if none is in flight, and none has come since the last.
         self._timeout_check_due: float | None = None
+        self._check_wanted = False
         # Until this time, RDY is reserved for each address to which the first attempt to connect has not ended.
         self._expected_until: float | None = None
         # _due: time of the next update of RDY if no event comes before. _sleeping_until: time until which run() sleeps.
         self._due: float | None = None
         self._sleeping_until: float | None = None
-        self._update_scheduled = False
+        self.is_update_scheduled = False
         self._stopped = False
         self._wake = Event()
 
@@ -155,6 +159,7 @@ class RdyController:
             )
             self._update_rdy()
         elif is_due or self._timeout_check_due is None:
+            self._check_wanted = True
             self.schedule_update()
 
     def check_in_flight(self, connection: Connection) -> None:
@@ -231,8 +236,8 @@ class RdyController:
     def schedule_update(self) -> None:
         """Let the event loop update RDY soon. Several calls before the update cause only one update."""
         # Any thread may call this before start() and after close(). Then there is no connection, and nothing to update.
-        if not self._update_scheduled and self._connections:
-            self._update_scheduled = True
+        if not self.is_update_scheduled and self._connections:
+            self.is_update_scheduled = True
             gevent.get_hub().loop.run_callback(self._update_rdy)
 
     def _update_rdy(self, at: float = 0.0) -> None:
@@ -241,7 +246,7 @@ class RdyController:
         Args:
             at: Time for which the update was scheduled; by rounding it may be later than the clock. 0: an event.
         """
-        self._update_scheduled = False
+        self.is_update_scheduled = False
         if self._stopped:
             return
         now = max(self._clock.monotonic(), at)
@@ -295,10 +300,13 @@ class RdyController:
         if self._timeout_check_due is not None and now >= self._timeout_check_due:
             self._drop_timed_out()
             self._timeout_check_due = None
-        if self._timeout_check_due is None and any(connection.in_flight for connection in self._connections.values()):
+        is_wanted, self._check_wanted = self._check_wanted, False
+        if self._timeout_check_due is None and (
+            is_wanted or any(connection.in_flight for connection in self._connections.values())
+        ):
             timeouts = [connection.in_flight_messages.msg_timeout for connection in self._connections.values()]
             self._timeout_check_due = now + max(
-                TIMEOUT_CHECK_INTERVAL, min((timeout or 0.0) for timeout in timeouts) / CHECKS_PER_TIMEOUT
+                TIMEOUT_CHECK_INTERVAL, min((timeout or 0.0 for timeout in timeouts), default=0.0) / CHECKS_PER_TIMEOUT
             )
 
     def _drop_timed_out(self) -> None:

@@ -7,9 +7,9 @@ are delivered. Messages that time out in the inbox are dropped.
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import gevent
@@ -20,8 +20,10 @@ from gnsq.stats import LatencyRecorder
 
 __all__ = ["RunningHandler", "WorkerPool"]
 
-# Seconds. A worker that has run for this time takes no further message, and another worker continues.
+# Seconds. After this time in one round of the event loop, workers take no further messages until the next round.
 MAX_RUN_SECONDS = 0.002
+# Limit of the workers that are parked. A consumer with more concurrent handlers starts some greenlets anew.
+MAX_PARKED = 1000
 # Seconds. Consecutive messages of one read whose handlers take less than this are recorded with the same latency.
 FAST_HANDLER = 0.0005
 
@@ -30,7 +32,7 @@ class RunningHandler(NamedTuple):
     """A message whose handler runs.
 
     Attributes:
-        began: Time at which the handler was called, monotonic seconds. May be too early, by up to MAX_RUN_SECONDS.
+        began: Time at which the handler was called, monotonic seconds.
         worker: Greenlet of the handler.
     """
 
@@ -39,8 +41,26 @@ class RunningHandler(NamedTuple):
     worker: gevent.Greenlet
 
 
+@dataclass(slots=True, eq=False)
+class _Work:
+    """What a worker does now.
+
+    Attributes:
+        messages: The messages that it handles; [None] if there is none.
+        began: Time at which their handler was called, monotonic seconds.
+        is_parked: True while the worker waits for put() to wake it.
+    """
+
+    messages: list[Message | None] = field(default_factory=lambda: [None])
+    began: float = 0.0
+    is_parked: bool = False
+
+
 class WorkerPool:
     """Handles messages in greenlets (workers), several at the same time. Takes messages in the order of their arrival.
+
+    A worker without work is parked: it waits for put() to wake it. With new greenlets in place of parked workers, a
+    message takes 45 us of CPU time in place of 29 us if one is in flight, and 8.3 us in place of 4.5 us if ten are.
 
     Args:
         name: Name of the greenlets.
@@ -72,15 +92,18 @@ class WorkerPool:
         self._run = self._work if handle_batch is None else functools.partial(self._work_in_batches, handle_batch)
         self._on_dropped = on_dropped
         self._clock = clock
-        # The messages that each worker handles now; [None] before its first message.
-        self._workers: dict[gevent.Greenlet, list[Message | None]] = {}
-        # Start of each worker. Its last handler was called at most MAX_RUN_SECONDS later: then it takes no messages.
-        self._began: dict[gevent.Greenlet, float] = {}
-        # The worker that was spawned and has not begun to run.
+        # All workers, and those of them that are parked.
+        self._workers: dict[gevent.Greenlet, _Work] = {}
+        self._parked: list[gevent.Greenlet] = []
+        # The worker that was spawned or woken and has not begun to run.
         self._starting: gevent.Greenlet | None = None
+        # The round of the event loop in which workers run, and the time until which they take messages in it.
+        self._round: object = None
+        self._round_end = 0.0
+        self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._workers) - len(self._parked)
 
     @property
     def handling(self) -> list[Message]:
@@ -91,30 +114,38 @@ class WorkerPool:
     def running(self) -> list[RunningHandler]:
         """Messages whose handlers run, with their workers."""
         return [
-            RunningHandler(message, self._began.get(worker, math.inf), worker)
-            for worker, current in list(self._workers.items())
-            for message in current
+            RunningHandler(message, work.began, worker)
+            for worker, work in list(self._workers.items())
+            for message in work.messages
             if message is not None
         ]
 
     @property
     def busy(self) -> int:
         """Number of workers that handle messages."""
-        return sum(current[0] is not None for current in list(self._workers.values()))
+        return sum(work.messages[0] is not None for work in list(self._workers.values()))
 
     @property
     def is_current(self) -> bool:
         """True if the caller runs in a worker."""
         return gevent.getcurrent() in self._workers
 
-    def put(self, messages: Iterable[Message]) -> None:
-        """Add messages to the inbox, and start a worker if there are fewer than allowed and none is about to start."""
+    def put(self, messages: Iterable[Message], *, at_once: bool = True) -> None:
+        """Add messages to the inbox, and start a worker if there are fewer than allowed and none is about to start.
+
+        Args:
+            at_once: If True and the hub itself calls this method, a parked worker runs first, until its handler waits.
+        """
         # If all workers are busy for longer than msg_timeout, the messages in the inbox time out, and nsqd delivers
         # them again, possibly many times: drop the old deliveries.
         self._drop_timed_out()
         self.inbox.extend(messages)
-        if self._may_start():
-            self._start(gevent.spawn(self._run))
+        if not self._may_start():
+            return
+        if at_once and self._parked and gevent.getcurrent() is gevent.get_hub():
+            self._unpark().switch()
+        else:
+            self._start()
 
     def drop_from(self, nsqd: str) -> None:
         """Drop messages of a closed connection: they can't be answered, and nsqd delivers them again."""
@@ -125,104 +156,140 @@ class WorkerPool:
     def abort(self) -> None:
         """Clear the inbox and kill all workers except the caller. Called in a forked child."""
         self.inbox.clear()
-        for worker, current in list(self._workers.items()):
+        for worker, work in list(self._workers.items()):
             if worker is not gevent.getcurrent():
-                current[:] = [None]  # so that _on_worker_end() puts no message back
+                work.messages = [None]  # so that _on_worker_end() puts no message back
                 worker.kill(block=False)
 
-    def _may_start(self) -> bool:
-        return self._starting is None and len(self._workers) < self._concurrency()
+    def close(self) -> None:
+        """End the parked workers, and let the others end when they have no more messages."""
+        self._is_closed = True
+        for worker in self._parked:
+            gevent.get_hub().loop.run_callback(worker.switch)
 
-    def _start(self, worker: gevent.Greenlet) -> None:
+    def _may_start(self) -> bool:
+        # The second comparison takes 0.1 us: a property of the consumer is called.
+        running = len(self._workers) - len(self._parked)
+        return self._starting is None and (not running or running < self._concurrency())
+
+    def _start(self) -> None:
+        """Start a worker soon, in this round of the event loop."""
+        if self._parked:
+            gevent.get_hub().loop.run_callback(self._unpark().switch)
+        else:
+            self._add(gevent.spawn(self._run_worker))
+
+    def _start_in_next_round(self) -> None:
+        if self._parked:
+            gevent.get_hub().loop.timer(0.0).start(self._unpark().switch)
+        else:
+            self._add(gevent.spawn_later(0, self._run_worker))
+
+    def _add(self, worker: gevent.Greenlet) -> None:
         self._starting = worker
         worker.name = self._name
-        self._workers[worker] = [None]
+        self._workers[worker] = _Work()
         worker.rawlink(self._on_worker_end)
 
+    def _unpark(self) -> gevent.Greenlet:
+        worker = self._starting = self._parked.pop()
+        self._workers[worker].is_parked = False
+        return worker
+
+    def _begin_round(self, time: float, work: _Work) -> bool:
+        """Return True if the event loop has begun another round since the last one in which workers took messages."""
+        # Only libev's loop counts its rounds. With another loop, each worker has a time of its own.
+        number = getattr(gevent.get_hub().loop, "iteration", work)
+        if number == self._round:
+            return False
+        self._round, self._round_end = number, time + MAX_RUN_SECONDS
+        return True
+
     def _continue_in_another(self) -> None:
-        # spawn_later() starts the other worker in the next round of the event loop; _work() says why.
         if self.inbox and self._may_start():
-            self._start(gevent.spawn_later(0, self._run))
+            self._start_in_next_round()
 
-    def _work(self) -> None:
-        """Handle messages until the inbox is empty or MAX_RUN_SECONDS are over.
+    def _run_worker(self) -> None:
+        worker, hub = gevent.getcurrent(), gevent.get_hub()
+        work = self._workers[worker]
+        while True:
+            self._starting = None
+            self._drop_timed_out()
+            self._run(work)
+            work.messages = [None]
+            work.is_parked = len(self._parked) < MAX_PARKED and not self._is_closed
+            if not work.is_parked:
+                return
+            self._parked.append(worker)
+            self._continue_in_another()
+            try:
+                hub.switch()
+                while work.is_parked and not self._is_closed:
+                    hub.switch()  # something else that a handler has left behind has woken the worker
+            except gevent.Timeout:  # a handler has left behind a Timeout
+                return
+            if work.is_parked:
+                return
 
-        If more messages wait, another worker is spawned before each call of a handler: so a handler may wait.
-        Such a worker, and the one that continues after MAX_RUN_SECONDS, start in the next round of the event loop.
-        Between two rounds the loop reads its sockets; between two callbacks (such as those of sleep(0)) it does not.
-        So even many handlers that only compute delay heartbeats by at most MAX_RUN_SECONDS and the time of one handler.
+    def _work(self, work: _Work) -> None:
+        """Handle messages until the inbox is empty, or the time for this round of the event loop is over.
+
+        If more messages wait, another worker is started before each call of a handler: so a handler may wait. It begins
+        when this one waits. Between two rounds the loop reads its sockets; between two callbacks (such as those of
+        sleep(0)) it does not. So all workers together take messages for MAX_RUN_SECONDS of a round, and even many
+        handlers that only compute delay heartbeats by at most MAX_RUN_SECONDS and the time of one handler.
         """
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
-        current = self._begin_worker()
+        current = work.messages
         # Reading the clock takes 0.05 us, recording a latency 0.2 us. So the latencies of messages of one read that had
         # fast handlers are recorded together.
         time = now()
-        deadline = time + MAX_RUN_SECONDS
         arrived, fast = 0.0, 0
         try:
-            while inbox and time < deadline:
+            while inbox and (time < self._round_end or self._begin_round(time, work)):
                 # Store the message before it leaves the inbox: KeyboardInterrupt may be raised after any call.
                 message = current[0] = inbox[0]
+                work.began = time
                 inbox.popleft()
                 if inbox and self._starting is None and self._may_start():
-                    self._start(gevent.spawn_later(0, self._run))
+                    self._start()
                 is_answered = handle(message)
                 began, time = time, now()
-                if message.received == arrived and time < began + FAST_HANDLER:
-                    fast += is_answered
-                    continue
-                latency.add(began - arrived, fast)
-                fast, arrived = 0, message.received
-                if is_answered:
-                    latency.add(time - arrived)
+                if message.received != arrived or time >= began + FAST_HANDLER:
+                    if fast:
+                        latency.add(began - arrived, fast)
+                    fast, arrived = 0, message.received
+                fast += is_answered
         finally:
-            latency.add(time - arrived, fast)
-        self._end_worker()
+            if fast:
+                latency.add(time - arrived, fast)
 
-    def _work_in_batches(self, handle_batch: Callable[[list[Message]], Sequence[Message]]) -> None:
-        """Handle messages as _work() does, but the whole inbox with one call. No other worker is spawned before the
+    def _work_in_batches(self, handle_batch: Callable[[list[Message]], Sequence[Message]], work: _Work) -> None:
+        """Handle messages as _work() does, but the whole inbox with one call. No other worker is started before the
         call, since the inbox is empty then: put() starts a worker for further messages."""
         inbox, now = self.inbox, self._clock.monotonic
-        current = self._begin_worker()
         time = now()
-        deadline = time + MAX_RUN_SECONDS
-        while inbox and time < deadline:
+        while inbox and (time < self._round_end or self._begin_round(time, work)):
             messages = list(inbox)
-            current[:] = messages
+            work.messages, work.began = list(messages), time
             inbox.clear()
             answered = handle_batch(messages)
             time = now()
             for arrived, number in Counter(message.received for message in answered).items():
                 self.latency.add(time - arrived, number)
-        self._end_worker()
-
-    def _begin_worker(self) -> list[Message | None]:
-        self._starting = None
-        self._drop_timed_out()
-        worker = gevent.getcurrent()
-        self._began[worker] = self._clock.monotonic()
-        return self._workers[worker]
-
-    def _end_worker(self) -> None:
-        worker = gevent.getcurrent()
-        del self._workers[worker]
-        self._began.pop(worker, None)
-        self._continue_in_another()
 
     def _on_worker_end(self, worker: gevent.Greenlet) -> None:
         """Put the unanswered messages of a killed worker back into the inbox. KeyboardInterrupt may kill a worker even
         before it has begun, or between taking a message and calling the handler."""
         if self._starting is worker:
             self._starting = None
-        self._began.pop(worker, None)
-        current = self._workers.pop(worker, None)
-        if current is None:
-            return
-        if isinstance(worker.exception, Exception):
-            # A bug has ended the worker. Do not put its messages back: they would cause the same exception again.
-            current.clear()
+        work = self._workers.pop(worker)
+        if work.is_parked:
+            self._parked.remove(worker)
+        # If a bug has ended the worker, do not put its messages back: they would cause the same exception again.
+        messages = [] if isinstance(worker.exception, Exception) else work.messages
         unanswered = [
-            message for message in current if not (message is None or message.has_responded() or message.is_async())
+            message for message in messages if not (message is None or message.has_responded() or message.is_async())
         ]
         self.inbox.extendleft([message for message in reversed(unanswered) if message not in self.inbox])
         self._continue_in_another()

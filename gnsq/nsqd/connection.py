@@ -5,18 +5,20 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 
 # The way of a message, from the socket to the handler and back as FIN:
 #
-#  1. `Connection._read_loop` waits in `TcpTransport.recv` or `TcpTransport.recv_unless_handled` in transport.py.
+#  1. `Connection._read_loop` waits in `TcpTransport.recv` or `TcpTransport.recv_unless_handled` in transport.py. If few
+#     bytes come, the hub itself takes steps 2 to 6 in `Connection._handle_few`, without a switch to the reader.
 #  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it calls
 #     `read_messages` in message.py, which makes a Message of each message frame.
 #  3. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
 #  4. `MessageDispatcher.on_messages` in consumer/dispatcher.py is called with the list of messages.
 #  5. `RdyController.on_messages` in consumer/rdy_controller.py sends a new RDY count if one is needed.
-#  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages, and `WorkerPool._work` in
-#     consumer/worker_pool.py takes them from the queue in another greenlet.
+#  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages and wakes a parked worker. `WorkerPool._work` in
+#     consumer/worker_pool.py takes them from the queue in the worker's greenlet.
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
 #  8. `Message.finish_if_unanswered` in message.py is called after the handler has returned.
 #  9. `InFlightMessages.finish` in nsqd/in_flight.py reduces the number of messages in flight.
 # 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` in nsqd/writer.py.
+#     If no other message is in flight, `Writer.finish_last` in nsqd/writer.py sends FIN at once, without step 11.
 # 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
 #     sends the FINs together.
 #
@@ -43,7 +45,15 @@ from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.concurrency.hub_monitor import HubMonitor
-from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQProtocolError, NSQTimeout, make_error
+from gnsq.errors import (
+    NSQConnectionClosed,
+    NSQErrorCode,
+    NSQException,
+    NSQFrameError,
+    NSQProtocolError,
+    NSQTimeout,
+    make_error,
+)
 from gnsq.logs import LogOwner
 from gnsq.message import Message, read_messages
 from gnsq.nsqd.connect import TransportStack
@@ -52,7 +62,7 @@ from gnsq.nsqd.pending import PendingCall, connection_lost_error
 from gnsq.nsqd.writer import Writer
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
-from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE
+from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, MESSAGE_FRAME, OK, RESPONSE
 from gnsq.protocol.handshake import Identity, handshake, with_hint
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import ConnectionStats
@@ -70,6 +80,11 @@ HUB_ROUND = 0.01
 IN_FLIGHT_MARGIN = 2500
 # Seconds in which the reader may still receive nsqd's error after a send has failed.
 ERROR_FRAME_GRACE = 1.0
+_MESSAGE_TYPE = MESSAGE.to_bytes(4)
+# Bytes of one read. Up to this number, the hub itself handles messages: about 17 of 200 bytes, FEW_MESSAGES at most.
+# That saves 7 us of a message's 36 us of CPU time if one is in flight, and 0.9 us of 5.4 us if ten are.
+FEW_BYTES = 4096
+FEW_MESSAGES = FEW_BYTES // MESSAGE_FRAME.size
 # Minimum seconds between two checks of liveness.
 MIN_CHECK_INTERVAL = 0.01
 # Seconds. If a check is late by more than this, this process did not run meanwhile, and nsqd's silence proves nothing.
@@ -102,6 +117,7 @@ class Connection:
 
     Attributes:
         on_messages: Called with (connection, messages) after each read that contained messages.
+        may_handle_in_hub: Returns True if the hub itself may call on_messages: then it does not wait. Default: False.
         on_response: Called with (connection, data) for each response, heartbeats included; None: no call.
         listeners: While this collection is empty, on_response is called only during the handshake.
         on_error: Called with (connection, NSQErrorCode) for each error frame; None: no call.
@@ -134,6 +150,7 @@ class Connection:
         self.in_flight_limit = IN_FLIGHT_MARGIN
         self.last_message = 0.0
         self.on_messages: Callable[[Connection, list[Message]], None] | None = None
+        self.may_handle_in_hub: Callable[[], bool] = lambda: False
         self.on_response: Callable[[Connection, bytes], None] | None = None
         self.listeners: Sized = (True,)
         self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
@@ -149,7 +166,9 @@ class Connection:
         self.pending = self._writer.pending
         self.submit = self._writer.submit
         self.in_flight_messages = InFlightMessages(
-            self.address, self._writer.put, self._check_open, self._clock, self._owner, finish=self._writer.finish
+            *(self.address, self._writer.put, self._check_open, self._clock, self._owner),
+            finish=self._writer.finish,
+            finish_last=self._writer.finish_last,
         )
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()
@@ -455,18 +474,40 @@ class Connection:
             if decoder.failure is not None:
                 raise decoder.failure
             # recv() does not yield while data waits. Without let_others_run() the writer, timers and handlers starve.
-            if messages or not isinstance(transport, TcpTransport):
+            if len(data) > FEW_BYTES or not isinstance(transport, TcpTransport):
                 let_others_run()
                 data = recv(READ_SIZE)
             else:
-                # No message came. Usually no more data waits now, and the next data will also have only responses.
-                data = transport.recv_unless_handled(READ_SIZE, self._resolve_oks)
+                # Usually no more data waits now.
+                data = transport.recv_unless_handled(READ_SIZE, self._handle_few)
             if not data and self._write_shut_down:
                 self.abort()
                 return
             if not data:
                 raise NSQConnectionClosed("nsqd closed the connection")
             self._last_read = self._clock.monotonic()
+
+    def _handle_few(self, data: bytes) -> bool:
+        """Handle, in the hub itself, data that has only a few complete messages or OK frames. Return False if it has
+        something else, or if it can't be handled now: then the reader's greenlet handles it."""
+        if data[4:8] != _MESSAGE_TYPE:
+            return self._resolve_oks(data)
+        in_flight, decoder = self.in_flight_messages, self._stack.decoder
+        if len(data) > FEW_BYTES or decoder.pending or in_flight.in_flight + FEW_MESSAGES > self.in_flight_limit:
+            return False
+        if self.on_messages is None or not self.may_handle_in_hub():
+            return False
+        now = self._clock.monotonic()
+        messages: list[Message] = []
+        try:
+            if read_messages(messages, in_flight, now, data, 0, decoder.max_frame_size) != len(data):
+                return False
+        except NSQFrameError:
+            return False  # the reader's greenlet finds the same error
+        self._last_read = self.last_message = now
+        in_flight.add(len(messages))
+        self.on_messages(self, messages)
+        return True
 
     def _resolve_oks(self, data: bytes) -> bool:
         """If the data has only complete OK frames, and on_response need not be called, resolve pending requests and

@@ -57,6 +57,7 @@ class InFlightMessages:
         send: Function that queues or sends a command. Raises NSQConnectionClosed if the connection is closed.
         check: Function that raises NSQConnectionClosed if the connection is closed. Called in any thread.
         finish: Function that queues FIN for a message id; default: send is called with FIN.
+        finish_last: Function that is called in its place if no other message is in flight; default: finish.
 
     Attributes:
         in_flight: Number of delivered messages that are neither answered nor counted as timed out.
@@ -84,6 +85,7 @@ class InFlightMessages:
         owner: LogOwner | None = None,
         *,
         finish: Callable[[bytes], None] | None = None,
+        finish_last: Callable[[bytes], None] | None = None,
     ) -> None:
         self.nsqd = nsqd
         self.in_flight = 0
@@ -102,6 +104,7 @@ class InFlightMessages:
         self.now = clock.monotonic
         self._send = send
         self._finish = finish if finish is not None else lambda message_id: send(commands.finish(message_id))
+        self._finish_last = finish_last if finish_last is not None else self._finish
         self._check = check
         self._clock = clock
         self._owner_thread = OwnerThread()
@@ -148,9 +151,11 @@ class InFlightMessages:
         self.in_flight -= 1
         if self.before_answer is not None:
             self.before_answer()
-        self._finish(message_id)
         self._finished += 1
-        if not self.in_flight:
+        if self.in_flight:
+            self._finish(message_id)
+        else:
+            self._finish_last(message_id)
             self.drained.set()
         if self.on_finish is not None:
             self.on_finish(message_id)

@@ -250,6 +250,11 @@ class FrameDecoder:
         self._tail.clear()
         return rest
 
+    @property
+    def max_frame_size(self) -> int:
+        """Limit of the size in the header of a frame, bytes."""
+        return self._max_size
+
     def set_max_frame_size(self, max_frame_size: int) -> int:
         """Change max_frame_size, and return the old value."""
         before, self._max_size = self._max_size, max_frame_size

@@ -218,8 +218,10 @@ def test_consumer_among_failing_nsqds_stays_within_its_limits_and_handles_all_me
         assert (stats.backoff, stats.waiting, stats.handling, stats.failures) == ("off", 0, 0, {})
         assert (simulation.consumer.total_in_flight, simulation.running, len(simulation.consumer._workers)) == (0, 0, 0)
         assert all(connection.rdy for connection in stats.connections)
-        # Nothing has accumulated.
-        assert (greenlets(others), timers(simulation.clock)) == settled
+        # Nothing has accumulated, and there are no more parked workers than handlers ran at the same time.
+        running = greenlets(others)
+        assert running.pop("WorkerPool._run_worker", 0) <= 50
+        assert (running, timers(simulation.clock)) == settled
         simulation.consumer.close()
         simulation.clock.advance(1.0)
         assert not simulation.consumer.is_running

@@ -1,6 +1,7 @@
-"""WorkerPool: workers that are killed or that raise."""
+"""WorkerPool: workers that are killed, that raise, and that wait for work."""
 
 import gevent
+import gevent.event
 import pytest
 
 from gnsq.clock import RealClock
@@ -107,3 +108,119 @@ def test_aborted_workers_put_no_message_back(workers, handled):
 
     assert handled == []
     assert (len(workers), workers.busy) == (0, 0)
+
+
+# --- parked workers
+
+
+def parked(workers):
+    return list(workers._parked)
+
+
+def test_parked_worker_handles_the_next_messages(workers, handled):
+    greenlets = set()
+    workers._handle = lambda message: greenlets.add(gevent.getcurrent()) or True
+
+    for number in range(3):
+        workers.put([message(number)])
+        wait_until_idle(workers)
+
+    assert len(greenlets) == 1
+    assert parked(workers) == list(greenlets)
+
+
+def test_message_that_the_hub_puts_is_handled_before_put_returns(workers, handled):
+    workers.put([message(0)])
+    wait_until_idle(workers)
+    seen = []
+
+    def put():
+        workers.put([message(1)])
+        seen.extend(handled)
+
+    gevent.get_hub().loop.run_callback(put)
+    gevent.sleep(0)
+
+    assert [item.id for item in seen] == [message(0).id, message(1).id]
+
+
+def test_parked_worker_that_is_killed_is_replaced(workers, handled):
+    workers.put([message(0)])
+    wait_until_idle(workers)
+
+    for worker in parked(workers):
+        worker.kill()
+    workers.put([message(1)])
+    wait_until(lambda: len(handled) == 2)
+
+    assert len(parked(workers)) == 1
+
+
+def test_worker_that_is_killed_when_it_is_woken_loses_no_message(workers, handled):
+    workers.put([message(0)])
+    wait_until_idle(workers)
+    (worker,) = parked(workers)
+
+    workers.put([message(1)])
+    worker.kill()
+
+    wait_until(lambda: len(handled) == 2)
+    assert worker.dead
+
+
+def test_timeout_that_a_handler_has_left_behind_ends_only_its_worker(capsys, handled):
+    def handle(message):
+        handled.append(message)
+        if len(handled) == 1:
+            gevent.Timeout(0.001).start()
+        return True
+
+    workers = pool(handle)
+    workers.put([message(0)])
+    wait_until_idle(workers)
+    wait_until(lambda: not parked(workers))
+    workers.put([message(1)])
+    wait_until(lambda: len(handled) == 2)
+
+    assert capsys.readouterr().err == ""
+
+
+def test_parked_worker_that_is_woken_by_something_else_stays_parked(workers, handled):
+    workers.put([message(0)])
+    wait_until_idle(workers)
+    (worker,) = parked(workers)
+
+    gevent.get_hub().loop.run_callback(worker.switch)
+    gevent.sleep(0)
+
+    assert parked(workers) == [worker]
+    workers.put([message(1)])
+    wait_until(lambda: len(handled) == 2)
+
+
+def test_closed_pool_ends_its_parked_workers_and_still_handles_messages(workers, handled):
+    workers.put([message(0)])
+    wait_until_idle(workers)
+    (worker,) = parked(workers)
+
+    workers.close()
+    wait_until(lambda: worker.dead)
+    workers.put([message(1)])
+    wait_until(lambda: not workers._workers)
+
+    assert len(handled) == 2
+    assert parked(workers) == []
+
+
+def test_no_more_workers_are_parked_than_the_limit(monkeypatch):
+    monkeypatch.setattr("gnsq.consumer.worker_pool.MAX_PARKED", 3)
+    release = gevent.event.Event()
+    workers = WorkerPool("w", lambda: 10, lambda message: release.wait(), None, lambda message: None, RealClock())
+    workers.put([message(number) for number in range(10)])
+    wait_until(lambda: workers.busy == 10)
+
+    release.set()
+    wait_until_idle(workers)
+
+    assert len(parked(workers)) == 3
+    wait_until(lambda: len(workers._workers) == 3)

@@ -1,0 +1,171 @@
+"""Costs of a consumer's messages over a real socket, as numbers of switches, greenlets and sends.
+
+The peer is a thread of the operating system. So the greenlets of this thread are the consumer's.
+"""
+
+import gc
+import socket
+import sys
+import threading
+
+import gevent
+import greenlet
+import pytest
+
+from gnsq import Consumer
+from gnsq.concurrency.hub_monitor import HubMonitor
+from gnsq.nsqd.connection import Connection
+from gnsq.options import ConnectionOptions
+from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.transport import TcpTransport
+from tests.helpers import wait_until
+
+COUNT = 1000
+FIN_SIZE = len(b"FIN 0123456789abcdef\n")
+
+
+class Costs:
+    """Counts greenlet switches, the greenlets that were switched to, and the blocks of memory that are kept."""
+
+    def __init__(self):
+        self.switches = 0
+        self.greenlets = set()
+        self.sends = 0
+        self.blocks = 0
+
+    def __enter__(self):
+        gc.collect()
+        self.blocks = -sys.getallocatedblocks()
+        self.before = greenlet.settrace(self)
+        return self
+
+    def __exit__(self, *_):
+        greenlet.settrace(self.before)
+        gc.collect()
+        self.blocks += sys.getallocatedblocks()
+
+    def __call__(self, event, greenlets):
+        self.switches += 1
+        self.greenlets.add(greenlets[1])
+
+
+class CountedTransport(TcpTransport):
+    """Counts the sends."""
+
+    costs = Costs()
+
+    def sendall(self, data):
+        self.costs.sends += 1
+        super().sendall(data)
+
+    def send_nowait(self, data):
+        self.costs.sends += 1
+        return super().send_nowait(data)
+
+
+class Nsqd(threading.Thread):
+    """Sends messages, never more than ``in_flight`` without an answer, and reads FINs."""
+
+    def __init__(self, sock, in_flight):
+        super().__init__(daemon=True)
+        self.sock = sock
+        self.in_flight = in_flight
+        self.sent = 0
+        self.finished = 0
+
+    def run(self):
+        self.deliver(self.in_flight)
+        unread = 0
+        while self.finished < COUNT:
+            unread += len(self.sock.recv(65536))
+            answered, unread = divmod(unread, FIN_SIZE)
+            self.finished += answered
+            self.deliver(min(answered, COUNT - self.sent))
+
+    def deliver(self, count):
+        ids = range(self.sent, self.sent + count)
+        self.sent += count
+        self.sock.sendall(b"".join(encode_frame(MESSAGE, encode_message(1, 1, b"%016d" % i, b"x" * 200)) for i in ids))
+
+
+@pytest.fixture(autouse=True)
+def unmonitored():
+    """Let nothing log that the hub is blocked: the calls would be counted."""
+    HubMonitor(blocked_after=3600.0)
+    monitor = HubMonitor.acquire()
+    yield
+    monitor.release()
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def consumed(ends, in_flight, handler):
+    """Let a consumer handle COUNT messages; returns what it cost."""
+    ours, theirs = ends
+    transport = CountedTransport(gevent.socket.socket(fileno=ours.detach()), "nsqd:4150")
+    theirs.sendall(encode_frame(RESPONSE, b"OK"))
+    connection = Connection("nsqd", 4150, ConnectionOptions())
+    connection.open(transport)
+    theirs.recv(65536)  # the handshake
+    consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=max(in_flight, 10))
+    consumer._dispatcher.listen(connection)
+    connection.listeners = ()
+    gevent.sleep(0)
+    nsqd = Nsqd(theirs, in_flight)
+    costs = transport.costs = Costs()
+    with costs:
+        nsqd.start()
+        wait_until(lambda: nsqd.finished == COUNT)
+    connection.abort()
+    consumer._workers.close()
+    return costs
+
+
+def quick(consumer, message):
+    pass
+
+
+def yielding(consumer, message):
+    gevent.sleep(0)
+
+
+def waiting(consumer, message):
+    gevent.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("handler", "in_flight", "switches", "sends"),
+    [
+        # From the hub to a parked worker and back. The waiting test adds some.
+        (quick, 1, 2.2, 1.0),
+        (quick, 10, 0.8, 0.15),
+        (quick, 200, 0.1, 0.02),
+        # Two more for each handler that waits, or two in all if it finds the next message when it has waited.
+        (yielding, 1, 4.2, 1.0),
+        (yielding, 10, 4.0, 0.6),
+        (yielding, 200, 2.8, 0.2),
+        (waiting, 10, 4.8, 0.2),
+        (waiting, 200, 4.3, 0.1),
+    ],
+)
+def test_message_costs_few_switches_few_sends_and_no_greenlet(ends, handler, in_flight, switches, sends):
+    costs = consumed(ends, in_flight, handler)
+
+    assert costs.switches <= switches * COUNT
+    assert costs.sends <= sends * COUNT
+    # The workers, and those that run anyway: the hub, the test, the reader, the writer and the like.
+    assert len(costs.greenlets) <= in_flight + 10
+
+
+@pytest.mark.parametrize("in_flight", [1, 10, 200])
+def test_messages_leave_nothing_allocated(ends, in_flight):
+    costs = consumed(ends, in_flight, quick)
+
+    # A message has five blocks or more. Those that are left belong to the workers.
+    assert costs.blocks < COUNT
