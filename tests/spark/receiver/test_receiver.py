@@ -154,7 +154,7 @@ def test_failing_disk_stops_finishing_and_loses_nothing(fakensqd, spool, receive
     receiver = receive()
     publish(fakensqd, "clicks", numbered(50))
     wait_for(lambda: receiver.failing)
-    assert channel_stats(fakensqd, "clicks", "archive")["clients"][0]["ready_count"] == 0
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["clients"][0]["ready_count"] == 0)
     disk.repair()
 
     wait_for(lambda: receiver.rows == 50)
