@@ -17,7 +17,7 @@ help:
 	@echo "make quick        the part of it that starts neither a JVM nor another process, in a minute"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
-	@echo "make bench        side by side with the NSQ clients that are installed"
+	@echo "make bench        side by side with the NSQ clients that are installed; writes bench/ (ONLY=consume: that part)"
 	@echo "make clean        remove .venv and caches"
 
 demo: $(VENV)/.demo
@@ -44,7 +44,7 @@ composefile:
 	else echo "docker-compose.yml: not checked, there is no docker compose here"; fi
 
 bench: $(VENV)/.dev
-	@$(BIN)/python -m integration.bench
+	@$(BIN)/python -m integration.bench $(ONLY)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

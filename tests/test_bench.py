@@ -1,5 +1,7 @@
-"""The classes of the client that ``make bench`` replaces by those that measure: a connection must use the new ones."""
+"""``make bench``: every client of every workload measures what it says, and the report has all of it."""
 
+import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,22 +9,87 @@ from pathlib import Path
 import pytest
 
 from fakensqd import FakeNsqd
-from integration.bench import fill
-from integration.bench_layers import body
+from integration.bench import clients, compare, curves, layers, report
+from integration.bench.figures import CPU, RATE, Figure, Results
+from integration.bench.servers import Nsqd, echo
 
 ROOT = Path(__file__).parent.parent
+OURS = [(workload, client) for workload, found in clients.WORKLOADS.items() for client in found]
+
+
+@pytest.fixture
+def nsqd(fakensqd_certificates):
+    files = fakensqd_certificates.server()
+    with FakeNsqd(threaded=True, tls_cert=files.certificate, tls_key=files.key) as fake:
+        yield Nsqd("fakensqd", fake.tcp_address, fake.http_address, 0)
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(("workload", "client"), OURS)
+def test_client_of_a_workload_measures_rate_and_cpu_time(nsqd, workload, client):
+    module = clients.WORKLOADS[workload][client][0]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    setting = 1 if workload == "latency" or client == "ansq" else 10
+    command = [sys.executable, str(compare.CLIENTS), client]
+
+    with echo() as address:
+        said = compare.once(nsqd, compare.Task(workload, setting, 300, ""), command, 300, address)
+
+    assert said["rate"] > 0
+    assert said["cpu"] > 0
+    assert ("latency" in said) == (workload in ("latency", "delivery"))
+    assert all(said["latency"][each] > 0 for each in said.get("latency", ()))
 
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize("layer", ["tls", "snappy"])
-def test_time_inside_of_the_codec_of_a_layer_is_measured(layer, fakensqd_certificates):
-    files = fakensqd_certificates.server()
-    with FakeNsqd(threaded=True, tls_cert=files.certificate, tls_key=files.key) as nsqd:
-        fill(nsqd.tcp_address, nsqd.http_address, "t", 1000, body)
-        command = [sys.executable, "-m", "integration.bench_layers", layer, nsqd.tcp_address, "t", "1000"]
+def test_time_inside_of_the_codec_of_a_layer_is_measured(nsqd, layer, fakensqd_certificates):
+    with nsqd.topic() as topic:
+        nsqd.fill(topic, 1000, layers.body)
+        command = [sys.executable, "-m", "integration.bench.layers", layer, nsqd.tcp, topic, "1000"]
         command.append(str(fakensqd_certificates.ca))
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
 
     assert done.returncode == 0, done.stderr
-    whole, inside = map(float, done.stdout.split())
+    _, whole, inside = map(float, done.stdout.split())
     assert 0 < inside < whole
+
+
+def test_addresses_of_one_nsqd_differ_and_lead_to_it():
+    found = curves.addresses("127.0.0.1:4150", 1000)
+
+    assert len(set(found)) == 1000
+    assert {address.rsplit(":", 1)[1] for address in found} == {"4150"}
+    assert {".".join(str(int(part)) for part in address.rsplit(":", 1)[0].split(".")) for address in found} == {
+        "127.0.0.1"
+    }
+
+
+def test_report_has_medians_spread_ratios_and_each_value(tmp_path):
+    results = Results()
+    for client, rates in (("raw", [100.0, 300.0, 200.0]), ("go-nsq", [400.0, 400.0, 400.0])):
+        results.add(Figure("consume", "10 in flight", client, RATE, "messages/s", 10), *rates[:1])
+        results.add(Figure("consume", "10 in flight", client, RATE, "messages/s", 10), *rates[1:])
+        results.add(Figure("consume", "10 in flight", client, CPU, "us a message", 10), 2.5)
+
+    report.write(results, report.machine("nsqd 1.3.0", 1.0), tmp_path)
+
+    table = (tmp_path / "results.md").read_text()
+    assert "| 10 in flight | messages/s | of raw | of go-nsq | CPU, us a message |" in table
+    assert "| raw | 200 (100 to 300) | 1.00 | 0.50 | 2.50 |" in table
+    assert "| go-nsq | 400 (400 to 400) | 2.00 | 1.00 | 2.50 |" in table
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["figures"][0]["values"] == [100.0, 300.0, 200.0]
+    assert written["machine"]["server"] == "nsqd 1.3.0"
+    assert (tmp_path / "consume.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.subprocess
+def test_name_of_a_part_that_is_not_there_is_refused():
+    command = [sys.executable, "-m", "integration.bench", "consume,consum"]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 2
+    assert "ONLY=consum: there is no such part; the parts are consume, waiting, publish," in done.stderr

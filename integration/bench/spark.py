@@ -1,4 +1,4 @@
-"""``bench.py spark``: measure gnsq.spark on two cores, and a Python source that never waits.
+"""Measure gnsq.spark on two cores, and a Python source that never waits.
 
 - NSQ to Parquet: a stream with AvailableNow over messages of 200 bytes that wait in a channel; wall time from start()
   to the end of the query. Synthetic: a source that yields record batches of such rows from memory to the same sink; the
@@ -32,10 +32,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from gnsq import NsqdHTTPClient, Producer
+from gnsq import Producer
 from gnsq.spark.datasource import COLUMNS
 from gnsq.spark.pipeline.session import open_session
 from gnsq.spark.spool.segments import SCHEMA
+from integration.bench.figures import RATE, Figure, Results
+from integration.bench.servers import Nsqd
 
 COUNT = int(os.environ.get("BENCH_SPARK_COUNT", "1000000"))
 ROUNDS = int(os.environ.get("BENCH_SPARK_ROUNDS", "3"))
@@ -56,8 +58,6 @@ TASKS = 2
 MICRO_BATCHES = 20
 LATENCY_RATE, LATENCY_SECONDS = 10, 20
 LIMIT = 180.0
-
-Fill = Callable[[str, str, str, int], None]
 
 
 class Synthetic(DataSource):
@@ -103,33 +103,25 @@ class Bench:
     """Servers, Spark session and directories of all measurements."""
 
     spark: SparkSession
-    tcp: str
-    http: str
-    fill: Fill
+    nsqd: Nsqd
     folder: Path
+    results: Results
 
-    def topic(self) -> str:
-        name = f"bench-{uuid.uuid4().hex[:8]}"
-        client = NsqdHTTPClient.from_url(self.http)
-        client.create_topic(name)
-        client.create_channel(name, "bench")
-        return name
+    def add(self, setting: str, client: str, quantity: str, unit: str, *values: float) -> None:
+        self.results.add(Figure("spark", setting, client, quantity, unit), *values)
 
     def waiting(self, topic: str) -> int:
         """Return the number of unfinished messages of a topic's channel."""
-        stats = NsqdHTTPClient.from_url(self.http).stats(topic)["topics"][0]
-        channel = stats["channels"][0]
-        return int(stats["depth"] + channel["depth"] + channel["in_flight_count"])
-
-    def delete(self, topic: str) -> None:
-        NsqdHTTPClient.from_url(self.http).delete_topic(topic)
+        depth = self.nsqd.client.stats(topic)["topics"][0]["depth"]
+        channel = self.nsqd.channel(topic)
+        return int(depth + channel["depth"] + channel["in_flight_count"])
 
     def source(self, topic: str) -> Any:
         options = {
             "topic": topic,
             "channel": "bench",
-            "nsqdTcpAddresses": self.tcp,
-            "nsqdHttpAddresses": self.http,
+            "nsqdTcpAddresses": self.nsqd.tcp,
+            "nsqdHttpAddresses": self.nsqd.http,
             "spool": str(self.new_folder()),
         }
         return self.spark.readStream.format("nsq").options(**options).load()
@@ -165,66 +157,58 @@ def to_parquet(bench: Bench, messages: Any, count: int) -> float:
 
 
 def from_nsq(bench: Bench, count: int) -> float:
-    topic = bench.topic()
-    bench.fill(bench.tcp, bench.http, topic, count)
-    rate = to_parquet(bench, bench.source(topic), count)
-    bench.delete(topic)
-    return rate
+    with bench.nsqd.topic() as topic:
+        bench.nsqd.fill(topic, count)
+        return to_parquet(bench, bench.source(topic), count)
 
 
 def from_memory(bench: Bench, count: int) -> float:
     return to_parquet(bench, bench.spark.readStream.format("synthetic").option("rows", count).load(), count)
 
 
-def show_throughput(bench: Bench) -> None:
+def measure_throughput(bench: Bench) -> None:
     from_nsq(bench, WARM_UP)
     from_memory(bench, WARM_UP)
-    rates = [(from_nsq(bench, COUNT), from_memory(bench, COUNT)) for _ in range(ROUNDS)]
-    nsq, memory = (statistics.median(column) for column in zip(*rates, strict=True))
-    line("NSQ to Parquet", f"{nsq:,.0f} rows/s", f"{nsq / memory:.2f} of synthetic")
-    line("synthetic to Parquet", f"{memory:,.0f} rows/s", "1.00")
-
-
-def show_batch_writer(bench: Bench) -> None:
-    rates = []
     for _ in range(ROUNDS):
-        topic = bench.topic()
-        rows = bench.spark.range(COUNT).selectExpr("repeat('x', 200) AS body")
-        started = time.perf_counter()
-        rows.write.format("nsq").options(topic=topic, nsqdTcpAddresses=bench.tcp).mode("append").save()
-        rates.append(COUNT / (time.perf_counter() - started))
-        waiting = bench.waiting(topic)
-        assert waiting == COUNT, f"{waiting} messages of {COUNT}"
-        bench.delete(topic)
-    line("MPUB batch writer", f"{statistics.median(rates):,.0f} rows/s", "")
+        bench.add("to Parquet", "synthetic source", RATE, "rows/s", from_memory(bench, COUNT))
+        bench.add("to Parquet", "NSQ", RATE, "rows/s", from_nsq(bench, COUNT))
+
+
+def measure_batch_writer(bench: Bench) -> None:
+    for _ in range(ROUNDS):
+        with bench.nsqd.topic() as topic:
+            rows = bench.spark.range(COUNT).selectExpr("repeat('x', 200) AS body")
+            started = time.perf_counter()
+            rows.write.format("nsq").options(topic=topic, nsqdTcpAddresses=bench.nsqd.tcp).mode("append").save()
+            bench.add("to NSQ", "batch writer", RATE, "rows/s", COUNT / (time.perf_counter() - started))
+            waiting = bench.waiting(topic)
+            assert waiting == COUNT, f"{waiting} messages of {COUNT}"
 
 
 # --- time
 
 
-def show_micro_batch(bench: Bench) -> None:
+def measure_micro_batch(bench: Bench) -> None:
     for sink in ("noop", "parquet"):
-        topic = bench.topic()
-        out, checkpoint = str(bench.new_folder()), str(bench.new_folder())
-        writer = bench.source(topic).writeStream.format(sink).option("path", out)
-        query = writer.option("checkpointLocation", checkpoint).start()
-        with Producer(bench.tcp, threaded=True) as producer:
-            for number in range(1, MICRO_BATCHES + 1):
-                producer.publish(topic, BODY)
-                until(lambda query=query, number=number: len(_of_rows(query)) >= number)
-        query.stop()
-        bench.delete(topic)
+        with bench.nsqd.topic() as topic:
+            out, checkpoint = str(bench.new_folder()), str(bench.new_folder())
+            writer = bench.source(topic).writeStream.format(sink).option("path", out)
+            query = writer.option("checkpointLocation", checkpoint).start()
+            with Producer(bench.nsqd.tcp, threaded=True) as producer:
+                for number in range(1, MICRO_BATCHES + 1):
+                    producer.publish(topic, BODY)
+                    until(lambda query=query, number=number: len(_of_rows(query)) >= number)
+            query.stop()
         # The first batch is slow.
         times = [progress["durationMs"]["triggerExecution"] for progress in _of_rows(query)[1:]]
-        line(f"micro-batch of 1 row, {sink}", f"{statistics.median(times):.0f} ms", f"{min(times)} to {max(times)}")
+        bench.add("a micro-batch of one row", f"to {sink}", "time", "ms", *times)
 
 
 def _of_rows(query: Any) -> list[Any]:
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 
-def show_latency(bench: Bench) -> None:
-    topic = bench.topic()
+def measure_latency(bench: Bench) -> None:
     seen: list[float] = []
 
     def note(rows: Any, batch_id: int) -> None:
@@ -232,53 +216,51 @@ def show_latency(bench: Bench) -> None:
         now = time.time()
         seen.extend(now - row["at"] for row in published)
 
-    checkpoint = str(bench.new_folder())
-    query = bench.source(topic).writeStream.foreachBatch(note).option("checkpointLocation", checkpoint).start()
     count = LATENCY_RATE * LATENCY_SECONDS
-    with Producer(bench.tcp, threaded=True) as producer:
-        producer.publish(topic, BODY)
-        until(lambda: seen)
-        seen.clear()  # the first batch is slow
-        for _ in range(count):
+    with bench.nsqd.topic() as topic:
+        checkpoint = str(bench.new_folder())
+        query = bench.source(topic).writeStream.foreachBatch(note).option("checkpointLocation", checkpoint).start()
+        with Producer(bench.nsqd.tcp, threaded=True) as producer:
             producer.publish(topic, BODY)
-            time.sleep(1 / LATENCY_RATE)
-    until(lambda: len(seen) >= count)
-    query.stop()
-    bench.delete(topic)
+            until(lambda: seen)
+            seen.clear()  # the first batch is slow
+            for _ in range(count):
+                producer.publish(topic, BODY)
+                time.sleep(1 / LATENCY_RATE)
+        until(lambda: len(seen) >= count)
+        query.stop()
     assert len(seen) == count, f"{len(seen)} rows of {count}"
     hundredths = statistics.quantiles(seen, n=100)
-    line(
-        f"publish to sink, {LATENCY_RATE}/s",
-        f"{hundredths[49] * 1000:.0f} ms median",
-        f"{hundredths[98] * 1000:.0f} ms p99",
-    )
+    for percentile in (50, 90, 99):
+        setting = f"from publish to foreachBatch, {LATENCY_RATE} messages a second"
+        bench.add(setting, "NSQ", str(percentile), "us", hundredths[percentile - 1] * 1e6)
 
 
 # --- memory
 
 
-def show_memory(bench: Bench) -> None:
-    topic = bench.topic()
-    bench.fill(bench.tcp, bench.http, topic, COUNT)
-    command = [sys.executable, "-m", "gnsq.spark.receiver", "--topic", topic, "--channel", "bench"]
-    command += ["--spool", str(bench.new_folder()), "--nsqd-tcp-address", bench.tcp]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    started = time.perf_counter()
-    samples = []
-    try:
-        for tenth in range(1, 11):
-            until(lambda tenth=tenth: bench.waiting(topic) <= COUNT - COUNT * tenth // 10)
-            samples.append(_resident(process.pid))
-        seconds = time.perf_counter() - started
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
-    assert f" {COUNT} rows" in said, said
-    bench.delete(topic)
+def measure_memory(bench: Bench) -> None:
+    with bench.nsqd.topic() as topic:
+        bench.nsqd.fill(topic, COUNT)
+        command = [sys.executable, "-m", "gnsq.spark.receiver", "--topic", topic, "--channel", "bench"]
+        command += ["--spool", str(bench.new_folder()), "--nsqd-tcp-address", bench.nsqd.tcp]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        started = time.perf_counter()
+        samples = []
+        try:
+            for tenth in range(1, 11):
+                until(lambda tenth=tenth: bench.waiting(topic) <= COUNT - COUNT * tenth // 10)
+                samples.append(_resident(process.pid))
+            seconds = time.perf_counter() - started
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=30)
+        assert f" {COUNT} rows" in said, said
     mib = [sample / 2**20 for sample in samples]
-    line("receiver alone, with start", f"{COUNT / seconds:,.0f} rows/s", "")
-    line("its memory at 20 %", f"{mib[1]:.0f} MiB", " ".join(f"{each:.0f}" for each in mib))
-    line("growth from 20 % to 100 %", f"{mib[9] - mib[1]:+.1f} MiB", f"{mib[9] / mib[1]:.2f}")
+    setting = "a receiver that is a process of its own"
+    bench.add(setting, "NSQ", RATE, "rows/s", COUNT / seconds)
+    bench.add(setting, "NSQ", "memory after 20 %", "MiB", mib[1])
+    bench.add(setting, "NSQ", "memory after 100 %", "MiB", mib[9])
 
 
 def _resident(pid: int) -> int:
@@ -288,20 +270,17 @@ def _resident(pid: int) -> int:
 # --- all measurements
 
 
-def line(name: str, figure: str, remark: str) -> None:
-    print(f"  {name:<28} {figure:>18}   {remark}", flush=True)
-
-
-def show(tcp: str, http: str, fill: Fill) -> None:
-    print(f"spark, local[2], {COUNT:,} messages of {len(BODY)} bytes, median of {ROUNDS}", flush=True)
+def measure(results: Results, nsqd: Nsqd) -> None:
+    """Measure everything."""
+    print(f"spark, local[2], {COUNT:,} messages", flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         open_session("bench", master="local[2]", log=Path(folder) / "spark.log") as spark,
     ):
         spark.dataSource.register(Synthetic)
-        bench = Bench(spark, tcp, http, fill, Path(folder))
-        show_throughput(bench)
-        show_batch_writer(bench)
-        show_micro_batch(bench)
-        show_latency(bench)
-        show_memory(bench)
+        bench = Bench(spark, nsqd, Path(folder), results)
+        measure_throughput(bench)
+        measure_batch_writer(bench)
+        measure_micro_batch(bench)
+        measure_latency(bench)
+        measure_memory(bench)

@@ -2,13 +2,14 @@
 
 A run consumes messages through one layer and measures this process's own CPU time for each, since with deflate it is
 nsqd that sets the pace; and in the same run the part of it that is spent inside the codec (zlib, python-snappy, the
-TLS library). Run by bench.py, one process for each layer: LAYER TCP_ADDRESS TOPIC COUNT CA_FILE; prints both times in
-microseconds.
+TLS library). One process for each layer: LAYER TCP_ADDRESS TOPIC COUNT CA_FILE; prints messages a second and both times
+in microseconds.
 """
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +22,11 @@ import gnsq.tls
 from gnsq import Consumer
 from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport
+from integration.bench.compare import LIMIT, ROUNDS
+from integration.bench.figures import CPU, RATE, Figure, Results
+from integration.bench.servers import Nsqd
 
+COUNT = 100_000
 LAYERS = ("plain", "tls", "snappy", "deflate")
 MAX_IN_FLIGHT = 2500
 
@@ -80,8 +85,25 @@ def options(layer: str, ca: str) -> dict[str, object]:
     return {} if layer == "plain" else {layer: True}
 
 
-def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> float:
-    """Consume messages; returns microseconds of CPU time per message."""
+def measure(results: Results, nsqd: Nsqd, ca: str) -> None:
+    """Measure all layers in turns."""
+    setting = f"{MAX_IN_FLIGHT:,} in flight, {COUNT:,} messages"
+    print(f"layers, {setting}", flush=True)
+    for _ in range(ROUNDS):
+        for layer in LAYERS:
+            with nsqd.topic() as topic:
+                nsqd.fill(topic, COUNT + COUNT * 15 // 100, body)
+                command = [sys.executable, "-m", "integration.bench.layers", layer, nsqd.tcp, topic, str(COUNT), ca]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
+            rate, whole, alone = map(float, done.stdout.split())
+            results.add(Figure("layers", setting, layer, RATE, "messages/s"), rate)
+            results.add(Figure("layers", setting, layer, CPU, "us a message"), whole)
+            if layer != "plain":
+                results.add(Figure("layers", setting, layer, "in the codec", "us a message"), alone)
+
+
+def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> tuple[float, float]:
+    """Consume messages; returns messages per second and microseconds of CPU time per message."""
     left, done = count, Event()
 
     def handle(consumer: Consumer, message: object) -> None:
@@ -93,19 +115,19 @@ def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> float:
     consumer = Consumer(topic, "bench", tcp, message_handler=handle, max_in_flight=MAX_IN_FLIGHT, **options(layer, ca))
     consumer.start(block=False)
     # After connecting, so the handshake is not counted.
-    Timed.spent, before = 0.0, time.process_time()
+    Timed.spent, before, started = 0.0, time.process_time(), time.perf_counter()
     done.wait()
-    spent = time.process_time() - before
+    spent, seconds = time.process_time() - before, time.perf_counter() - started
     consumer.close()
     consumer.join()
-    return spent / count * 1e6
+    return count / seconds, spent / count * 1e6
 
 
 def main() -> None:
     # Where a connection looks for them: it imports TlsTransport when it needs one.
     gnsq.tls.TlsTransport, gnsq.nsqd.connect.CompressedTransport = TimedTls, TimedCompression
     layer, tcp, topic, count, ca = sys.argv[1:]
-    print(consume(layer, tcp, topic, int(count), ca), Timed.spent / int(count) * 1e6)
+    print(*consume(layer, tcp, topic, int(count), ca), Timed.spent / int(count) * 1e6)
 
 
 if __name__ == "__main__":

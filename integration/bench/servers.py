@@ -1,0 +1,170 @@
+"""The servers of the benchmark: nsqd, real or emulated, and an echo server; and what it asks of an nsqd."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fakensqd.certificates import CertificateFiles
+from gnsq import NsqdHTTPClient, Producer
+from integration.servers import Daemon, program, running
+
+FLAGS = ("--mem-queue-size=2000000", "--max-msg-size=4194304", "--max-body-size=16777216")
+BODY = b"x" * 200
+CHANNEL = "bench"
+_LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Nsqd:
+    """A running nsqd: its name for people, addresses and process."""
+
+    name: str
+    tcp: str
+    http: str
+    pid: int
+
+    @property
+    def client(self) -> NsqdHTTPClient:
+        return NsqdHTTPClient.from_url(self.http)
+
+    @contextlib.contextmanager
+    def topic(self) -> Iterator[str]:
+        """Make a topic with the channel "bench", and delete it in the end."""
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        self.client.create_topic(name)
+        self.client.create_channel(name, CHANNEL)
+        try:
+            yield name
+        finally:
+            self.client.delete_topic(name)
+
+    def fill(self, topic: str, count: int, body: Callable[[int], bytes] = lambda number: BODY) -> None:
+        """Publish messages."""
+        each = max(1, min(1000, (1 << 20) // len(body(0))))
+        with Producer(self.tcp) as producer:
+            for first in range(0, count, each):
+                producer.multipublish(topic, [body(number) for number in range(first, min(first + each, count))])
+
+    def channel(self, topic: str) -> dict[str, Any]:
+        """Return the statistics of the channel."""
+        channel: dict[str, Any] = self.client.stats(topic)["topics"][0]["channels"][0]
+        return channel
+
+    def wait_for_clients(self, topic: str, count: int) -> None:
+        until(lambda: self.channel(topic)["client_count"] >= count)
+
+    def wait_until_empty(self, topic: str) -> None:
+        until(lambda: not any(self.channel(topic)[name] for name in ("depth", "in_flight_count")))
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + _LIMIT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not so within {_LIMIT:.0f} s")
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def nsqd(certificate: CertificateFiles) -> Iterator[Nsqd]:
+    """Start a real nsqd with TLS if there is one, else the emulator."""
+    tls = [f"--tls-cert={certificate.certificate}", f"--tls-key={certificate.key}"]
+    path = program("nsqd")
+    if path is None:
+        print("server: fakensqd, since no nsqd was found; put a real one on PATH for figures that mean something")
+        with emulator(*tls) as found:
+            yield found
+        return
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()
+    name = f"nsqd {said[1].lstrip('v')}"
+    print(f"server: real {name}, {path}")
+    with running("nsqd", *FLAGS, *tls) as daemon:
+        yield _known(name, daemon)
+
+
+@contextlib.contextmanager
+def emulator(*flags: str) -> Iterator[Nsqd]:
+    """Start the emulator by its command line."""
+    daemon = Emulator(*FLAGS, *flags)
+    try:
+        daemon.start()
+        yield _known("fakensqd", daemon)
+    finally:
+        daemon.stop()
+
+
+class Emulator(Daemon):
+    """``fakensqd nsqd`` on free ports."""
+
+    def __init__(self, *flags: str) -> None:
+        self.tcp_address = self.http_address = "127.0.0.1:0"
+        self._command = [sys.executable, "-m", "fakensqd", "nsqd", "--broadcast-address=127.0.0.1"]
+        self._flags = flags
+        self.process = None
+
+
+def _known(name: str, daemon: Daemon) -> Nsqd:
+    assert daemon.process is not None
+    return Nsqd(name, daemon.tcp_address, daemon.http_address, daemon.process.pid)
+
+
+@contextlib.contextmanager
+def echo() -> Iterator[str]:
+    """Start an echo server as a process; returns its address."""
+    command = [sys.executable, "-c", _ECHO]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+_ECHO = """
+import asyncio
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(data)
+
+async def serve():
+    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0, backlog=1000)
+    host, port = server.sockets[0].getsockname()
+    print(f"{host}:{port}", flush=True)
+    await server.serve_forever()
+
+asyncio.run(serve())
+"""
+
+
+@contextlib.contextmanager
+def steadily(send: Callable[[int], None], rate: int) -> Iterator[None]:
+    """Call a function on a thread every millisecond, with the number of messages that are due, until the end."""
+    ended = threading.Event()
+
+    def run() -> None:
+        started, sent = time.monotonic(), 0
+        while not ended.wait(0.001):
+            due = int((time.monotonic() - started) * rate) - sent
+            if due:
+                send(due)
+                sent += due
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
