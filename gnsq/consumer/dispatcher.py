@@ -129,13 +129,15 @@ class MessageDispatcher:
     # --- messages
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
-        """Receive the messages of one read. Look up the receivers of on_message once for all these messages."""
-        self.runner.receivers = tuple(self._consumer.on_message.receivers_for(self._consumer))
-        self._set_finish_listener([connection])
+        """Receive the messages of one read. Look up the receivers of signals once for all these messages."""
+        consumer, in_flight = self._consumer, connection.in_flight_messages
+        self.runner.receivers = consumer.on_message.handlers_for(consumer)
+        if consumer.on_finish.receivers or in_flight.on_finish is not None:
+            self._set_finish_listener([connection])
         self.rdy.on_messages(connection, len(messages))
         # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.
         self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
-        if connection.in_flight_messages.in_flight > connection.in_flight_limit:
+        if in_flight.in_flight > connection.in_flight_limit:
             self.rdy.check_in_flight(connection)
 
     def _may_handle_in_hub(self) -> bool:

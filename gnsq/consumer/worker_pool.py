@@ -24,6 +24,8 @@ __all__ = ["RunningHandler", "WorkerPool"]
 MAX_RUN_SECONDS = 0.002
 # Limit of the workers that are parked. A consumer with more concurrent handlers starts some greenlets anew.
 MAX_PARKED = 1000
+# Seconds between two searches for timed out messages in the inbox. A search takes 0.4 us, also if it finds none.
+DROP_INTERVAL = 0.001
 # Seconds. Consecutive messages of one read whose handlers take less than this are recorded with the same latency.
 FAST_HANDLER = 0.0005
 
@@ -46,11 +48,13 @@ class _Work:
     """What a worker does now.
 
     Attributes:
+        worker: Its greenlet.
         messages: The messages that it handles; [None] if there is none.
         began: Time at which their handler was called, monotonic seconds.
         is_parked: True while the worker waits for put() to wake it.
     """
 
+    worker: gevent.Greenlet
     messages: list[Message | None] = field(default_factory=lambda: [None])
     began: float = 0.0
     is_parked: bool = False
@@ -94,12 +98,16 @@ class WorkerPool:
         self._clock = clock
         # All workers, and those of them that are parked.
         self._workers: dict[gevent.Greenlet, _Work] = {}
-        self._parked: list[gevent.Greenlet] = []
+        self._parked: list[_Work] = []
+        # Limit of the workers: what concurrency() has returned last. A call for each message would take 0.4 us.
+        self._limit = 1
         # The worker that was spawned or woken and has not begun to run.
         self._starting: gevent.Greenlet | None = None
         # The round of the event loop in which workers run, and the time until which they take messages in it.
         self._round: object = None
         self._round_end = 0.0
+        # Time of the next search for timed out messages.
+        self._drop_due = 0.0
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -136,10 +144,13 @@ class WorkerPool:
         Args:
             at_once: If True and the hub itself calls this method, a parked worker runs first, until its handler waits.
         """
-        # If all workers are busy for longer than msg_timeout, the messages in the inbox time out, and nsqd delivers
-        # them again, possibly many times: drop the old deliveries.
-        self._drop_timed_out()
+        if self.inbox and (now := self._clock.monotonic()) >= self._drop_due:
+            # If all workers are busy for longer than msg_timeout, the messages in the inbox time out, and nsqd delivers
+            # them again, possibly many times: drop the old deliveries.
+            self._drop_timed_out(now)
         self.inbox.extend(messages)
+        if len(self._workers) > len(self._parked) or len(self.inbox) > 1:
+            self._limit = self._concurrency()
         if not self._may_start():
             return
         if at_once and self._parked and gevent.getcurrent() is gevent.get_hub():
@@ -164,13 +175,11 @@ class WorkerPool:
     def close(self) -> None:
         """End the parked workers, and let the others end when they have no more messages."""
         self._is_closed = True
-        for worker in self._parked:
-            gevent.get_hub().loop.run_callback(worker.switch)
+        for work in self._parked:
+            gevent.get_hub().loop.run_callback(work.worker.switch)
 
     def _may_start(self) -> bool:
-        # The second comparison takes 0.1 us: a property of the consumer is called.
-        running = len(self._workers) - len(self._parked)
-        return self._starting is None and (not running or running < self._concurrency())
+        return self._starting is None and len(self._workers) - len(self._parked) < self._limit
 
     def _start(self) -> None:
         """Start a worker soon, in this round of the event loop."""
@@ -188,13 +197,14 @@ class WorkerPool:
     def _add(self, worker: gevent.Greenlet) -> None:
         self._starting = worker
         worker.name = self._name
-        self._workers[worker] = _Work()
+        self._workers[worker] = _Work(worker)
         worker.rawlink(self._on_worker_end)
 
     def _unpark(self) -> gevent.Greenlet:
-        worker = self._starting = self._parked.pop()
-        self._workers[worker].is_parked = False
-        return worker
+        work = self._parked.pop()
+        work.is_parked = False
+        self._starting = work.worker
+        return work.worker
 
     def _begin_round(self, time: float, work: _Work) -> bool:
         """Return True if the event loop has begun another round since the last one in which workers took messages."""
@@ -206,22 +216,21 @@ class WorkerPool:
         return True
 
     def _continue_in_another(self) -> None:
+        self._limit = self._concurrency()
         if self.inbox and self._may_start():
             self._start_in_next_round()
 
     def _run_worker(self) -> None:
-        worker, hub = gevent.getcurrent(), gevent.get_hub()
-        work = self._workers[worker]
+        work, hub = self._workers[gevent.getcurrent()], gevent.get_hub()
         while True:
             self._starting = None
-            self._drop_timed_out()
             self._run(work)
-            work.messages = [None]
             work.is_parked = len(self._parked) < MAX_PARKED and not self._is_closed
             if not work.is_parked:
                 return
-            self._parked.append(worker)
-            self._continue_in_another()
+            self._parked.append(work)
+            if self.inbox:
+                self._continue_in_another()
             try:
                 hub.switch()
                 while work.is_parked and not self._is_closed:
@@ -244,6 +253,8 @@ class WorkerPool:
         # Reading the clock takes 0.05 us, recording a latency 0.2 us. So the latencies of messages of one read that had
         # fast handlers are recorded together.
         time = now()
+        if time >= self._drop_due:
+            self._drop_timed_out(time)
         arrived, fast = 0.0, 0
         try:
             while inbox and (time < self._round_end or self._begin_round(time, work)):
@@ -251,7 +262,7 @@ class WorkerPool:
                 message = current[0] = inbox[0]
                 work.began = time
                 inbox.popleft()
-                if inbox and self._starting is None and self._may_start():
+                if inbox and self._may_start():
                     self._start()
                 is_answered = handle(message)
                 began, time = time, now()
@@ -260,6 +271,7 @@ class WorkerPool:
                         latency.add(began - arrived, fast)
                     fast, arrived = 0, message.received
                 fast += is_answered
+            current[0] = None
         finally:
             if fast:
                 latency.add(time - arrived, fast)
@@ -269,6 +281,8 @@ class WorkerPool:
         call, since the inbox is empty then: put() starts a worker for further messages."""
         inbox, now = self.inbox, self._clock.monotonic
         time = now()
+        if time >= self._drop_due:
+            self._drop_timed_out(time)
         while inbox and (time < self._round_end or self._begin_round(time, work)):
             messages = list(inbox)
             work.messages, work.began = list(messages), time
@@ -277,6 +291,7 @@ class WorkerPool:
             time = now()
             for arrived, number in Counter(message.received for message in answered).items():
                 self.latency.add(time - arrived, number)
+        work.messages = [None]
 
     def _on_worker_end(self, worker: gevent.Greenlet) -> None:
         """Put the unanswered messages of a killed worker back into the inbox. KeyboardInterrupt may kill a worker even
@@ -285,7 +300,7 @@ class WorkerPool:
             self._starting = None
         work = self._workers.pop(worker)
         if work.is_parked:
-            self._parked.remove(worker)
+            self._parked.remove(work)
         # If a bug has ended the worker, do not put its messages back: they would cause the same exception again.
         messages = [] if isinstance(worker.exception, Exception) else work.messages
         unanswered = [
@@ -294,11 +309,12 @@ class WorkerPool:
         self.inbox.extendleft([message for message in reversed(unanswered) if message not in self.inbox])
         self._continue_in_another()
 
-    def _drop_timed_out(self) -> None:
+    def _drop_timed_out(self, now: float) -> None:
         """Drop messages in the inbox that have timed out: nsqd delivers them again, and would refuse their FIN.
 
         Stop at the first message that has not timed out: if connections differ in msg_timeout, some are dropped later.
         """
+        self._drop_due = now + DROP_INTERVAL
         inbox = self.inbox
         while inbox and inbox[0].time_left == 0:
             message = inbox.popleft()

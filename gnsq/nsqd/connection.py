@@ -162,7 +162,9 @@ class Connection:
         self._opened = False
         self._stack = TransportStack(host, port, self.options)
         self._stack.on_frame = self._handle_handshake
-        self._writer = Writer(self._clock.monotonic, self._check_open)
+        self._writer = Writer(
+            self._clock.monotonic, self._check_open, has_unfinished=lambda: self.in_flight_messages.in_flight
+        )
         self.pending = self._writer.pending
         self.submit = self._writer.submit
         self.in_flight_messages = InFlightMessages(

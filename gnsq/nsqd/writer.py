@@ -19,6 +19,9 @@ __all__ = ["Writer"]
 
 # Limit of one send in bytes. A send must end within the timeout, even if the network is slow.
 SEND_SIZE = 256 * 1024
+# Limits of the rounds of the event loop in which the greenlet waits for further FINs, and of the FINs that it waits for.
+# With 200 messages in flight and handlers that yield, a message takes YY us of CPU time in place of XX us.
+FINISH_ROUNDS, MAX_FINISHES = 4, 128
 # Seconds. If no request was sent for longer, the next request is sent only if nsqd has not closed the connection.
 PEER_CHECK_AFTER = 1.0
 
@@ -29,17 +32,25 @@ class Writer:
     Args:
         now: Returns monotonic seconds.
         refuse: Function that put(), finish() and submit() call after close(). It must raise an exception.
+        has_unfinished: Function whose result is true if messages are in flight whose FIN may follow soon.
 
     Attributes:
         pending: Pending requests: commands that have no response yet.
         sending_since: Time of now() when the current send began; None if nothing is being sent.
     """
 
-    def __init__(self, now: Callable[[], float], refuse: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        refuse: Callable[[], None],
+        *,
+        has_unfinished: Callable[[], object] = lambda: False,
+    ) -> None:
         self.sending_since: float | None = None
         self.pending = PendingRequests(self._wake_if_sendable)
         self._now = now
         self._refuse = refuse
+        self._has_unfinished = has_unfinished
         # True while the greenlet sleeps: a new command must wake it. True after close(): a new command must be refused.
         self._needs_attention = False
         self._commands: list[bytes] = []
@@ -123,6 +134,7 @@ class Writer:
         self._direct_transport = transport if isinstance(transport, TcpTransport) else None
         while not self._closed:
             if self._finished_ids:
+                self._wait_for_finishes()
                 self._build_finishes()
             data = self._unsent_tail + b"".join(self._commands)
             self._unsent_tail = b""
@@ -136,6 +148,16 @@ class Writer:
                 self.sending_since = self._now()
                 transport.sendall(data[start : start + SEND_SIZE])
             self.sending_since = None
+
+    def _wait_for_finishes(self) -> None:
+        """Let handlers that have yielded finish their messages, too, so that one send has more FINs. Do so only while
+        messages are in flight and each of these rounds brings FINs."""
+        count = 1
+        for _ in range(FINISH_ROUNDS):
+            if not count < len(self._finished_ids) < MAX_FINISHES or not self._has_unfinished():
+                return
+            count = len(self._finished_ids)
+            gevent.sleep(0)
 
     def wait_flushed(self) -> None:
         """Wait until all commands, and the requests that may be sent now, are sent, or the writer is closed."""

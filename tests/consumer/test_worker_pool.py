@@ -114,7 +114,7 @@ def test_aborted_workers_put_no_message_back(workers, handled):
 
 
 def parked(workers):
-    return list(workers._parked)
+    return [work.worker for work in workers._parked]
 
 
 def test_parked_worker_handles_the_next_messages(workers, handled):
