@@ -257,6 +257,8 @@ class Consumer:
         self._owner_thread = OwnerThread()
         self._state = State.RUNNING
         register_after_fork(self)
+        if self.options.busy_poll:
+            self._dispatcher.start_polling()
         # Set _state, then read _close_requested. close() sets _close_requested, then reads _state. No close() is lost.
         if self._close_requested:
             self.close()
@@ -662,6 +664,7 @@ class Consumer:
 
     def _end(self) -> None:
         """Wake the callers of join(), and stop the thread of a threaded consumer."""
+        self._dispatcher.stop_polling()
         self._closed.set()
         if self.threaded:
             atexit.unregister(self._close_at_exit)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock
+from gnsq.concurrency.busy_poller import BusyPoller
 from gnsq.consumer.handler_runner import HandlerOwner, HandlerRunner
 from gnsq.consumer.rdy_controller import RdyController
 from gnsq.consumer.worker_pool import WorkerPool
@@ -44,6 +45,12 @@ class DispatcherOwner(HandlerOwner, Protocol):
     def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None: ...
 
 
+class _Read:
+    """The next read that has messages, of any connection."""
+
+    done = False
+
+
 class MessageDispatcher:
     """Passes the messages of one consumer to handlers, and the results of the handlers to RdyController.
 
@@ -58,6 +65,8 @@ class MessageDispatcher:
         self, consumer: DispatcherOwner, pool: ConnectionPool[Connection], clock: Clock, overrides: Set[str]
     ) -> None:
         self.closed_counts = MessageCounts()
+        self._busy_poller: BusyPoller | None = None
+        self._next_read = _Read()
         self._consumer = consumer
         self._pool = pool
         self._overrides = overrides
@@ -139,6 +148,20 @@ class MessageDispatcher:
         self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
         if in_flight.in_flight > connection.in_flight_limit:
             self.rdy.check_in_flight(connection)
+        if self._busy_poller is not None:
+            self._next_read.done = True
+            self._next_read = _Read()
+            self._busy_poller.poll(self._next_read)
+
+    def start_polling(self) -> None:
+        """Let the event loop of this hub poll for the next read after each read of messages."""
+        self._busy_poller = BusyPoller()
+
+    def stop_polling(self) -> None:
+        """Undo start_polling()."""
+        if self._busy_poller is not None:
+            self._busy_poller.close()
+            self._busy_poller = None
 
     def _may_handle_in_hub(self) -> bool:
         """Return True if on_messages() does not wait: it logs nothing of a backoff, and of messages that timed out."""

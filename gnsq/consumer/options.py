@@ -27,6 +27,7 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     low_ready_timeout: float
     ready_grace: float
     concurrency: int | None
+    busy_poll: bool
     handler_timeout: float | None
     close_timeout: float
     requeue_initial: float
@@ -89,6 +90,11 @@ class ConsumerOptions(Options):
     )
     concurrency: int | None = option(
         None, "limit of the handlers that run at the same time; default: max_in_flight", unit="greenlets", minimum=1
+    )
+    busy_poll: bool = option(
+        False,
+        "after messages that follow others immediately, the event loop does not sleep for up to 0.1 ms: with few "
+        "messages in flight these come faster, and each read costs up to this much processor time",
     )
     handler_timeout: float | None = option(
         None,

@@ -19,7 +19,8 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #     which passes the publish to `PendingRequests.put` in nsqd/pending.py.
 #  7. `Writer.run` in nsqd/writer.py sends `PendingPublish.command` in producer/publish.py. But if nothing else is
 #     pending on the connection, the caller's greenlet sends it by `TcpTransport.send_nowait` in transport.py.
-#  8. `Dispatcher.publish` waits. If no other publish is pending, `BusyPoller.poll` may poll for the response.
+#  8. `Dispatcher.publish` waits. If no other publish is pending, the event loop may
+#     poll for the response instead of sleeping.
 #  9. `Connection` in nsqd/connection.py reads OK; `PendingRequests.resolve_oks` in nsqd/pending.py finds the publish.
 # 10. `PendingPublish.on_response` in producer/publish.py marks it as done, and `CompletionQueue.add` in
 #     producer/completion.py counts it and wakes the caller.
@@ -41,7 +42,6 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -49,6 +49,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.busy_poller import BusyPoller
 from gnsq.errors import (
     NSQErrorCode,
     NSQException,
@@ -80,7 +81,7 @@ from gnsq.producer.publish import (
 from gnsq.producer.routing import Strategy
 from gnsq.texts import counted
 
-__all__ = ["BusyPoller", "Dispatcher", "StallDetector"]
+__all__ = ["Dispatcher", "StallDetector"]
 
 logger = logging.getLogger(__name__)
 
@@ -590,72 +591,3 @@ class StallDetector:
         stalled = [link for link, (_, since) in self._oldest.items() if now - since >= self._limit]
         usable = [link for link in links if link not in stalled]
         return (usable, stalled) if usable else (list(links), [])
-
-
-# Seconds: the longest poll for one response, and the longest time between two publishes for which polling is useful.
-POLL_SECONDS, SEQUENTIAL_WITHIN = 0.0001, 0.0003
-# If no response has come when the poll ends, BusyPoller does not poll for the next publish. If the poll after that ends
-# in the same way, it does not poll for the next three publishes, then for the next seven, up to MAX_SKIPPED publishes.
-MAX_SKIPPED = 1000
-
-
-class BusyPoller:
-    """Lets the event loop poll briefly after a publish that follows another one without a pause.
-
-    Waking a sleeping processor takes 30 to 60 us on a virtual machine, which is longer than an nsqd nearby takes
-    to respond. While the loop polls, it asks for events without sleeping, and handles all events. The cost is processor
-    time: at most the time that the loop would otherwise sleep. There is no polling if publishes come with pauses, and
-    little if responses take long.
-
-    Args:
-        now: Returns monotonic seconds. Not the producer's clock, since the time of a manual clock does not pass while
-            the loop polls.
-
-    Attributes:
-        rounds: Number of rounds of the event loop while this object let it poll.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.rounds = 0
-        self._now = now
-        # While this idle watcher runs, no round of the loop sleeps.
-        self._watcher = gevent.get_hub().loop.idle(ref=False)
-        self._is_polling = False
-        self._end = 0.0
-        self._last_publish = 0.0
-        self._publish: PendingPublish | None = None
-        self._skip = self._left_to_skip = 0
-
-    def poll(self, publish: PendingPublish) -> None:
-        """Poll for the response to the only pending publish, if the call follows the previous one closely, and the
-        publish need not be skipped since responses to earlier ones came late."""
-        now = self._now()
-        is_sequential, self._last_publish = now - self._last_publish < SEQUENTIAL_WITHIN, now
-        if not is_sequential:
-            return
-        if self._left_to_skip:
-            self._left_to_skip -= 1
-            return
-        self._publish = publish
-        self._end = now + POLL_SECONDS
-        if not self._is_polling:
-            self._is_polling = True
-            self._watcher.start(self._check)
-
-    def close(self) -> None:
-        """Stop polling, and do not poll again."""
-        self._is_polling = True  # so that poll() does not start the watcher
-        self._watcher.stop()
-        self._watcher.close()
-
-    def _check(self) -> None:
-        self.rounds += 1
-        if self._now() < self._end:
-            return
-        self._is_polling = False
-        self._watcher.stop()
-        if self._publish is None or self._publish.done:
-            self._skip = 0
-        else:
-            self._skip = self._left_to_skip = min(2 * self._skip + 1, MAX_SKIPPED)
-        self._publish = None

@@ -17,6 +17,7 @@ from gevent.event import Event
 
 from gnsq.addresses import parse_address
 from gnsq.clock import Clock
+from gnsq.concurrency.busy_poller import BusyPoller
 from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.threads import OwnerThread
 from gnsq.discovery import AllNodes
@@ -27,7 +28,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.completion import MAX_SLEEP
-from gnsq.producer.dispatcher import BusyPoller, Dispatcher
+from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.http import HttpClients, HttpPool
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
