@@ -148,8 +148,8 @@ def waiting(consumer, message):
         (quick, 200, 0.1, 0.02),
         # Two more for each handler that waits, or two in all if it finds the next message when it has waited.
         (yielding, 1, 4.2, 1.0),
-        (yielding, 10, 4.0, 0.6),
-        (yielding, 200, 2.8, 0.2),
+        (yielding, 10, 4.0, 0.2),
+        (yielding, 200, 2.8, 0.06),
         (waiting, 10, 4.8, 0.2),
         (waiting, 200, 4.3, 0.1),
     ],
