@@ -119,21 +119,17 @@ class InputBuffer:
         # The body has 4 bytes of count, then at least 5 bytes per message: 4 bytes of size, and 1 byte of message.
         if not 0 < count <= (body_limit - 4) // 5:
             raise CommandError(b"E_BAD_BODY MPUB invalid message count %d" % count)
-        take, take_size = self.decoder.take, self.decoder.take_size
-        messages: list[bytes] = []
-        for index in range(count):
-            # Ask the decoder first, not a generator: a generator for each size and body doubles the cost of an MPUB.
-            size = take_size()
-            if size is None:
-                size = yield from self.read_size(b"E_BAD_MESSAGE MPUB failed to read message(%d) body size" % index)
+        take_sized = self.decoder.take_sized
+        # Take the valid messages that are here in one call: reading each one alone doubles the cost of an MPUB.
+        messages = take_sized(count, limit)
+        while (index := len(messages)) < count:
+            size = yield from self.read_size(b"E_BAD_MESSAGE MPUB failed to read message(%d) body size" % index)
             if size <= 0:
                 raise CommandError(b"E_BAD_MESSAGE MPUB invalid message(%d) body size %d" % (index, size))
             if size > limit:
                 raise CommandError(b"E_BAD_MESSAGE MPUB message too big %d > %d" % (size, limit))
-            message = take(size)
-            if message is None:
-                message = yield from self.read(size, b"E_BAD_MESSAGE MPUB failed to read message body")
-            messages.append(message)
+            messages.append((yield from self.read(size, b"E_BAD_MESSAGE MPUB failed to read message body")))
+            messages += take_sized(count - len(messages), limit)
         return messages
 
 

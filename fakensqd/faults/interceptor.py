@@ -396,6 +396,12 @@ class _RecordingDecoder(CommandDecoder):
             self.taken.append(data)
         return data
 
+    def take_sized(self, count: int, limit: int) -> list[bytes]:
+        bodies = self._source.take_sized(count, limit)
+        for body in bodies:
+            self.taken += (SIZE.pack(len(body)), body)
+        return bodies
+
 
 def _peek_body(read: BodyReader, source: InputBuffer) -> Read[bytes | None]:
     """Wait for the body of a command, without taking it from the input.

@@ -56,6 +56,7 @@ MAX_LINE_SIZE: Final = 16384
 
 _SIZE = struct.Struct(">i")
 _pack = _SIZE.pack
+_unpack_from = _SIZE.unpack_from
 _MAX_SIZE: Final = 2**31 - 1
 
 
@@ -234,36 +235,73 @@ class CommandDecoder:
     """Buffers received bytes, and splits them into lines, sizes and bodies. The server knows which of these comes next,
     and calls the method for it."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_data", "_later", "_later_size", "_position")
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        # Bytes objects are sliced from a position on. A bytearray that is cut at its front takes twice as long.
+        self._data = b""
+        self._position = 0
+        # Bytes that came while _data was not used up. They are joined when they are needed, so that the time for a
+        # large body is linear in its size.
+        self._later: list[bytes] = []
+        self._later_size = 0
 
     def feed(self, data: bytes) -> None:
         """Append received bytes."""
-        self._buffer += data
+        if self._position == len(self._data) and not self._later:
+            self._data = data
+            self._position = 0
+        else:
+            self._later.append(data)
+            self._later_size += len(data)
 
     @property
     def buffered(self) -> int:
         """Number of received bytes that are still in the buffer."""
-        return len(self._buffer)
+        return len(self._data) - self._position + self._later_size
+
+    def _join(self) -> None:
+        """Drop the bytes that were taken, and append the later bytes."""
+        self._data = b"".join([self._data[self._position :], *self._later])
+        self._position = self._later_size = 0
+        self._later.clear()
 
     def take(self, count: int) -> bytes | None:
         """Remove and return exactly count bytes. Return None if there are fewer."""
-        if len(self._buffer) < count:
-            return None
-        data = bytes(self._buffer[:count])
-        del self._buffer[:count]
+        data = self.peek(count)
+        if data is not None:
+            self._position += count
         return data
 
     def peek(self, count: int) -> bytes | None:
         """Return exactly count bytes without removing them. Return None if there are fewer."""
-        return bytes(self._buffer[:count]) if len(self._buffer) >= count else None
+        if self._position + count > len(self._data):
+            if self.buffered < count:
+                return None
+            self._join()
+        return self._data[self._position : self._position + count]
 
     def take_size(self) -> int | None:
         """Remove and return a signed 32-bit size; None if there are fewer than four bytes."""
         data = self.take(4)
         return None if data is None else int(_SIZE.unpack(data)[0])
+
+    def take_sized(self, count: int, limit: int) -> list[bytes]:
+        """Remove and return bodies that follow their sizes: at most count, those that have arrived completely.
+
+        Stop before a body whose size is not from 1 to limit.
+        """
+        data, position, end = self._data, self._position, len(self._data)
+        bodies: list[bytes] = []
+        while len(bodies) < count and (start := position + 4) <= end:
+            (size,) = _unpack_from(data, position)
+            stop = start + size
+            if not 0 < size <= limit or stop > end:
+                break
+            bodies.append(data[start:stop])
+            position = stop
+        self._position = position
+        return bodies
 
     def take_line(self) -> bytes | None:
         """Remove and return a line, without the newline and a carriage return before it; None if there is no newline.
@@ -272,19 +310,30 @@ class CommandDecoder:
             ValueError: If a line with its newline is longer than MAX_LINE_SIZE. nsqd closes the connection for such a
                 line, without sending an error.
         """
-        end = self._buffer.find(b"\n", 0, MAX_LINE_SIZE)
+        end = self._data.find(b"\n", self._position, self._position + MAX_LINE_SIZE)
         if end < 0:
-            if len(self._buffer) >= MAX_LINE_SIZE:
+            self._join()
+            end = self._data.find(b"\n", 0, MAX_LINE_SIZE)
+        if end < 0:
+            if len(self._data) >= MAX_LINE_SIZE:
                 raise ValueError(f"command line exceeds {MAX_LINE_SIZE} bytes")
             return None
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
+        line = self._data[self._position : end]
+        self._position = end + 1
         return line.removesuffix(b"\r")
+
+    def take_match(self, pattern: re.Pattern[bytes]) -> bytes:
+        """Remove and return the first bytes, as far as a pattern matches them; b"" if it does not match."""
+        found = pattern.match(self._data, self._position)
+        if found is None:
+            return b""
+        self._position = found.end()
+        return found[0]
 
     def take_remaining(self) -> bytes:
         """Return and remove all bytes."""
-        rest = bytes(self._buffer)
-        self._buffer.clear()
+        self._join()
+        rest, self._data = self._data, b""
         return rest
 
 

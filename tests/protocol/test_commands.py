@@ -163,3 +163,39 @@ def test_bad_multipublish_body_is_refused(body, words):
 )
 def test_many_fins_are_as_many_commands(ids):
     assert commands.finish_all(ids) == b"".join(commands.finish(each) for each in ids)
+
+
+def test_bytes_keep_their_order_if_they_come_while_others_wait():
+    decoder = CommandDecoder()
+    decoder.feed(b"ab")
+    assert decoder.take(1) == b"a"
+    decoder.feed(b"cd")
+    assert (decoder.take(1), decoder.buffered) == (b"b", 2)
+
+    decoder.feed(b"e\nf")
+
+    assert (decoder.peek(2), decoder.take_line(), decoder.take_remaining()) == (b"cd", b"cde", b"f")
+
+
+BODIES = b"\0\0\0\1a\0\0\0\2bc\0\0\0\3def"
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "limit", "taken", "rest"),
+    [
+        pytest.param(BODIES, 3, 3, [b"a", b"bc", b"def"], b"", id="all"),
+        pytest.param(BODIES, 2, 3, [b"a", b"bc"], b"\0\0\0\3def", id="count"),
+        pytest.param(BODIES, 3, 2, [b"a", b"bc"], b"\0\0\0\3def", id="limit"),
+        pytest.param(BODIES[:-1], 3, 3, [b"a", b"bc"], b"\0\0\0\3de", id="body is incomplete"),
+        pytest.param(BODIES[:8], 3, 3, [b"a"], b"\0\0\0", id="size is incomplete"),
+        pytest.param(b"\0\0\0\0" + BODIES, 3, 3, [], b"\0\0\0\0" + BODIES, id="size is 0"),
+        pytest.param(b"\xff\xff\xff\xff" + BODIES, 3, 3, [], b"\xff\xff\xff\xff" + BODIES, id="size is negative"),
+        pytest.param(b"", 3, 3, [], b"", id="nothing"),
+    ],
+)
+def test_bodies_after_their_sizes(data, count, limit, taken, rest):
+    decoder = CommandDecoder()
+    decoder.feed(data)
+
+    assert decoder.take_sized(count, limit) == taken
+    assert decoder.take_remaining() == rest
