@@ -30,11 +30,13 @@ class CommandError(Exception):
 
     Args:
         data: Data of the frame: the error code, then the text.
+        more: Data of further frames, if commands that were executed together have failed.
     """
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
+    def __init__(self, data: bytes, *more: bytes) -> None:
+        super().__init__(data, *more)
         self.data = data
+        self._more = more
 
     @property
     def fatal(self) -> bool:
@@ -43,8 +45,8 @@ class CommandError(Exception):
 
     @property
     def frames(self) -> list[bytes]:
-        """The error frame."""
-        return [encode_frame(ERROR, self.data)]
+        """The error frames."""
+        return [encode_frame(ERROR, data) for data in (self.data, *self._more)]
 
 
 def _body_errors(command: bytes, code: bytes, body: bytes, whole: bytes) -> tuple[bytes, bytes, bytes, bytes]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["MessageIdGenerator", "MessageQueue", "QueuedMessage", "Subscriber"]
+__all__ = ["Delivery", "MessageIdGenerator", "MessageQueue", "QueuedMessage", "Subscriber"]
 
 
 class Subscriber(Protocol):
@@ -34,10 +35,30 @@ class Subscriber(Protocol):
         """Note that the channel was deleted: close the connection without an error frame."""
 
 
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """What the messages in flight of one delivery have in common.
+
+    Attributes:
+        owner: The subscriber that got the messages.
+        time: When it got them, in seconds.
+        deadline: When they time out.
+        bucket: The messages in flight with the same timeout, of this and other deliveries.
+    """
+
+    owner: Subscriber
+    time: float
+    deadline: float
+    bucket: dict[bytes, QueuedMessage]
+
+
 class QueuedMessage:
     """A topic's or a channel's copy of a message. Slots, and no dataclass, make many copies cheap."""
 
-    __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
+    __slots__ = ("attempts", "body", "delay", "delivery", "id", "timestamp")
+
+    # Set by a delivery, and again by TOUCH. Used only while the message is in flight.
+    delivery: Delivery
 
     def __init__(self, message_id: bytes, body: bytes, timestamp: int, delay: float = 0.0) -> None:
         self.id = message_id
@@ -45,18 +66,10 @@ class QueuedMessage:
         self.timestamp = timestamp
         self.delay = delay
         self.attempts = 0
-        # The attributes below are used only while the message is in flight.
-        self.owner: Subscriber | None = None
-        self.delivered_at = 0.0
-        self.deadline = 0.0
-        self.bucket: dict[bytes, QueuedMessage] = _NO_BUCKET
 
     def copy(self) -> QueuedMessage:
         """Make a copy for another channel, with the same id, body and timestamp."""
         return QueuedMessage(self.id, self.body, self.timestamp, self.delay)
-
-
-_NO_BUCKET: dict[bytes, QueuedMessage] = {}
 
 
 class MessageQueue:

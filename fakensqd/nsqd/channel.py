@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from fakensqd.message import MessageQueue, QueuedMessage, Subscriber
+from fakensqd.message import Delivery, MessageQueue, QueuedMessage, Subscriber
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
 
@@ -247,29 +247,36 @@ class Channel(MessageHolder):
             taken = [message for message in taken if keep()]
         if not taken:
             return taken
-        deadline = now + timeout
         bucket = self._buckets.setdefault(timeout, {})
-        in_flight = self._in_flight
+        delivery = Delivery(subscriber, now, now + timeout, bucket)
         for message in taken:
             message.attempts += 1
-            message.owner = subscriber
-            message.delivered_at = now
-            message.deadline = deadline
-            message.bucket = bucket
-            in_flight[message.id] = bucket[message.id] = message
-        self._broker.schedule_expiry(deadline)
+            message.delivery = delivery
+        by_id = {message.id: message for message in taken}
+        self._in_flight |= by_id
+        bucket |= by_id
+        self._broker.schedule_expiry(delivery.deadline)
         return taken
 
-    def finish(self, subscriber: Subscriber, message_id: bytes, now: float) -> None:
-        """Finish a message.
+    def finish_all(
+        self, subscriber: Subscriber, message_ids: Sequence[bytes], now: float
+    ) -> list[tuple[bytes, BrokerError]]:
+        """Finish messages, one after another.
 
-        Raises:
-            BrokerError: If the message is not in flight to this subscriber.
+        Returns:
+            The ids that are not in flight to this subscriber, each with its error.
         """
-        message = self._owned(subscriber, message_id)
-        del self._in_flight[message_id], message.bucket[message_id]
-        if self.latencies is not None:
-            self.latencies.add(self._broker.wall_ns(now) - message.timestamp, now)
+        in_flight = self._in_flight
+        failed: list[tuple[bytes, BrokerError]] = []
+        for message_id in message_ids:
+            message = in_flight.get(message_id)
+            if message is None or message.delivery.owner is not subscriber:
+                failed.append((message_id, _not_owned(message)))
+                continue
+            del in_flight[message_id], message.delivery.bucket[message_id]
+            if self.latencies is not None:
+                self.latencies.add(self._broker.wall_ns(now) - message.timestamp, now)
+        return failed
 
     def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float, now: float) -> None:
         """Requeue a message, immediately or after a delay.
@@ -292,29 +299,28 @@ class Channel(MessageHolder):
             BrokerError: If the message is not in flight to this subscriber.
         """
         message = self._owned(subscriber, message_id)
-        limit = message.delivered_at + self._broker.options.max_msg_timeout
+        delivery = message.delivery
+        limit = delivery.time + self._broker.options.max_msg_timeout
         key: Hashable = timeout
         deadline = now + timeout
         if deadline >= limit:
             deadline = limit
             key = ("until", limit)
-        del message.bucket[message_id]
-        message.deadline = deadline
-        message.bucket = self._buckets.setdefault(key, {})
-        message.bucket[message_id] = message
+        del delivery.bucket[message_id]
+        bucket = self._buckets.setdefault(key, {})
+        bucket[message_id] = message
+        message.delivery = Delivery(subscriber, delivery.time, deadline, bucket)
         self._broker.schedule_expiry(deadline)
 
     def _owned(self, subscriber: Subscriber, message_id: bytes) -> QueuedMessage:
         message = self._in_flight.get(message_id)
-        if message is None:
-            raise BrokerError("ID not in flight")
-        if message.owner is not subscriber:
-            raise BrokerError("client does not own message")
+        if message is None or message.delivery.owner is not subscriber:
+            raise _not_owned(message)
         return message
 
     def _remove_in_flight(self, message_id: bytes) -> QueuedMessage:
         message = self._in_flight.pop(message_id)
-        del message.bucket[message_id]
+        del message.delivery.bucket[message_id]
         return message
 
     # --- timeouts, pause, deletion ------------------------------------------------------------------------------------
@@ -322,7 +328,7 @@ class Channel(MessageHolder):
     @property
     def due(self) -> float:
         """Time at which to call expire(); infinity if no message has a timeout or delay."""
-        firsts = [next(iter(bucket.values())).deadline for bucket in self._buckets.values() if bucket]
+        firsts = [next(iter(bucket.values())).delivery.deadline for bucket in self._buckets.values() if bucket]
         return min(firsts + [due for due, _, _ in self._deferred[:1]], default=math.inf)
 
     def expire(self, now: float) -> list[QueuedMessage]:
@@ -351,13 +357,14 @@ class Channel(MessageHolder):
     def _count_timeouts(self, messages: Sequence[QueuedMessage]) -> None:
         for message in messages:
             self.timeout_count += 1
-            if message.owner in self.subscribers:
-                message.owner.message_timed_out()
+            owner = message.delivery.owner
+            if owner in self.subscribers:
+                owner.message_timed_out()
 
     def _timed_out(self, now: float) -> list[QueuedMessage]:
         timed_out = []
         for key, bucket in list(self._buckets.items()):
-            for message in list(itertools.takewhile(lambda message: message.deadline <= now, bucket.values())):
+            for message in list(itertools.takewhile(lambda message: message.delivery.deadline <= now, bucket.values())):
                 timed_out.append(self._remove_in_flight(message.id))
             if not bucket:
                 del self._buckets[key]
@@ -391,6 +398,11 @@ class Channel(MessageHolder):
         self._woken.clear()
         for subscriber in subscribers:
             subscriber.channel_closed()
+
+
+def _not_owned(message: QueuedMessage | None) -> BrokerError:
+    """Make the error for a message in flight to another subscriber; None: the message is not in flight."""
+    return BrokerError("ID not in flight" if message is None else "client does not own message")
 
 
 # --- latencies --------------------------------------------------------------------------------------------------------

@@ -42,14 +42,14 @@ from functools import partial
 
 from fakensqd.daemon.session import ConnectionSession, Handler
 from fakensqd.effects import Effect, IoResult
-from fakensqd.input_buffer import BodyReader, CommandError, Read
+from fakensqd.input_buffer import SIZE, BodyReader, CommandError, Read
 from fakensqd.message import Subscriber
 from fakensqd.nsqd import commands
 from fakensqd.nsqd.broker import Broker, BrokerError, Channel
 from fakensqd.nsqd.identify import OK_FRAME, ClientHandshake
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import MAGIC_V2
-from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, MESSAGE_FRAME, RESPONSE, encode_frame
 
 __all__ = ["Session", "State"]
 
@@ -57,6 +57,8 @@ _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
 # Maximum number of messages that one wake-up delivers; other subscribers then get messages. With a batch
 # of this size, the cost per message is low.
 _MAX_BATCH = 256
+# Bytes of a message frame that its size counts besides the body.
+_MESSAGE_OVERHEAD = MESSAGE_FRAME.size - SIZE.size
 
 
 class State(enum.IntEnum):
@@ -234,8 +236,13 @@ class Session(ConnectionSession, Subscriber):
         settings = self.handshake.delivery_settings
         keep = self._is_sampled if settings.sample_rate else None
         messages = channel.deliver(self, limit, self.now, settings.msg_timeout, keep)
+        pack = MESSAGE_FRAME.pack
+        # One struct for both headers takes half of the time of encode_frame() with encode_message().
         frames = [
-            encode_frame(MESSAGE, encode_message(message.timestamp, message.attempts, message.id, message.body))
+            pack(
+                len(message.body) + _MESSAGE_OVERHEAD, MESSAGE, message.timestamp, message.attempts & 0xFFFF, message.id
+            )
+            + message.body
             for message in messages
         ]
         if settings.buffers_messages:
@@ -344,13 +351,16 @@ class Session(ConnectionSession, Subscriber):
         """Ignore NOP, and RDY after CLS."""
 
     def _finish(self, words: list[bytes]) -> None:
-        message_id = commands.message_id(words)
-        try:
-            self._subscribed.finish(self, message_id, self.now)
-        except BrokerError as error:
-            raise _failed(words, error) from None
-        self.finish_count += 1
-        self.in_flight_count -= 1
+        message_ids = [commands.message_id(words)]
+        if self._intercepted is None:
+            # Finish all messages whose FINs have come together: each then takes 0.2 us, and alone 1.2 us.
+            message_ids += commands.take_finishes(self.input)
+        failed = self._subscribed.finish_all(self, message_ids, self.now)
+        finished = len(message_ids) - len(failed)
+        self.finish_count += finished
+        self.in_flight_count -= finished
+        if failed:
+            raise CommandError(*(_failed_text(b"FIN", message_id, error) for message_id, error in failed))
 
     def _requeue(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)
@@ -358,7 +368,7 @@ class Session(ConnectionSession, Subscriber):
         try:
             self._subscribed.requeue(self, message_id, delay, self.now)
         except BrokerError as error:
-            raise _failed(words, error) from None
+            raise CommandError(_failed_text(words[0], words[1], error)) from None
         self.requeue_count += 1
         self.in_flight_count -= 1
 
@@ -367,7 +377,7 @@ class Session(ConnectionSession, Subscriber):
         try:
             self._subscribed.touch(self, message_id, self.handshake.settings.msg_timeout, self.now)
         except BrokerError as error:
-            raise _failed(words, error) from None
+            raise CommandError(_failed_text(words[0], words[1], error)) from None
 
     @property
     def _subscribed(self) -> Channel:
@@ -380,9 +390,8 @@ class Session(ConnectionSession, Subscriber):
         self.respond(encode_frame(RESPONSE, CLOSE_WAIT))
 
 
-def _failed(words: list[bytes], error: BrokerError) -> CommandError:
-    name, message_id = words[0], words[1]
-    return CommandError(b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode()))
+def _failed_text(name: bytes, message_id: bytes, error: BrokerError) -> bytes:
+    return b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode())
 
 
 _INIT, _SUBSCRIBED, _CLOSING = State

@@ -79,23 +79,29 @@ def test_messages_are_delivered_in_order_and_count_attempts(channel, reader):
     assert (channel.depth, channel.in_flight_count, channel.message_count) == (1, 2, 3)
 
 
-def test_finish_twice_raises(channel, reader):
+def finish(channel, subscriber, *message_ids):
+    """Finish messages; returns the ids and the texts of the errors."""
+    return [(message_id, str(error)) for message_id, error in channel.finish_all(subscriber, message_ids, 0.0)]
+
+
+def test_messages_that_are_not_in_flight_do_not_prevent_that_others_are_finished(channel, reader):
+    put(channel, 1, 2, 3)
+    other = Reader()
+    first, second = channel.deliver(reader, 2, 0.0, 60.0)
+    (foreign,) = channel.deliver(other, 1, 0.0, 60.0)
+
+    failed = finish(channel, reader, first.id, first.id, foreign.id, second.id)
+
+    assert failed == [(first.id, "ID not in flight"), (foreign.id, "client does not own message")]
+    assert channel.in_flight_count == 1
+    assert channel.expire(1000.0) == [foreign]
+
+
+@pytest.mark.parametrize("answer", ["requeue", "touch"])
+def test_requeue_by_another_subscriber_raises(channel, reader, answer):
     put(channel, 1)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
-
-    channel.finish(reader, delivered.id, 0.0)
-
-    assert channel.in_flight_count == 0
-    assert channel.expire(1000.0) == []
-    with pytest.raises(BrokerError, match=r"^ID not in flight$"):
-        channel.finish(reader, delivered.id, 0.0)
-
-
-@pytest.mark.parametrize("answer", ["finish", "requeue", "touch"])
-def test_finish_by_another_subscriber_raises(channel, reader, answer):
-    put(channel, 1)
-    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
-    arguments = {"finish": (1.0,), "requeue": (0.0, 1.0), "touch": (60.0, 1.0)}[answer]
+    arguments = {"requeue": (0.0, 1.0), "touch": (60.0, 1.0)}[answer]
 
     with pytest.raises(BrokerError, match=r"^client does not own message$"):
         getattr(channel, answer)(Reader(), delivered.id, *arguments)
@@ -409,8 +415,7 @@ def test_emptied_channel_drops_all_messages(channel, reader):
     assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
     assert reader.calls == ["emptied"]
     assert channel.expire(1000.0) == []
-    with pytest.raises(BrokerError, match="ID not in flight"):
-        channel.finish(reader, delivered.id, 0.0)
+    assert finish(channel, reader, delivered.id) == [(delivered.id, "ID not in flight")]
 
 
 def test_closed_channel_closes_the_connections_of_subscribers(channel, reader):

@@ -2,12 +2,14 @@
 
 import math
 import struct
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fakensqd.effects import Close, Send
+from fakensqd.faults.control import FaultControl
 from fakensqd.nsqd import session
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.commands import ROWS
@@ -343,6 +345,122 @@ def test_sub_beyond_max_channel_consumers_is_refused():
 
     assert frames == [(ERROR, b"E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1")]
     assert client.closed
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def calls(function, *arguments):
+    """Count the Python functions that a function calls."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_messages_of_one_mpub_need_one_call_each(client):
+    data = commands.multipublish("t", [b"x"] * 1000)
+
+    count = calls(client.session.receive, data, 0.0)
+
+    assert 1000 <= count < 1100
+    assert client.broker.topics["t"].message_count == 1000
+
+
+def test_messages_of_one_delivery_need_no_calls(broker):
+    client = consumer(broker, ready=2500)
+    publish(broker, *[b"x"] * 256)
+
+    assert calls(client.session.pump, 0.0) < 50
+    assert client.session.in_flight_count == 256
+
+
+def test_finishes_of_one_read_need_no_calls(broker):
+    client = consumer(broker, ready=2500)
+    publish(broker, *[b"x"] * 1000)
+    message_ids = [message_id for _ in range(4) for message_id in ids(client.pump())]
+
+    assert calls(client.session.receive, commands.finish_all(message_ids), 0.0) < 50
+    assert client.session.finish_count == 1000
+
+
+# --- FINs that come together ------------------------------------------------------------------------------------------
+
+UNKNOWN = b"0123456789abcdef"
+
+
+def in_flight(count=4):
+    """A client that has got messages and now has RDY 0, their ids, and the id of another client's message."""
+    broker = Broker()
+    client = consumer(broker, ready=count)
+    publish(broker, *[b"x"] * count)
+    message_ids = ids(client.pump())
+    client.send(commands.ready(0))
+    other = consumer(broker)
+    publish(broker, b"x")
+    return client, message_ids, *ids(other.pump())
+
+
+def not_in_flight(message_id):
+    return (ERROR, b"E_FIN_FAILED FIN %s failed ID not in flight" % message_id)
+
+
+def test_unknown_ids_among_finishes_are_errors_in_order():
+    client, (first, second, third, fourth), foreign = in_flight()
+
+    frames = client.send(commands.finish_all([first, UNKNOWN, second, foreign, first, third, fourth]))
+
+    does_not_own = (ERROR, b"E_FIN_FAILED FIN %s failed client does not own message" % foreign)
+    assert frames == [not_in_flight(UNKNOWN), does_not_own, not_in_flight(first)]
+    assert (client.session.finish_count, client.session.in_flight_count) == (4, 0)
+    assert not client.closed
+
+
+def test_finishes_before_a_wrong_id_are_executed_and_those_after_it_are_not():
+    client, (first, second, third, _), _ = in_flight()
+
+    frames = client.send(commands.finish_all([first, UNKNOWN, second]) + b"FIN 0\n" + commands.finish(third))
+
+    assert frames == [not_in_flight(UNKNOWN), (ERROR, b"E_INVALID invalid message ID")]
+    assert client.closed
+    assert client.session.finish_count == 2
+
+
+# Each broker makes the same ids.
+_, IDS, FOREIGN = in_flight()
+ANSWERS = st.builds(
+    bytes.__mod__,
+    st.sampled_from([b"FIN %s\n"] * 3 + [b"FIN %s\r\n", b"FIN %s x\n", b"REQ %s 0\n", b"TOUCH %s\n"]),
+    st.sampled_from([*IDS, FOREIGN, UNKNOWN]),
+)
+OTHERS = st.sampled_from([b"NOP\n", b"CLS\n", commands.publish("u", b"FIN %s\n" % IDS[0]), b"FIN 0123456789abcde\r\n"])
+
+
+def outcome(parts, *, recorded):
+    client, _, _ = in_flight()
+    if recorded:
+        client.session.attach(FaultControl("FakeNsqd", record=True), 1)
+    frames = [frame for part in parts for frame in client.send(part)]
+    session, channel = client.session, client.broker.topics["t"].channels["c"]
+    counts = session.finish_count, session.requeue_count, session.in_flight_count, channel.in_flight_count
+    return frames, client.closed, session.state, counts
+
+
+@given(st.lists(ANSWERS | OTHERS, max_size=12), st.integers(1, 300), st.booleans())
+def test_commands_have_the_same_effect_however_they_are_cut(lines, size, recorded):
+    data = b"".join(lines)
+    parts = [data[start : start + size] for start in range(0, len(data), size)]
+
+    assert outcome(parts, recorded=recorded) == outcome(lines, recorded=False)
 
 
 # --- output buffer ----------------------------------------------------------------------------------------------------
