@@ -39,7 +39,8 @@ __all__ = ["Connection", "TransportStack"]
 
 logger = logging.getLogger(__name__)
 
-_RECEIVE_SIZE = 65536
+# Bytes of one read. With 64 KiB, MPUBs of 200 KB take 9 % more time.
+_RECEIVE_SIZE = 128 * 1024
 # If more bytes than this wait to be sent, the server does not read from the client.
 _MAX_UNSENT = 4 * 1024 * 1024
 # If a timer is late by more seconds than this, the process may have been suspended, and the socket may have data that
