@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +126,9 @@ class Channel(MessageHolder):
         # Dicts without values are ordered sets.
         self.subscribers: dict[Subscriber, None] = {}
         self._broker = broker
-        self._ready: dict[Subscriber, None] = {}
+        # Not a dict, which looks for its first key among all keys that were deleted before. With 5,000 subscribers, a
+        # publish then takes 44 us, and not 30 us.
+        self._ready: OrderedDict[Subscriber, None] = OrderedDict()
         # Subscribers that were woken, or that deliver() has told to wait. They share the queued messages.
         self._woken: dict[Subscriber, None] = {}
         self._in_flight: dict[bytes, QueuedMessage] = {}
@@ -209,14 +212,16 @@ class Channel(MessageHolder):
         self._wake_ready()
 
     def _wake_ready(self) -> None:
-        """Wake one subscriber for each queued message, beginning with the subscriber that has waited longest."""
+        """Wake one subscriber for each queued message, beginning with the subscriber that has waited longest.
+
+        Subscribers that were woken before count: each of them takes at least one message, or lets others be woken.
+        """
         ready = self._ready
         if not ready or self.paused:
             return
-        wanted = len(self._queue)
+        wanted = len(self._queue) - len(self._woken)
         while wanted > 0 and ready:
-            subscriber = next(iter(ready))
-            del ready[subscriber]
+            subscriber, _ = ready.popitem(last=False)
             if subscriber.wake():
                 self._woken[subscriber] = None
                 wanted -= 1

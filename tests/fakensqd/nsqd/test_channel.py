@@ -223,6 +223,22 @@ def test_as_many_subscribers_are_woken_as_there_are_messages(channel):
     assert [subscriber.calls for subscriber in readers] == [["wake"], ["wake"], []]
 
 
+def test_subscribers_that_take_their_messages_wake_no_more_than_the_messages_need(channel):
+    readers = [Reader() for _ in range(10)]
+    for subscriber in readers:
+        channel.add(subscriber)
+        channel.add_ready(subscriber)
+    put(channel, 1, 2)
+    put(channel, 3)
+
+    for subscriber in readers[:3]:
+        channel.deliver(subscriber, 1, 0.0, 60.0)
+        channel.remove_ready(subscriber)
+
+    assert [len(subscriber.calls) for subscriber in readers] == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert channel.depth == 0
+
+
 def test_woken_subscribers_share_the_queue(channel):
     readers = [Reader() for _ in range(3)]
     for subscriber in readers:
