@@ -268,18 +268,22 @@ class CommandDecoder:
 
     def take(self, count: int) -> bytes | None:
         """Remove and return exactly count bytes. Return None if there are fewer."""
-        data = self.peek(count)
-        if data is not None:
-            self._position += count
+        end = self._position + count
+        if end > len(self._data):
+            if self.buffered < count:
+                return None
+            self._join()
+            end = count
+        data = self._data[self._position : end]
+        self._position = end
         return data
 
     def peek(self, count: int) -> bytes | None:
         """Return exactly count bytes without removing them. Return None if there are fewer."""
-        if self._position + count > len(self._data):
-            if self.buffered < count:
-                return None
-            self._join()
-        return self._data[self._position : self._position + count]
+        data = self.take(count)
+        if data is not None:
+            self._position -= count
+        return data
 
     def take_size(self) -> int | None:
         """Remove and return a signed 32-bit size; None if there are fewer than four bytes."""
