@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -94,12 +95,13 @@ def nsqd(certificate: CertificateFiles) -> Iterator[Nsqd]:
 @contextlib.contextmanager
 def emulator(*flags: str) -> Iterator[Nsqd]:
     """Start the emulator by its command line."""
-    daemon = Emulator(*FLAGS, *flags)
-    try:
-        daemon.start()
-        yield _known("fakensqd", daemon)
-    finally:
-        daemon.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        daemon = Emulator(f"--data-path={folder}", *FLAGS, *flags)
+        try:
+            daemon.start()
+            yield _known("fakensqd", daemon)
+        finally:
+            daemon.stop()
 
 
 class Emulator(Daemon):
