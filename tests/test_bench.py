@@ -66,6 +66,7 @@ def test_addresses_of_one_nsqd_differ_and_lead_to_it():
     }
 
 
+@pytest.mark.subprocess
 def test_report_has_medians_spread_ratios_and_each_value(tmp_path):
     results = Results()
     for client, rates in (("raw", [100.0, 300.0, 200.0]), ("go-nsq", [400.0, 400.0, 400.0])):

@@ -9,6 +9,7 @@ import sys
 import threading
 
 import gevent
+import gevent.event
 import greenlet
 import pytest
 
@@ -18,7 +19,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
-from tests.helpers import wait_until
+from tests.helpers import LIMIT
 
 COUNT = 1000
 FIN_SIZE = len(b"FIN 0123456789abcdef\n")
@@ -64,12 +65,14 @@ class CountedTransport(TcpTransport):
 
 
 class Nsqd(threading.Thread):
-    """Sends messages, never more than ``in_flight`` without an answer, and reads FINs."""
+    """Sends messages, never more than ``in_flight`` without an answer. Sets ``ended`` after the FIN of the last."""
 
     def __init__(self, sock, in_flight):
         super().__init__(daemon=True)
         self.sock = sock
         self.in_flight = in_flight
+        self.ended = gevent.event.Event()
+        self.loop = gevent.get_hub().loop
         self.sent = 0
         self.finished = 0
 
@@ -81,6 +84,7 @@ class Nsqd(threading.Thread):
             answered, unread = divmod(unread, FIN_SIZE)
             self.finished += answered
             self.deliver(min(answered, COUNT - self.sent))
+        self.loop.run_callback_threadsafe(self.ended.set)
 
     def deliver(self, count):
         ids = range(self.sent, self.sent + count)
@@ -121,7 +125,8 @@ def consumed(ends, in_flight, handler):
     costs = transport.costs = Costs()
     with costs:
         nsqd.start()
-        wait_until(lambda: nsqd.finished == COUNT)
+        # Not by looking again and again: each look costs switches, and the more of them the slower the machine is.
+        assert nsqd.ended.wait(LIMIT)
     connection.abort()
     consumer._workers.close()
     return costs
@@ -142,7 +147,7 @@ def waiting(consumer, message):
 @pytest.mark.parametrize(
     ("handler", "in_flight", "switches", "sends"),
     [
-        # From the hub to a parked worker and back. The waiting test adds some.
+        # From the hub to a parked worker and back.
         (quick, 1, 2.2, 1.0),
         (quick, 10, 0.8, 0.15),
         (quick, 200, 0.1, 0.02),

@@ -36,6 +36,9 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True, scope="session")
 def short_lived_java(request, tmp_path_factory):
     """Let Java, its launcher and Python start fast: the Spark of a test ends after seconds."""
+    if not any(item.get_closest_marker("spark") for item in request.session.items):
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
             patch.setenv(variable, JAVA_FLAGS)
@@ -46,7 +49,7 @@ def short_lived_java(request, tmp_path_factory):
             archive = home / "classes.jsa"
             # Not for a few tests, in a run without workers: they would end sooner than the archive.
             has_workers = "PYTEST_XDIST_WORKER" in os.environ
-            if has_workers and any(item.get_closest_marker("spark") for item in request.session.items):
+            if has_workers:
                 stack.enter_context(class_archive(archive))
             # Java starts also without the file. It must not print that: the launcher's output is read by a script.
             patch.setenv("SPARK_SUBMIT_OPTS", f"{JAVA_FLAGS} -XX:SharedArchiveFile={archive} {SILENT}")

@@ -21,6 +21,9 @@ from tests.spark.s3proxy import s3_proxy
 TIMES = LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)
 NAME = "owner.json"
 
+# The object store is a process.
+pytestmark = pytest.mark.subprocess
+
 
 @pytest.fixture
 def location(s3, tmp_path):
@@ -81,7 +84,6 @@ time.sleep(60)
 """
 
 
-@pytest.mark.subprocess
 def test_lease_of_a_killed_process_is_taken_when_it_was_watched_for_as_long(location, caplog):
     with running([sys.executable, "-c", KILLED, location]) as process:
         assert process.stdout.readline() == "held\n"

@@ -465,6 +465,7 @@ def test_only_one_process_maintains_at_a_time(config):
         assert maintain_tables(config, is_forced=True) == (0, ["another process maintains the tables"])
 
 
+@pytest.mark.subprocess
 def test_only_one_process_maintains_at_a_time_if_work_is_on_an_object_store(s3, tmp_path):
     work = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
     config = config_for(tmp_path, work=work, checkpoint=str(tmp_path / "checkpoint"))
