@@ -135,6 +135,8 @@ class Writer:
         while not self._closed:
             if self._finished_ids:
                 self._wait_for_finishes()
+                if self._closed:
+                    return
                 self._build_finishes()
             data = self._unsent_tail + b"".join(self._commands)
             self._unsent_tail = b""

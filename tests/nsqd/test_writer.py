@@ -8,9 +8,9 @@ from gevent import socket
 
 from gnsq.errors import NSQConnectionClosed
 from gnsq.nsqd.pending import PendingCall
-from gnsq.nsqd.writer import Writer
+from gnsq.nsqd.writer import FINISH_ROUNDS, Writer
 from gnsq.transport import TcpTransport
-from tests.helpers import MemoryTransport, wait_until
+from tests.helpers import LIMIT, MemoryTransport, wait_until
 
 
 def refuse():
@@ -60,6 +60,56 @@ def test_finishes_are_one_run_and_stay_in_their_place(writer, transport):
     writer.wait_flushed()
 
     assert transport.sends == [b"RDY 1\nFIN a\nFIN b\nRDY 2\nFIN c\n", b"FIN d\n"]
+
+
+@pytest.fixture
+def waiting_writer(transport):
+    """A running writer that knows of messages in flight."""
+    made = Writer(time.monotonic, refuse, has_unfinished=lambda: True)
+    made.running = gevent.spawn(made.run, transport)
+    made.wait_flushed()
+    yield made
+    made.close()
+
+
+def finish_in_rounds(writer, *rounds):
+    """Finish messages, those of each round one after another and a round of the event loop later."""
+    for ids in rounds:
+        for message_id in ids:
+            writer.finish(message_id)
+        gevent.sleep(0)
+
+
+def test_finishes_of_handlers_that_yield_are_sent_together(waiting_writer, transport):
+    finish_in_rounds(waiting_writer, [b"a", b"b"], [b"c"], [], [b"d"])
+    waiting_writer.wait_flushed()
+
+    assert transport.sends == [b"FIN a\nFIN b\nFIN c\n", b"FIN d\n"]
+
+
+def test_finishes_are_not_waited_for_in_many_rounds(waiting_writer, transport):
+    finish_in_rounds(waiting_writer, *([b"%d" % number, b"x"] for number in range(FINISH_ROUNDS + 2)))
+    waiting_writer.wait_flushed()
+
+    assert [data.count(b"FIN") for data in transport.sends] == [2 * (FINISH_ROUNDS + 1), 2]
+
+
+def test_finishes_are_sent_at_once_if_no_message_is_in_flight(writer, transport):
+    gevent.spawn(writer.run, transport)
+    writer.wait_flushed()
+    finish_in_rounds(writer, [b"a", b"b"], [b"c"])
+    writer.wait_flushed()
+
+    assert transport.sends == [b"FIN a\nFIN b\n", b"FIN c\n"]
+
+
+def test_writer_that_is_closed_while_it_waits_for_finishes_ends(waiting_writer, transport):
+    finish_in_rounds(waiting_writer, [b"a", b"b"])
+    waiting_writer.close()
+    waiting_writer.running.join(LIMIT)
+
+    assert waiting_writer.running.successful()
+    assert transport.sends == []
 
 
 def test_closed_writer_refuses_finish(writer):
