@@ -131,7 +131,9 @@ class HandlerSignal(Signal):
         self.collected: str | None = None
         self._name = name
         self._weak: list[weakref.ref[Any]] = []
-        self._handlers: tuple[Handler, ...] | None = None
+        # Number of the changes, and the receivers after one of them. Another thread may connect while they are read.
+        self._changes = 0
+        self._known: tuple[int, tuple[Handler, ...]] = (-1, ())
 
     def connect(
         self,
@@ -142,7 +144,7 @@ class HandlerSignal(Signal):
         """Check a receiver by check_handler(), and connect it as blinker does, weakly by default. Also a decorator."""
         check_handler(receiver, f"receiver of {self._name}")
         super().connect(receiver, sender, weak)
-        self._handlers = None
+        self._changes += 1
         if weak:
             self._remove_weak(receiver)
             make: Any = weakref.WeakMethod if inspect.ismethod(receiver) else weakref.ref  # Any: one of two classes
@@ -153,15 +155,16 @@ class HandlerSignal(Signal):
     def disconnect(self, receiver: Callable[..., Any], sender: Any = ANY) -> None:  # Any: as in blinker's signature
         """Disconnect a receiver, as blinker does."""
         super().disconnect(receiver, sender)
-        self._handlers = None
+        self._changes += 1
         self._remove_weak(receiver)
 
     def handlers_for(self, sender: object) -> tuple[Handler, ...]:
         """Return the receivers for the consumer whose signal this is. They stay alive until the next change: blinker's
         search costs 1.5 us for each read of messages, most of it for weak references."""
-        if self._handlers is None:
-            self._handlers = tuple(self.receivers_for(sender))
-        return self._handlers
+        changes = self._changes
+        if self._known[0] != changes:
+            self._known = (changes, tuple(self.receivers_for(sender)))
+        return self._known[1]
 
     def _remove_weak(self, receiver: object) -> None:
         self._weak = [reference for reference in self._weak if reference() not in (None, receiver)]

@@ -274,6 +274,24 @@ def test_handler_that_returns_another_value_finishes_its_message_without_a_warni
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 
+def test_receivers_are_known_again_after_each_change():
+    consumer = make()
+
+    @consumer.on_message.connect
+    def first(consumer, message):
+        pass
+
+    assert consumer.on_message.handlers_for(consumer) == (first,)
+
+    @consumer.on_message.connect_via(consumer)
+    def second(consumer, message):
+        pass
+
+    assert set(consumer.on_message.handlers_for(consumer)) == {first, second}
+    consumer.on_message.disconnect(first)
+    assert consumer.on_message.handlers_for(consumer) == (second,)
+
+
 def test_garbage_collected_lambda_is_named_at_the_start():
     consumer = make()
     consumer.on_message.connect(lambda _, message: None)
