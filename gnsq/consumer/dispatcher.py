@@ -198,7 +198,8 @@ class MessageDispatcher:
         self.call_hook(self._consumer.handle_requeue, connection, message_id, timeout, backoff)
 
     def _on_backoff_phase(self, phase: str, failures: int, duration: float) -> None:
-        self._set_finish_listener(self._pool.connections.values())
+        if phase != "continue":
+            self._set_finish_listener(self._pool.connections.values())
         log, label = self._consumer.logger, self._consumer.log_owner.label
         if phase == "end":
             log.info("%s: messages are handled again, as many as before", label)

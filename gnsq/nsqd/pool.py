@@ -131,6 +131,9 @@ class ConnectionPool(Generic[_Connection]):
         closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the pool
             reconnects immediately, even if the address is not permanent, unless it was released. After a second such
             loss within reconnect_initial seconds, the pool reconnects reconnect_initial seconds later.
+
+    Attributes:
+        not_attempted: Number of addresses to which the first attempt to connect has not ended.
     """
 
     not_connected_text, lost_text = "not connected", "connection lost"
@@ -155,6 +158,7 @@ class ConnectionPool(Generic[_Connection]):
         self._closed_without_fault = closed_without_fault
         self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
         self._reconnectors: dict[str, _Reconnector] = {}
+        self.not_attempted = 0
         # Last failures of addresses that were removed because they are not permanent.
         self._past_failures: dict[str, NSQException] = {}
         self._opening: set[_Connection] = set()
@@ -183,6 +187,7 @@ class ConnectionPool(Generic[_Connection]):
                 known.released, known.permanent = False, permanent
             return
         reconnector = self._reconnectors[address] = _Reconnector(permanent)
+        self.not_attempted += 1
         reconnector.greenlet = gevent.spawn(self._reconnect_loop, address, reconnector)
         reconnector.greenlet.name = f"gnsq-reconnect-{address}"
 
@@ -206,11 +211,6 @@ class ConnectionPool(Generic[_Connection]):
         return any(reconnector.greenlet is greenlet for reconnector in self._reconnectors.values()) or any(
             connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )
-
-    @property
-    def not_attempted(self) -> int:
-        """Number of addresses to which the first attempt to connect has not ended."""
-        return sum(not reconnector.attempted.is_set() for reconnector in self._reconnectors.values())
 
     def wait_attempted(self, limit: float | None = None) -> None:
         """Wait until the first attempt of every address has ended.
@@ -254,7 +254,7 @@ class ConnectionPool(Generic[_Connection]):
                 connection.abort()
             for reconnector in self._reconnectors.values():
                 # A greenlet that is killed before it has started can't set this event itself.
-                reconnector.attempted.set()
+                self._set_attempted(reconnector)
                 if reconnector.greenlet is not None:
                     reconnector.greenlet.kill(block=False)
             self._reconnectors.clear()
@@ -264,7 +264,7 @@ class ConnectionPool(Generic[_Connection]):
         try:
             while not self._is_closed and not reconnector.released:
                 connection = self._try_open(address, reconnector)
-                reconnector.attempted.set()
+                self._set_attempted(reconnector)
                 no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
                 # Clear the event before `released` is read: so a release() after the read sets it, and ends the wait.
                 reconnector.wake_event.clear()
@@ -285,11 +285,16 @@ class ConnectionPool(Generic[_Connection]):
                 if wait > 0:
                     self._clock.wait(reconnector.wake_event, wait)
         finally:
-            reconnector.attempted.set()
+            self._set_attempted(reconnector)
             if self._reconnectors.get(address) is reconnector:
                 del self._reconnectors[address]
                 if reconnector.last_failure is not None and not reconnector.permanent:
                     self._past_failures[address] = reconnector.last_failure
+
+    def _set_attempted(self, reconnector: _Reconnector) -> None:
+        if not reconnector.attempted.is_set():
+            self.not_attempted -= 1
+            reconnector.attempted.set()
 
     def _log_failure(
         self, reconnector: _Reconnector, address: str, wait: float | None, level: int, *, was_open: bool
