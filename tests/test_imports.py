@@ -118,7 +118,8 @@ PURE = [
     *[
         f"gnsq.{name}"
         for name in [
-            *["addresses", "backofftimer", "errors", "options", "stats", "texts", "consumer.rdy_policy"],
+            *["addresses", "backofftimer", "errors", "options", "stats", "texts"],
+            *["consumer.rdy_collections", "consumer.rdy_policy", "consumer.rdy_shares", "consumer.rdy_turns"],
             *[
                 "contrib.envelope",
                 "http.responses",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import random
 from collections.abc import Callable, Iterable, Mapping
 
@@ -32,6 +33,8 @@ TIMEOUT_CHECK_INTERVAL = 1.0
 CHECKS_PER_TIMEOUT = 10
 # Seconds. A time that is in the future by less than this counts as reached: the difference may be a rounding error.
 CLOCK_ROUNDING = 1e-6
+
+_in_flight: Callable[[Connection], int] = operator.attrgetter("in_flight_messages.in_flight")
 
 _BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
 
@@ -150,7 +153,16 @@ class RdyController:
 
     def on_messages(self, connection: Connection, count: int) -> None:
         """Record that a connection has delivered some messages."""
-        is_due = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
+        # Called for each read. Usually nothing changes, and the call of the policy is all that is done.
+        if (
+            self._policy.on_messages(
+                connection, count, connection.in_flight_messages.in_flight, connection.last_message
+            )
+            or self._timeout_check_due is None
+        ):
+            self._on_change(connection)
+
+    def _on_change(self, connection: Connection) -> None:
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
             # The message of the probe has come. Send RDY 0 before its answer, so that nsqd does not send another one.
             self._probed, self._policy.probe = connection, None
@@ -158,7 +170,7 @@ class RdyController:
                 self._idle_timeout, connection.in_flight_messages.msg_timeout or 0.0
             )
             self._update_rdy()
-        elif is_due or self._timeout_check_due is None:
+        else:
             self._check_wanted = True
             self.schedule_update()
 
@@ -250,22 +262,18 @@ class RdyController:
         if self._stopped:
             return
         now = max(self._clock.monotonic(), at)
-        connections = self._connections.values()
         self._drop_timed_out_if_due(now)
         expecting = self._expected_until is not None and now < self._expected_until
         self._policy.expected = self._not_attempted() if expecting else 0
         self._probe(now)
-        in_flight = {connection: connection.in_flight for connection in connections}
-        for connection, count in self._policy.decide(in_flight, now).items():
+        for connection, count in self._policy.decide(_in_flight, now).items():
             if connection.is_open:
                 connection.ready(count)
-        # An answer frees RDY for waiting connections. Listen only while a connection waits: each answer costs a call.
-        listener = self.schedule_update if self._policy.has_unassigned else None
-        for connection in connections:
-            connection.in_flight_messages.before_answer = listener
-        probe = self._policy.probe
-        if probe is not None and probe.ready_count > 1:
-            probe.in_flight_messages.before_answer = functools.partial(self._lower_probe, probe)
+        # Listen to the answers on few connections: each answer costs a call.
+        for connection in self._policy.take_watched():
+            self._listen(connection)
+        if self._policy.probe is not None:
+            self._listen(self._policy.probe)
         self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
@@ -280,30 +288,38 @@ class RdyController:
         elif (probe is None and self._probed is None) or now >= self._probe_due:
             # The probe gets RDY in_flight + 1: if timed out messages counted, nsqd would send more than one message.
             self._drop_timed_out()
-            in_flight = {connection: connection.in_flight for connection in self._connections.values()}
             if self._probed is not None:
                 # The message of the probe was not answered in time: let pick_probe() choose another connection.
                 self._policy.probe = self._probed
-            self._policy.probe = self._policy.pick_probe(in_flight)
+            self._policy.probe = self._policy.pick_probe(_in_flight)
             self._probed = None
             self._probe_due = now + self._idle_timeout
 
-    def _lower_probe(self, probe: Connection) -> None:
-        """Lower the RDY of the probed connection before an answer lets nsqd send another message."""
-        count = self._policy.lower_probe(probe.in_flight, self._clock.monotonic())
-        if count is not None and probe.is_open:
-            probe.ready(count)
-        self.schedule_update()
+    def _listen(self, connection: Connection) -> None:
+        connection.in_flight_messages.before_answer = functools.partial(self._before_answer, connection)
+
+    def _before_answer(self, connection: Connection) -> None:
+        policy, now = self._policy, self._clock.monotonic()
+        is_probe = connection is policy.probe
+        if is_probe:
+            # Lower the RDY of the probe before the answer lets nsqd send another message.
+            count = policy.lower_probe(connection.in_flight, now)
+            if count is not None and connection.is_open:
+                connection.ready(count)
+        if policy.on_answer(connection, connection.in_flight, now) or is_probe:
+            # The answer may have freed RDY for a waiting connection.
+            self.schedule_update()
+        if not is_probe and not policy.must_watch(connection):
+            connection.in_flight_messages.before_answer = None
 
     def _drop_timed_out_if_due(self, now: float) -> None:
         """Search for timed out messages at intervals: messages without an answer would be in flight for ever."""
         if self._timeout_check_due is not None and now >= self._timeout_check_due:
             self._drop_timed_out()
             self._timeout_check_due = None
+            self._check_wanted = any(map(_in_flight, self._connections.values()))
         is_wanted, self._check_wanted = self._check_wanted, False
-        if self._timeout_check_due is None and (
-            is_wanted or any(connection.in_flight for connection in self._connections.values())
-        ):
+        if is_wanted and self._timeout_check_due is None:
             timeouts = [connection.in_flight_messages.msg_timeout for connection in self._connections.values()]
             self._timeout_check_due = now + max(
                 TIMEOUT_CHECK_INTERVAL, min((timeout or 0.0 for timeout in timeouts), default=0.0) / CHECKS_PER_TIMEOUT

@@ -18,9 +18,60 @@ GRACE = 1.0
 TURN = 30.0
 
 
+class TablePolicy(RdyPolicy):
+    """A policy that is told the messages in flight in tables, of all connections."""
+
+    def decide(self, in_flight, now):
+        for key in self._states:
+            self.on_answer(key, in_flight.get(key, 0), now)
+        return super().decide(lambda key: in_flight.get(key, 0), now)
+
+    def pick_probe(self, in_flight):
+        return super().pick_probe(lambda key: in_flight.get(key, 0))
+
+
+class WatchingPolicy(RdyPolicy):
+    """A policy that is told only the answers that it asks for, and checks its sums in each decision."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.watched = set()
+
+    def decide(self, in_flight, now):
+        changes = super().decide(in_flight, now)
+        self.watched.update(self.take_watched())
+        self.check()
+        return changes
+
+    def answered(self, key, in_flight, now):
+        """Return True if decide() should be called."""
+        if key not in self.watched:
+            return False
+        is_due = self.on_answer(key, in_flight, now)
+        if not self.must_watch(key):
+            self.watched.discard(key)
+        return is_due
+
+    def check(self):
+        states = self._states.values()
+        assert self._used == sum(state.used for state in states)
+        assert set(self._unassigned) == {state for state in states if state.rdy < state.target}
+        assert all(state.rdy <= state.target for state in states)
+        assert len(self._shares) == sum(state.is_sharing for state in states)
+        if self._has_turns:
+            turns = self._turns
+            assert set(turns.active) == {state for state in states if state.turn is not None}
+            assert turns._searching == sum(not state.has_backlog for state in turns.active)
+            waiting = {state: key for key, members in turns._waiting.items() for state in members}
+            assert waiting.keys() | set(turns.active) == set(states)
+            assert len(waiting) + len(turns.active) == len(states)
+            assert all(state.has_backlog == key[0] for state, key in waiting.items())
+            assert turns.waiting_with_backlog == sum(state.has_backlog for state in waiting)
+
+
 def policy(max_in_flight, connections=(), limit=2500, *, on_messages=True, **options):
     """Make a policy whose connections have had their first message, and are not starved."""
-    made = RdyPolicy(max_in_flight, IDLE, random.Random(1))
+    made = TablePolicy(max_in_flight, IDLE, random.Random(1))
     for key in connections:
         made.add(key, limit, 0.0, **options)
     if on_messages:
@@ -110,7 +161,7 @@ def test_rdy_is_reserved_for_expected_connections():
 
 def test_new_connection_waits_for_a_turn():
     for seed in range(20):
-        made = RdyPolicy(1, IDLE, random.Random(seed))
+        made = TablePolicy(1, IDLE, random.Random(seed))
         made.add("a", 2500, 0.0)
         assert made.decide({}, 0.0) == {"a": 1}
         made.add("b", 2500, 0.0)
@@ -215,7 +266,7 @@ def test_busy_connection_keeps_its_turn_for_turn_timeout():
 
 
 def test_turn_begins_when_it_is_granted():
-    made = RdyPolicy(1, GRACE / 10, random.Random(1))
+    made = TablePolicy(1, GRACE / 10, random.Random(1))
     made.add("a", 2500, 0.0)
     made.decide({}, 0.0)
     made.add("b", 2500, 0.0)
@@ -388,14 +439,13 @@ class RdyMachine(RuleBasedStateMachine):
 
     @initialize(max_in_flight=st.integers(1, 20), seed=st.integers(0, 99))
     def begin(self, max_in_flight, seed):
-        self.policy = RdyPolicy(max_in_flight, IDLE, random.Random(seed))
+        self.policy = WatchingPolicy(max_in_flight, IDLE, random.Random(seed))
         self.nsqds, self.names, self.now = {}, 0, 0.0
         # Messages in flight when max_in_flight was lowered may exceed it until they are answered.
         self.allowed = max_in_flight
 
     def decide(self):
-        in_flight = {key: nsqd.in_flight for key, nsqd in self.nsqds.items()}
-        for key, count in self.policy.decide(in_flight, self.now).items():
+        for key, count in self.policy.decide(lambda key: self.nsqds[key].in_flight, self.now).items():
             assert 0 <= count <= self.nsqds[key].limit
             self.nsqds[key].tell(self.now, count)
             self.nsqds[key].sent = count
@@ -450,13 +500,14 @@ class RdyMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data):
         key = data.draw(st.sampled_from(sorted(key for key, nsqd in self.nsqds.items() if nsqd.in_flight)))
-        self.answer_some(self.nsqds[key], data.draw(st.integers(1, self.nsqds[key].in_flight)))
+        self.answer_some(key, data.draw(st.integers(1, self.nsqds[key].in_flight)))
 
-    def answer_some(self, nsqd, count):
+    def answer_some(self, key, count):
+        nsqd = self.nsqds[key]
         for _ in range(count):
             nsqd.in_flight -= 1
             nsqd.tell(self.now, None)
-            if self.policy.has_unassigned:
+            if self.policy.answered(key, nsqd.in_flight, self.now):
                 self.decide()
 
     @rule(paused=st.booleans())
@@ -467,7 +518,7 @@ class RdyMachine(RuleBasedStateMachine):
     @rule(backing_off=st.booleans(), probing=st.booleans())
     def back_off(self, backing_off, probing):
         self.policy.backing_off = backing_off
-        self.policy.probe = self.policy.pick_probe({}) if backing_off and probing else None
+        self.policy.probe = self.policy.pick_probe(lambda key: 0) if backing_off and probing else None
         self.decide()
 
     @rule(size=st.integers(1, 20))
@@ -496,8 +547,8 @@ class RdyMachine(RuleBasedStateMachine):
         while self.now < end and not all(nsqd.got for nsqd in self.nsqds.values()):
             self.backlog = dict.fromkeys(self.nsqds, 1)
             self.exchange()
-            for nsqd in self.nsqds.values():
-                self.answer_some(nsqd, nsqd.in_flight)
+            for key, nsqd in self.nsqds.items():
+                self.answer_some(key, nsqd.in_flight)
             due = self.policy.due(self.now)
             if due is not None and due <= self.now + 0.25:
                 self.now = due
@@ -518,7 +569,7 @@ class Simulation:
         self.rng = rng = random.Random(seed)
         self.now, self.end = 0.0, seconds
         self.max_in_flight = rng.choice([1, 2, 5, 20])
-        self.policy = RdyPolicy(self.max_in_flight, IDLE, rng)
+        self.policy = WatchingPolicy(self.max_in_flight, IDLE, rng)
         self.nsqds = {}
         self.backlog = Counter()
         # Since when each nsqd has messages and sends none; the longest of these times.
@@ -552,12 +603,11 @@ class Simulation:
     def answer(self, key):
         self.nsqds[key].in_flight -= 1
         self.tell(key, None)
-        if self.policy.has_unassigned:
+        if self.policy.answered(key, self.nsqds[key].in_flight, self.now):
             self.decide()
 
     def decide(self):
-        in_flight = {key: nsqd.in_flight for key, nsqd in self.nsqds.items()}
-        for key, count in self.policy.decide(in_flight, self.now).items():
+        for key, count in self.policy.decide(lambda key: self.nsqds[key].in_flight, self.now).items():
             self.tell(key, count)
             self.nsqds[key].sent = count
 
