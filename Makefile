@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 # Three workers, since tests wait; and a line of progress in place of a dot for each test; see tests/suite.py.
 PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 3
 
-.PHONY: help demo test quick integration lint composefile bench clean
+.PHONY: help demo test quick integration lint composefile docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make quick        the part of it that starts neither a JVM nor another process, in a minute"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
+	@echo "make docs         the documentation, into site/; warnings are errors"
 	@echo "make bench        side by side with the NSQ clients that are installed; writes bench/ (ONLY=consume: that part)"
 	@echo "make clean        remove .venv and caches"
 
@@ -43,11 +44,14 @@ composefile:
 		docker compose config --quiet && echo "docker-compose.yml: valid, says docker compose"; \
 	else echo "docker-compose.yml: not checked, there is no docker compose here"; fi
 
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/mkdocs.yml && echo "docs: site/index.html"
+
 bench: $(VENV)/.dev
 	@$(BIN)/python -m integration.bench $(ONLY)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then \
@@ -69,6 +73,11 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@$(call java)
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@echo "==> installing gnsq with all that the documentation needs into $(VENV) (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
 
 define java
 $(BIN)/python -m gnsq.spark.java --check 2>/dev/null || { \

@@ -1,4 +1,4 @@
-"""docs/design.md, and the numbered walks at the top of four modules, agree with the code."""
+"""docs/pages/design.md, and the numbered walks at the top of four modules, agree with the code."""
 
 import ast
 import re
@@ -84,9 +84,9 @@ def test_walk_visits_few_files(module, limit):
     assert len(files) <= limit
 
 
-# --- docs/design.md
+# --- docs/pages/design.md
 
-DESIGN = (ROOT / "docs/design.md").read_text()
+DESIGN = (ROOT / "docs/pages/design.md").read_text()
 
 
 def tree():
@@ -128,4 +128,4 @@ def test_names_that_a_change_touches_exist():
 
 
 def test_readme_leads_to_the_design():
-    assert "[docs/design.md](docs/design.md)" in (ROOT / "README.md").read_text()
+    assert "(docs/pages/design.md)" in (ROOT / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The tables of docs/kafka.md name options and columns that exist."""
+"""The tables of docs/pages/pipeline/kafka.md name options and columns that exist."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from gnsq.spark.datasource import COLUMNS
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.sink import COLUMNS as SINK_COLUMNS
 
-PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
+PAGE = Path(__file__).parents[2] / "docs/pages/pipeline/kafka.md"
 ROWS = re.findall(r"^\| (.*) \| (.*) \| .*\|$", PAGE.read_text(), re.MULTILINE)
 # What query.lastProgress has as latestOffset of the source.
 BACKLOG = {"spool_rows", "spool_bytes", "waiting", "in_flight"}

@@ -1,4 +1,4 @@
-"""docs/operations.md, the manifests for Kubernetes and the image agree with the programs. No cluster runs here."""
+"""The page of operations, the manifests for Kubernetes and the image agree with the programs. No cluster runs here."""
 
 import os
 import re
@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "integration" / "kubernetes"
 IMAGES = ROOT / "integration" / "images"
 FILES = ("common", "receivers", "job", "sparkapplication")
-TEXT = (ROOT / "docs" / "operations.md").read_text()
+PAGE = ROOT / "docs/pages/pipeline/operations.md"
+TEXT = PAGE.read_text()
 
 
 def manifests(*files):
@@ -201,7 +202,7 @@ def test_entry_point_runs_an_executor(entrypoint):
     }
 
 
-# --- docs/operations.md
+# --- docs/pages/pipeline/operations.md
 
 
 def flags_of(command):
@@ -230,4 +231,4 @@ def test_files_in_the_text_exist():
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXT)
 
     assert links
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []

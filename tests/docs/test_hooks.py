@@ -1,0 +1,67 @@
+"""The generated parts and the links of the documentation. `make docs` builds it, with all warnings as errors."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SPEC = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+hooks = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(hooks)
+
+PAGES = {path.relative_to(hooks.PAGES).as_posix(): path.read_text() for path in hooks.PAGES.rglob("*.md")}
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_marks_of_a_page_are_replaced(page):
+    assert hooks.MARK.findall(hooks.generated(PAGES[page])) == []
+    assert len(hooks.MARK.findall(PAGES[page])) == PAGES[page].count("<!-- generated:")
+
+
+def test_unknown_mark_raises():
+    with pytest.raises(KeyError):
+        hooks.generated("<!-- generated: nothing x -->")
+
+
+def test_changes_are_those_of_the_changelog():
+    assert hooks.generated(PAGES["changes.md"]).strip() == (ROOT / "CHANGELOG.md").read_text().strip()
+
+
+def test_links_out_of_the_pages_lead_to_the_repository():
+    text = "[a](../../../gnsq/errors.py#x), [b](../index.md), [c](#d), REPOSITORY"
+
+    found = hooks.with_repository_links(text, "pipeline/guide.md")
+
+    assert found == f"[a]({REPOSITORY}/blob/main/gnsq/errors.py#x), [b](../index.md), [c](#d), {REPOSITORY}"
+
+
+def test_link_to_a_missing_file_of_the_repository_warns(caplog):
+    hooks.with_repository_links("[a](../../nothing.py)", "index.md")
+
+    assert "index.md: there is no file ../../nothing.py" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "css", "found"),
+    [
+        pytest.param('<script src="https://x.example/a.js">', False, ["https://x.example/a.js"], id="script"),
+        pytest.param('<link rel="stylesheet" href="//x.example/a.css">', False, ["//x.example/a.css"], id="link"),
+        pytest.param('<a href="https://x.example/">', False, [], id="followed by the reader"),
+        pytest.param('<img src="../a.svg">', False, [], id="own file"),
+        pytest.param("@import 'https://x.example/a.css'", True, ["https://x.example/a.css"], id="import"),
+        pytest.param("a { background: url(https://x.example/a.png) }", True, ["https://x.example/a.png"], id="url"),
+        pytest.param("a { background: url(data:image/png;base64,AA//) }", True, [], id="data"),
+    ],
+)
+def test_addresses_of_other_hosts_are_found(text, css, found):
+    assert hooks.foreign_addresses(text, css=css) == found
+
+
+def test_navigation_has_every_page():
+    nav = (ROOT / "docs/mkdocs.yml").read_text().partition("\nnav:\n")[2]
+
+    assert sorted(re.findall(r"[\w/.-]+\.md", nav)) == sorted(PAGES)
