@@ -24,6 +24,7 @@ from gnsq.options import (
 )
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.stats import NsqdStats
+from tests.docs.pages import blocks, page_names, page_text
 
 OPTIONS = [
     pytest.param(ConnectionOptionsDict, [ConnectionOptions], None, id="connection"),
@@ -120,7 +121,6 @@ def test_old_servers_have_the_keys_that_are_required():
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
 CLASSES = {"Consumer": "gnsq/consumer/*.py", "Producer": "gnsq/producer/*.py", "NsqdTCPClient": "gnsq/nsqd/tcp.py"}
 
 
@@ -145,7 +145,7 @@ def typed_and_sent(name):
 @pytest.mark.parametrize("name", CLASSES)
 def test_signals_are_sent_and_listed_in_the_readme_with_the_arguments_of_their_types(name):
     typed, sent = typed_and_sent(name)
-    rows = re.findall(r"^\| `(on_\w+)` \| ([\w, ]+) \| (.*?) ?\| ", README.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(on_\w+)` \| ([\w, ]+) \| (.*?) ?\| ", page_text("README.md"), re.MULTILINE)
     listed = {signal: re.findall(r"`(\w+)`", names) for signal, of, names in rows if name in of.split(", ")}
 
     # These two are for handlers, which gnsq.consumer.Handler types.
@@ -293,17 +293,16 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def mypy(tmp_path_factory, mypy_cache):
-    """Run mypy --strict once over the uses and all Python blocks of the README; returns its lines by file."""
+    """Run mypy --strict once over the uses and all Python blocks of the pages; returns its lines by file."""
     pytest.importorskip("mypy")
     path = tmp_path_factory.mktemp("mypy")
     uses = {kind: [use.format(name) for name in names for use in USES] for kind, names in HANDLERS.items()}
     right = [*RIGHT, *uses["right"]]
     wrong = [*WRONG, *uses["wrong"]]
     (path / "uses.py").write_text("\n".join([SNIPPET.strip(), *right, *wrong, ""]))
-    text = README.read_text()
-    for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
-        line = text.count("\n", 0, block.start(1)) + 1
-        (path / f"readme_{line}.py").write_text(block[1])
+    for block in (block for page in page_names() for block in blocks(page) if block.language == "python"):
+        name = re.sub(r"\W", "_", block.page.removesuffix(".md"))
+        (path / f"page_{name}_{block.line}.py").write_text(block.code)
     # gevent has neither types nor a mark that says so.
     settings = "[mypy]\nstrict = true\nfollow_imports = silent\n[mypy-gevent.*]\nignore_missing_imports = true\n"
     (path / "mypy.ini").write_text(settings)
@@ -330,7 +329,7 @@ def test_types_refuse_the_wrong_uses_and_take_the_right_ones(mypy):
 
 
 @pytest.mark.slow
-def test_examples_of_the_readme_pass_mypy_strict(mypy):
+def test_examples_of_the_pages_pass_mypy_strict(mypy):
     _, _, said = mypy
 
-    assert [line for line in said.splitlines() if re.search(r"readme_\d+\.py:", line)] == []
+    assert [line for line in said.splitlines() if line.startswith("page_")] == []

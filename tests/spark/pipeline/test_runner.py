@@ -13,9 +13,9 @@ from gnsq.spark.pipeline import load_config, run
 from gnsq.spark.pipeline.session import borrow_session
 from gnsq.spark.pipeline.status import status_lines
 from gnsq.spark.uris import join_uri
+from tests.docs.pages import example
 from tests.spark.helpers import channel_stats, publish, wait_for
 from tests.spark.pipeline.helpers import config_for, published, table_rows
-from tests.test_readme import example
 
 EVENTS = [b'{"time": "2026-01-01T00:%02d:01Z", "user": "u%d", "page": "/"}' % (n, n) for n in range(30)]
 BAD = [b"not json", b'{"time": "2026-01-01T00:00:01Z", "user": "u1"}']
@@ -73,7 +73,7 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
     publish(fakensqd, "clicks", EVENTS + BAD)
     publish(fakensqd, "frames", frames)
     stop, names = threading.Event(), {}
-    exec(example("The job in a Spark that runs"), names)
+    exec(example("README.md", "The job in a Spark that runs"), names)
 
     with ThreadPoolExecutor() as threads:
         running = threads.submit(names["archive"], caller, write_toml(tmp_path, endless), stop)

@@ -1,4 +1,4 @@
-"""The README's examples for Spark and for the job's tables run."""
+"""The examples for Spark and for the job's settings and tables run."""
 
 import datetime as dt
 import re
@@ -17,7 +17,7 @@ from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.pipeline.windows import Metric, version_of
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
-from tests.test_readme import example
+from tests.docs.pages import example
 
 
 @pytest.mark.spark
@@ -26,7 +26,7 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     with Producer(fakensqd.tcp_address) as producer:
         producer.multipublish("clicks", [b'{"page": "/", "user": "ann"}', b'{"page": "/a", "user": "bob"}'])
     names = {}
-    exec(example("Spark"), names)
+    exec(example("README.md", "Spark"), names)
 
     query = names["start"](spark, fakensqd.tcp_address, fakensqd.http_address, str(tmp_path))
     assert query.awaitTermination(60)
@@ -35,7 +35,7 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
 
     # The second query. The first one has not deleted its last batch yet.
-    exec(example("Spark", 1), names)
+    exec(example("README.md", "Spark", 1), names)
     messages = names["messages_again"](spark, str(tmp_path)).select("body")
     writer = messages.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint-2"))
     assert writer.trigger(availableNow=True).start(str(tmp_path / "out-2")).awaitTermination(60)
@@ -43,11 +43,18 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     assert sorted(bytes(row.body)[-6:] for row in again) == [b'"ann"}', b'"bob"}']
 
 
-@pytest.mark.parametrize("language", ["", "sql", "json"])
+FIELDS = {
+    "": "",
+    "sql": example("README.md", "The job", language="sql"),
+    "json": example("README.md", "The job", language="json"),
+}
+
+
+@pytest.mark.parametrize("language", FIELDS)
 def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, language):
-    text = example("The job", language="toml")
+    text = example("README.md", "The job", language="toml")
     if language:
-        (tmp_path / "click").write_text(example("The job", language=language))
+        (tmp_path / "click").write_text(FIELDS[language])
         head, rest = re.split(r"\[fields\].*?(?=\[\[metrics)", text, flags=re.DOTALL)
         text = f'{head}fields_file = "{tmp_path}/click"\n{rest}'
     (tmp_path / "job.toml").write_text(text)
@@ -63,13 +70,25 @@ def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, lan
 
 
 def test_settings_of_a_job_with_raw_bodies_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("The job", 1, "toml"))
+    (tmp_path / "job.toml").write_text(example("README.md", "The job", 1, "toml"))
 
     assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive",)
 
 
+def test_settings_of_a_job_whose_tables_spark_writes_are_accepted(tmp_path):
+    text = example("README.md", "The job", language="toml").replace('output = "/data/clicks"', "")
+    head, rest = re.split(r"(?=\[fields\])", text)
+    before, spark = example("README.md", "The job", 2, "toml").split("[spark]\n")
+    (tmp_path / "job.toml").write_text(head + before + rest + spark)
+
+    config = load_config(str(tmp_path / "job.toml"), {})
+
+    assert (config.table_writer, config.catalog) == ("spark-iceberg", "lake.clicks")
+    assert config.spark["spark.sql.catalog.lake.type"] == "rest"
+
+
 def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("The job", 3, "toml"))
+    (tmp_path / "job.toml").write_text(example("README.md", "The job", 3, "toml"))
 
     config = load_config(str(tmp_path / "job.toml"), {})
 
@@ -79,7 +98,7 @@ def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
 
 
 def test_settings_of_a_job_with_several_topics_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("Several topics", language="toml"))
+    (tmp_path / "job.toml").write_text(example("README.md", "Several topics", language="toml"))
 
     config = load_config(str(tmp_path / "job.toml"))
 
@@ -100,7 +119,7 @@ def test_readers_example_reads_a_table_after_a_merge(tmp_path):
         batch = pa.record_batch([[dt.datetime(2026, 1, 1, tzinfo=dt.UTC)] * 2, ["/", "/a"]], schema=schema)
         table.commit(BatchIdentity("q", batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
     maintain_table(str(tmp_path), retention=None, quiet=0)
-    code = example("The job").replace("/data/clicks/archive", str(tmp_path))
+    code = example("README.md", "The job").replace("/data/clicks/archive", str(tmp_path))
     code += "\nprint([len(frame), sorted(pages.rows()), sorted(rows)])"
 
     # DuckDB complains at the end of each process that has loaded it.
@@ -122,7 +141,7 @@ def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
         table.commit(BatchIdentity(owner, batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
     names = {}
 
-    exec(example("The job", 1).replace("/data/clicks/metrics/pages", str(tmp_path)), names)
+    exec(example("README.md", "The job", 1).replace("/data/clicks/metrics/pages", str(tmp_path)), names)
 
     [row] = names["counts"].to_pylist()
     assert (row["page"], row["count"], row["sum_ms"]) == ("/", 5, 50)

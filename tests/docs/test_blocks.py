@@ -1,0 +1,51 @@
+"""Each block of code in README.md and the pages runs in a test, or a comment before it says why not."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, RUN, blocks, example, page_names
+
+
+def claims():
+    """Return the arguments of all calls of example() in other tests, with the defaults that they leave out."""
+    found = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        text = path.read_text()
+        if "from tests.docs.pages import" not in text or path == Path(__file__):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "example":
+                values = [ast.literal_eval(argument) for argument in node.args]
+                named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+                given = inspect.signature(example).bind(*values, **named)
+                given.apply_defaults()
+                found.add(given.args)
+    return found
+
+
+CLAIMS = claims()
+
+
+@pytest.mark.parametrize("page", page_names())
+def test_each_block_runs_or_says_why_not(page):
+    found = [block for block in blocks(page) if block.language in RUN]
+    left = [
+        f"{page}:{block.line}"
+        for block in found
+        if not block.reason and (page, block.heading, block.number, block.language) not in CLAIMS
+    ]
+
+    assert left == [], "no test calls example() for these blocks, and no comment <!-- not run: ... --> is before them"
+
+
+@pytest.mark.parametrize("claim", sorted(CLAIMS), ids=str)
+def test_claimed_block_exists(claim):
+    assert example(*claim)
+
+
+@pytest.mark.parametrize("page", page_names())
+def test_each_block_has_a_language(page):
+    assert [f"{page}:{block.line}" for block in blocks(page) if not block.language] == []

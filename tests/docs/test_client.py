@@ -1,0 +1,120 @@
+"""The examples for the client run, in README.md and in the pages."""
+
+import json
+import signal
+import sys
+
+import prometheus_client
+import pytest
+
+from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
+from gnsq import NsqdHTTPClient
+from tests.docs.pages import example, run
+from tests.helpers import bodies, channel_stats, child, wait_until
+
+
+def test_publish_example_publishes_and_shows_the_refusal(fakensqd, capsys):
+    run(example("README.md", "Publish"), fakensqd)
+
+    assert "nsqd has refused it: E_BAD_MESSAGE PUB message too big 2000000 > 1048576" in capsys.readouterr().out
+    stats = NsqdHTTPClient.from_url(fakensqd.http_address).stats("clicks")
+    assert stats["topics"][0]["message_count"] == 4
+
+
+def test_tuned_producer_example_publishes(fakensqd):
+    code = example("README.md", "Publish", 1)
+
+    producer = run(code.replace("10.0.0.1:4150", fakensqd.tcp_address), fakensqd)["producer"]
+
+    assert producer.publish("clicks", b"1") == b"OK"
+    assert producer.close() == []
+
+
+def test_threaded_producer_example_publishes(fakensqd, capsys):
+    run(example("README.md", "Publish", 2), fakensqd)
+
+    assert capsys.readouterr().out == "nsqd says b'OK'\n"
+    assert bodies(fakensqd, "clicks") == [b'{"page": "/"}', b'{"page": "/a"}']
+
+
+def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
+    run(example("README.md", "Publish"), fakensqd)
+    capsys.readouterr()
+
+    run(example("README.md", "Consume"), fakensqd)
+
+    assert '1 b\'{"page": "/b"}\'' in capsys.readouterr().out
+    assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 0
+
+
+@pytest.mark.slow
+def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    client = NsqdHTTPClient.from_url(fakensqd.http_address)
+    client.multipublish("clicks", [b'{"page": "/"}', b"no JSON"])
+
+    consumer = run(example("README.md", "Ready handlers"), fakensqd)["consumer"]
+    wait_until(lambda: list(tmp_path.glob("given-up/*.json")))
+    consumer.close()
+    consumer.join(10)
+
+    assert "insert [{'page': '/'}]" in capsys.readouterr().out
+    (path,) = tmp_path.glob("given-up/*.json")
+    assert json.loads(path.read_text())["body"] == "no JSON"
+    assert channel_stats(fakensqd, "clicks", "table")["depth"] == 0
+
+
+@pytest.mark.subprocess
+def test_sigterm_example_ends_in_order(fakensqd):
+    code = example("README.md", "Consume", 1).replace("127.0.0.1:4150", fakensqd.tcp_address)
+    with child(sys.executable, "-c", code) as program:
+        wait_until(lambda: "RDY" in fakensqd.transcript.commands())
+        program.send_signal(signal.SIGTERM)
+
+        assert program.wait(20) == 0
+    assert "CLS" in fakensqd.transcript.commands()
+
+
+def test_metrics_example_shows_metrics(fakensqd, capsys, monkeypatch):
+    ports = []
+    monkeypatch.setattr(prometheus_client, "start_http_server", ports.append)
+    monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
+    NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
+
+    with run(example("README.md", "Ready handlers", 1), fakensqd)["consumer"] as consumer:
+        wait_until(lambda: consumer.stats().counts.finished)
+        shown = prometheus_client.generate_latest(prometheus_client.REGISTRY).decode()
+
+    assert ports == [9100]
+    assert "b'1'" in capsys.readouterr().out
+    labels = f'channel="shown",nsqd="{fakensqd.tcp_address}",topic="clicks"'
+    assert f"gnsq_consumer_messages_finished_total{{{labels}}} 1.0" in shown
+
+
+def test_layers_example_publishes(tmp_path):
+    certificates = Certificates(tmp_path)
+    certificate, key = certificates.server()
+    code = example("README.md", "TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
+    grants = {"of the billing service": [Grant(topic="^invoices$")]}
+
+    with FakeAuthServer(grants, threaded=True) as auth:
+        options = {"tls_cert": certificate, "tls_key": key, "auth_http_addresses": (auth.http_address,)}
+        with FakeNsqd(**options, threaded=True) as running:
+            run(code, running)
+            (topic,) = NsqdHTTPClient.from_url(running.http_address).stats("invoices")["topics"]
+
+    assert topic["message_count"] == 1
+
+
+def test_threaded_consumer_example_shows_messages_and_counts(fakensqd, capsys):
+    NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
+    code = example("README.md", "Consume", 2)
+    started, shown = code.split("print(consumer.stats", 1)
+    names = run(started, fakensqd)
+    wait_until(lambda: names["consumer"].stats().counts.finished)
+
+    exec("print(consumer.stats" + shown, names)
+
+    out = capsys.readouterr().out
+    assert "b'1'" in out
+    assert "finished=1" in out
