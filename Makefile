@@ -45,7 +45,7 @@ composefile:
 	else echo "docker-compose.yml: not checked, there is no docker compose here"; fi
 
 docs: $(VENV)/.docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/mkdocs.yml && echo "docs: site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file docs/mkdocs.yml
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m integration.bench $(ONLY)

@@ -9,11 +9,16 @@ outside the pages, which works in a checkout, becomes a link to that file in the
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import importlib
+import inspect
 import logging
 import os
 import re
+import socket
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,8 +47,218 @@ def file_text(path: str) -> str:
     return (ROOT / path).read_text()
 
 
+# --- tables from the code
+
+
+def _cell(text: str) -> str:
+    """Escape what has a meaning in a table of Markdown, but not within backticks."""
+    parts = re.split(r"(`+[^`]*`+)", " ".join(text.split()))
+    parts[::2] = [re.sub(r"([*\\])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+    return "".join(parts).replace("|", "\\|")
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = list(columns)
+    lines = [columns, ["---"] * len(columns), *([_cell(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _named(path: str) -> Any:  # Any: a class or another object
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def option_rows(options: Any) -> Iterator[tuple[str, str, str, str]]:  # Any: a dataclass
+    """List name, default, unit and meaning of each option of a class.
+
+    The options of Spark have names and defaults as users of Spark write them, and those of ConnectOptions are listed
+    only for that class.
+    """
+    from gnsq.spark.options import ConnectOptions, shown, spark_name
+
+    of_spark = issubclass(options, ConnectOptions)
+    shared = ConnectOptions.__dataclass_fields__ if of_spark and options is not ConnectOptions else {}
+    for field in dataclasses.fields(options):
+        if field.name in shared or "meaning" not in field.metadata:
+            continue
+        name, default = (spark_name(field), shown(field.default)) if of_spark else (field.name, repr(field.default))
+        yield name, default, field.metadata["unit"], field.metadata["meaning"]
+
+
+def options_table(path: str) -> str:
+    """Make the table of a class of options, such as ``gnsq.options.ConnectionOptions``."""
+    rows = ((f"`{name}`", default and f"`{default}`", *rest) for name, default, *rest in option_rows(_named(path)))
+    return _table(("option", "default", "unit", "meaning"), rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """A signal of a class.
+
+    Attributes:
+        owner: Name of the class.
+        receiver: Name of the type of its receivers.
+        arguments: Names of the keyword arguments of a receiver, each with its type.
+        text: When it is sent, and what the arguments are.
+    """
+
+    owner: str
+    name: str
+    receiver: str
+    arguments: tuple[tuple[str, str], ...]
+    text: str
+
+
+_SIGNAL_OWNERS = {
+    "Consumer": "gnsq/consumer/consumer.py",
+    "Producer": "gnsq/producer/producer.py",
+    "NsqdTCPClient": "gnsq/nsqd/tcp.py",
+}
+
+
+def signals() -> Iterator[Signal]:
+    """List the signals that the constructors of the clients make, each with the string after its assignment."""
+    for owner, path in _SIGNAL_OWNERS.items():
+        (client,) = [node for node in ast.parse((ROOT / path).read_text()).body if getattr(node, "name", "") == owner]
+        (made,) = [node for node in ast.iter_child_nodes(client) if getattr(node, "name", "") == "__init__"]
+        assert isinstance(made, ast.FunctionDef)
+        for statement, after in zip(made.body, made.body[1:], strict=False):
+            match statement:
+                case ast.AnnAssign(
+                    target=ast.Attribute(attr=name),
+                    annotation=ast.Subscript(value=ast.Name(id="TypedSignal"), slice=ast.Name(id=receiver)),
+                ):
+                    path = f"gnsq.signals.{receiver}"
+                case ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Call(func=ast.Name(id="HandlerSignal"))):
+                    path = "gnsq.consumer.Handler"
+                case _:
+                    continue
+            call = inspect.signature(_named(path).__call__)
+            keywords = [parameter for parameter in call.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
+            arguments = tuple((keyword.name, str(keyword.annotation)) for keyword in keywords)
+            assert isinstance(after, ast.Expr), f"{owner}.{name} has no text"
+            yield Signal(owner, name, path, arguments, str(ast.literal_eval(after.value)))
+
+
+def signals_table() -> str:
+    """Make the table of all signals: one row for those of several clients that differ in nothing else."""
+    rows: dict[tuple[object, ...], list[Signal]] = {}
+    for signal in signals():
+        text = signal.text.replace("The consumer has", "The sender has").replace("The producer has", "The sender has")
+        rows.setdefault((signal.name, signal.receiver, text), []).append(signal)
+    return _table(
+        ("signal", "of", "arguments", "sent when", "type of receivers"),
+        (
+            (
+                f"`{first.name}`",
+                ", ".join(signal.owner for signal in same),
+                ", ".join(f"`{name}: {kind}`" for name, kind in first.arguments),
+                str(text),
+                f"`{first.receiver}`",
+            )
+            for (_, _, text), same in sorted(rows.items(), key=lambda item: str(item[0]))
+            for first in same[:1]
+        ),
+    )
+
+
+def errors_of(*modules: str) -> Iterator[type[Exception]]:
+    """List the exceptions that modules define, in the order of their definition."""
+    for path in modules:
+        module = importlib.import_module(path)
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == path:
+                yield value
+
+
+def error_texts(error: type[Exception]) -> tuple[str, str]:
+    """Return what an error means and what to do, from its docstring.
+
+    Raises:
+        ValueError: If the docstring does not say what to do.
+    """
+    meaning, found, rest = inspect.cleandoc(error.__doc__ or "").partition("\n\nWhat to do: ")
+    if not found:
+        raise ValueError(f"the docstring of {error.__name__} has no paragraph that begins with What to do")
+    advice = rest.partition("\n\n")[0]
+    return meaning, advice[0].upper() + advice[1:]
+
+
+def errors_table(*modules: str) -> str:
+    """Make the table of the exceptions of modules that have no code of nsqd."""
+    return _table(
+        ("error", "is also", "what it means", "what to do"),
+        (
+            (
+                f"`{error.__name__}`",
+                ", ".join(f"`{base.__name__}`" for base in error.__bases__ if base.__name__ != "NSQException"),
+                *error_texts(error),
+            )
+            for error in errors_of(*modules)
+            if not getattr(error, "code", "")
+        ),
+    )
+
+
+def error_codes_table() -> str:
+    """Make the table of nsqd's codes."""
+    from gnsq.errors import ERROR_CODES
+
+    return _table(
+        ("code", "error", "closes the connection", "what it means", "what to do"),
+        (
+            (f"`{code.decode()}`", f"`{error.__name__}`", "yes" if error.fatal else "no", *error_texts(error))
+            for code, error in ERROR_CODES.items()
+        ),
+    )
+
+
+def metrics_table(side: str) -> str:
+    """Make the table of the metrics of a side: ``consumer`` or ``producer``."""
+    from gnsq.contrib.prometheus import _FAMILIES
+
+    return _table(
+        ("metric", "kind", "labels", "meaning"),
+        (
+            (
+                f"`gnsq_{family.name}{'_total' if family.kind == 'counter' else ''}`",
+                family.kind,
+                ", ".join(f"`{label}`" for label in family.labels),
+                family.meaning,
+            )
+            for family in _FAMILIES.values()
+            if family.name.startswith(f"{side}_")
+        ),
+    )
+
+
+def help_text(path: str, *words: str) -> str:
+    """Make a block of what a click command prints for ``--help``.
+
+    Args:
+        path: Such as ``fakensqd.cli.main.command_line``.
+        words: The command as users write it. Words after a single ``:`` are its arguments.
+    """
+    from click.testing import CliRunner
+
+    program, _, arguments = " ".join(words).partition(" : ")
+    result = CliRunner().invoke(_named(path), [*arguments.split(), "--help"], prog_name=program)
+    if result.exit_code != 0:
+        raise RuntimeError(f"{program} --help ends with status {result.exit_code}: {result.output}")
+    text = result.output.replace(f"(default {socket.gethostname()})", "(default: the name of the host)")
+    return f"```text\n{text.expandtabs(4).rstrip()}\n```"
+
+
 # By the first word of a mark.
-GENERATORS: dict[str, Callable[..., str]] = {"file": file_text}
+GENERATORS: dict[str, Callable[..., str]] = {
+    "error_codes": error_codes_table,
+    "errors": errors_table,
+    "file": file_text,
+    "help": help_text,
+    "metrics": metrics_table,
+    "options": options_table,
+    "signals": signals_table,
+}
 
 
 def generated(text: str) -> str:

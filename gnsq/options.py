@@ -1,6 +1,6 @@
 """Options are fields of frozen dataclasses. Each option has a default and a description; some have bounds and a unit.
 
-The checks of values and the tables of the README are derived from the fields.
+The checks of values and the tables of the documentation are derived from the fields.
 """
 
 from __future__ import annotations

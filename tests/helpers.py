@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -19,9 +18,7 @@ from gevent.server import StreamServer
 
 from gnsq import Message, NsqdHTTPClient, NsqdTCPClient
 from gnsq.errors import NSQConnectionClosed
-from gnsq.options import Options
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from gnsq.spark.options import ConnectOptions, shown, spark_name
 
 LIMIT = 10.0
 
@@ -189,18 +186,6 @@ def refused_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-def option_rows(options: type[Options] | type[ConnectOptions]) -> list[tuple[str, str, str, str]]:
-    """List name, default, unit and meaning of each option, for the README's table.
-
-    The options of Spark have their own names and defaults, and those of connections have a table of their own.
-    """
-    fields = [(field, field.metadata["unit"], field.metadata["meaning"]) for field in dataclasses.fields(options)]
-    if not issubclass(options, ConnectOptions):
-        return [(field.name, repr(field.default), *rest) for field, *rest in fields]
-    shared = () if options is ConnectOptions else ConnectOptions.__dataclass_fields__
-    return [(spark_name(field), shown(field.default), *rest) for field, *rest in fields if field.name not in shared]
 
 
 class Nsqd(Protocol):

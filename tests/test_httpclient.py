@@ -8,7 +8,8 @@ import pytest
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
 from gnsq.httpclient import HTTPClient, HttpOptions
-from tests.helpers import option_rows, peer, refused_port
+from tests.docs.pages import hooks
+from tests.helpers import peer, refused_port
 from tests.http.peer import http_peer, reply
 
 
@@ -346,4 +347,4 @@ def test_defaults_of_1_0():
 
 
 def test_every_option_has_a_meaning():
-    assert all(meaning for _, _, _, meaning in option_rows(HttpOptions))
+    assert all(meaning for _, _, _, meaning in hooks.option_rows(HttpOptions))

@@ -10,7 +10,7 @@ from gnsq.consumer import ConsumerOptions
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.handshake import identify_body
 from gnsq.tls import client_context
-from tests.helpers import option_rows
+from tests.docs.pages import hooks
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_split_keywords_removes_the_options_of_the_class():
 
 
 def test_rows_describe_every_option():
-    rows = option_rows(ConnectionOptions)
+    rows = list(hooks.option_rows(ConnectionOptions))
 
     assert ("timeout", "60.0", "s") in [row[:3] for row in rows]
     assert all(meaning for *_, meaning in rows)

@@ -24,7 +24,7 @@ from gnsq.options import (
 )
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.stats import NsqdStats
-from tests.docs.pages import blocks, page_names, page_text
+from tests.docs.pages import blocks, hooks, page_names
 
 OPTIONS = [
     pytest.param(ConnectionOptionsDict, [ConnectionOptions], None, id="connection"),
@@ -143,10 +143,13 @@ def typed_and_sent(name):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_signals_are_sent_and_listed_in_the_readme_with_the_arguments_of_their_types(name):
+def test_signals_are_sent_and_documented_with_the_arguments_of_their_types(name):
     typed, sent = typed_and_sent(name)
-    rows = re.findall(r"^\| `(on_\w+)` \| ([\w, ]+) \| (.*?) ?\| ", page_text("README.md"), re.MULTILINE)
-    listed = {signal: re.findall(r"`(\w+)`", names) for signal, of, names in rows if name in of.split(", ")}
+    listed = {
+        signal.name: [argument for argument, _ in signal.arguments]
+        for signal in hooks.signals()
+        if signal.owner == name
+    }
 
     # These two are for handlers, which gnsq.consumer.Handler types.
     handlers = {"on_message": ["message"], "on_giving_up": ["message"]} if name == "Consumer" else {}

@@ -164,15 +164,26 @@ class Consumer:
             )
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
         self.on_message = HandlerSignal("on_message")
+        """A message was received and is to be handled."""
         self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        """nsqd sent a response frame."""
         self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        """nsqd sent an error frame."""
         self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
+        """FIN was sent."""
         self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
+        """REQ was sent. ``timeout`` is its delay in milliseconds."""
         self.on_giving_up = HandlerSignal("on_giving_up")
+        """A message was delivered more than ``max_tries`` times. After the signal it is finished."""
         self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
+        """nsqd has accepted the AUTH of a connection. ``conn`` has the ``address`` of the nsqd."""
         self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
+        """A handler raised an exception other than NSQRequeueMessage."""
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
+        """The consumer has closed. Sent once."""
         self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
+        """A pause after failures starts (``phase`` is "start"), continues ("continue") or ends ("end").
+        ``duration`` is in seconds."""
         methods = ("handle_message", "handle_messages", "handle_finish")
         self._overrides = {name for name in methods if getattr(type(self), name) is not getattr(Consumer, name)}
         for method in ("handle_message", "handle_messages"):

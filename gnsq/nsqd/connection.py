@@ -102,7 +102,10 @@ class ConnectionState(enum.Enum):
 
 
 class InternalError(NSQException):
-    """A bug in gnsq or in a callback has ended a connection. ``__cause__`` is the exception that the bug has raised."""
+    """A bug in gnsq or in a callback has ended a connection. ``__cause__`` is the exception that the bug has raised.
+
+    What to do: report the traceback in the log, if no receiver or resolver of yours is in it.
+    """
 
 
 class Connection:

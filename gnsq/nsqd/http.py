@@ -24,7 +24,10 @@ _OPTION_NAME = re.compile(r"[a-z0-9_]+")
 
 
 class NewlineInMessage(NSQException, ValueError):
-    """A message contains a newline, which would split the message in two. Nothing was sent."""
+    """A message contains a newline, which would split the message in two. Nothing was sent.
+
+    What to do: call multipublish() with ``binary=True``.
+    """
 
 
 class NsqdHTTPClient(HTTPClient):

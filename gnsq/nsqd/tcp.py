@@ -107,12 +107,19 @@ class NsqdTCPClient:
         self.last_response = time.time()
         self.last_message = time.time()
         self.on_message: TypedSignal[MessageReceiver] = TypedSignal()
+        """A message was received."""
         self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        """nsqd sent a response frame."""
         self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        """nsqd sent an error frame."""
         self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
+        """FIN was sent."""
         self.on_requeue: TypedSignal[TcpRequeueReceiver] = TypedSignal()
+        """REQ was sent. ``timeout`` is its delay in milliseconds."""
         self.on_auth: TypedSignal[TcpAuthReceiver] = TypedSignal()
+        """nsqd has accepted AUTH."""
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
+        """The connection was closed."""
         self._sending = BoundedSemaphore(1)
         self._stack: TransportStack | None = None
         self._messages: InFlightMessages | None = None

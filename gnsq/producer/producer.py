@@ -126,9 +126,13 @@ class Producer:
             ConnectionOptions.from_keywords(Producer, options, ProducerOptions, ReconnectOptions)
         )
         self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        """nsqd sent a response frame."""
         self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        """nsqd sent an error frame."""
         self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
+        """nsqd has accepted the AUTH of a connection. ``conn`` has the ``address`` of the nsqd."""
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
+        """The producer has closed. Sent once."""
         self.clock = clock if clock is not None else RealClock()
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name of a producer must be a str, not {name!r}")
@@ -418,7 +422,8 @@ class Producer:
             The result, an AsyncResult of gevent. Any thread can wait for it; get() returns or raises as publish() does.
 
         Raises:
-            The errors of publish(), if the publish is not accepted. The result gets the errors of an accepted publish.
+            NSQException: An error of publish(), if the publish is not accepted. The result gets the errors of an
+                accepted publish.
         """
         return self._submit(self._make_publish(topic, data, defer, timeout, key), block)
 

@@ -43,6 +43,8 @@ class NSQManyFailed(NSQException):
     """Some chunks of publish_many() were not confirmed, or its iterable raised an exception. In the second case
     ``__cause__`` is the exception of the iterable.
 
+    What to do: publish the messages of those ``chunks`` again whose error is an NSQNotSent.
+
     Attributes:
         chunks: All chunks in the order of the messages, including confirmed ones.
     """

@@ -19,27 +19,46 @@ __all__ = [
 
 
 class SpoolError(NSQException):
-    """A spool can't be used. The text says what to do."""
+    """A spool can't be used. The text says what to do.
+
+    What to do: see the text.
+    """
 
 
 class SpoolInUse(SpoolError):
-    """A spool belongs to another query, or another process reads it."""
+    """A spool belongs to another query, or another process reads it.
+
+    What to do: see the text, which names the owner. Give each query a spool of its own, or let it read by
+    ``spoolReader``.
+    """
 
 
 class SpoolIncomplete(SpoolError):
-    """Segments that a checkpoint needs do not exist any more."""
+    """Segments that a checkpoint needs do not exist any more.
+
+    What to do: restore the files; or go on without them with ``failOnDataLoss=false``.
+    """
 
 
 class SegmentCorrupt(SpoolError):
-    """A segment is not an Arrow file of gnsq, is damaged, or does not have as many rows as its name says."""
+    """A segment is not an Arrow file of gnsq, is damaged, or does not have as many rows as its name says.
+
+    What to do: see the text. A query renames a damaged segment to ``....arrow.corrupt`` and goes on without it.
+    """
 
 
 class RowsNotPublished(NSQException):
-    """nsqd has not confirmed some rows of a task. The text says which, and why."""
+    """nsqd has not confirmed some rows of a task. The text says which, and why.
+
+    What to do: see the text for the cause. A streaming query repeats its batch when it is started again.
+    """
 
 
 class JobFailed(NSQException):
-    """The job can't begin, or a query has failed. The error's text is one line."""
+    """The job can't begin, or a query has failed. The error's text is one line.
+
+    What to do: do what the text says, then start the job again; it goes on where it ended.
+    """
 
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")

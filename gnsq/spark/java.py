@@ -31,7 +31,10 @@ _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 
 class JavaNotFound(NSQException):
-    """There is no Java that Spark supports. The text says what was found, and what to install."""
+    """There is no Java that Spark supports. The text says what was found, and what to install.
+
+    What to do: install Java 17 or 21, or ``gnsq[java]``.
+    """
 
 
 @dataclass(frozen=True)

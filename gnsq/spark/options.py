@@ -1,7 +1,7 @@
 """Options of the format ``nsq``: each field is one option. Connects to nothing and opens no file.
 
 Spark passes options as strings, with names in lower case. parse() converts them, and errors name an option as users
-write it. The fields also make the flags of ``python -m gnsq.spark.receiver`` and the README's tables.
+write it. The fields also make the flags of ``python -m gnsq.spark.receiver`` and the tables of the documentation.
 """
 
 from __future__ import annotations

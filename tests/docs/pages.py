@@ -5,12 +5,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs/pages"
+
+# docs/hooks.py is in no package: mkdocs loads it by its path, too.
+_spec = importlib.util.spec_from_file_location("gnsq_docs_hooks", ROOT / "docs/hooks.py")
+hooks = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = hooks
+_spec.loader.exec_module(hooks)
 
 # Languages whose blocks must run. Others, such as "text" and "go", are for reading.
 RUN = ("python", "sh", "toml", "json", "sql")

@@ -118,3 +118,13 @@ def test_threaded_consumer_example_shows_messages_and_counts(fakensqd, capsys):
     out = capsys.readouterr().out
     assert "b'1'" in out
     assert "finished=1" in out
+
+
+def test_signals_example_connects_receivers(fakensqd, capsys):
+    names = run(example("reference/signals.md", "Signals"), fakensqd)
+
+    with names["consumer"] as consumer:
+        consumer.on_backoff.send(consumer, phase="start", failures=1, duration=1.0)
+        consumer.on_exception.send(consumer, message=None, error=ValueError("no"))
+
+    assert capsys.readouterr().out == "start 1 1.0\nfailed: no\n"

@@ -11,7 +11,7 @@ from gnsq.spark.options import (
     ordered_fields,
     spark_name,
 )
-from tests.helpers import option_rows
+from tests.docs.pages import hooks
 
 READ = {"topic": "clicks", "channel": "archive", "nsqdTcpAddresses": "a:4150"}
 
@@ -241,7 +241,7 @@ def test_options_that_no_receiver_uses_exist():
 
 @pytest.mark.parametrize("options", [ReadOptions, WriteOptions])
 def test_every_option_has_one_row_in_two_tables(options):
-    own, shared = ({name: rest for name, *rest in option_rows(each)} for each in (options, ConnectOptions))
+    own, shared = ({name: rest for name, *rest in hooks.option_rows(each)} for each in (options, ConnectOptions))
 
     assert [*own, *shared] == [spark_name(field) for field in ordered_fields(options)]
     assert all(meaning for rows in (own, shared) for _, _, meaning in rows.values())

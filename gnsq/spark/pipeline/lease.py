@@ -42,11 +42,17 @@ _FAILURES = (BaseError, OSError)
 
 
 class LeaseHeld(JobFailed):
-    """Another process holds the lease, and renews it."""
+    """Another process holds the lease, and renews it.
+
+    What to do: stop the other job, or give this one a ``work`` directory of its own.
+    """
 
 
 class LeaseLost(JobFailed):
-    """This process must stop: another one may use the place soon."""
+    """This process must stop: another one may use the place soon.
+
+    What to do: see the text; start the job again when the object store answers.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

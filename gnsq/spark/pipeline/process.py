@@ -33,7 +33,10 @@ TIMEOUT = 5.0
 
 
 class JobStopped(JobFailed):
-    """A signal has stopped a job before it was done."""
+    """A signal has stopped a job before it was done.
+
+    What to do: start the job again to go on.
+    """
 
 
 @contextlib.contextmanager
