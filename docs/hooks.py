@@ -31,6 +31,8 @@ PAGES = ROOT / "docs" / "pages"
 
 MARK = re.compile(r"^<!-- generated: (\w+) ?(.*?) -->$", re.MULTILINE)
 RELATIVE_LINK = re.compile(r"(\]\()(\.[^)#\s]+)((?:#[^)\s]*)?\))")
+# In a file at the root: not an address, and not an anchor of the same page.
+ROOT_LINK = re.compile(r"(\]\()([\w.-]+(?:/[^)#\s]*)?)((?:#[^)\s]*)?\))")
 # Addresses that a browser would load by itself. Links of <a>, which the reader follows, may lead anywhere.
 LOADED = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)")
 LOADED_BY_CSS = re.compile(r"(?:url\(\s*[\"']?|@import\s+[\"'])((?:https?:)?//[^\"')\s]+)")
@@ -43,8 +45,13 @@ def repository() -> str:
 
 
 def file_text(path: str) -> str:
-    """Return a file of the repository."""
-    return (ROOT / path).read_text()
+    """Return a file at the root of the repository, for a page in the top folder: links to pages lead to the pages."""
+
+    def replaced(link: re.Match[str]) -> str:
+        target = link[2].removeprefix("docs/pages/")
+        return f"{link[1]}{target if target != link[2] else '../../' + target}{link[3]}"
+
+    return ROOT_LINK.sub(replaced, (ROOT / path).read_text())
 
 
 # --- tables from the code

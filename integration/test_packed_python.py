@@ -1,6 +1,6 @@
 """The job on executors whose Python has a packed environment and nothing else.
 
-The test does what docs/pages/pipeline/operations.md tells, on a local-cluster: it packs an environment by venv-pack,
+The test does what docs/pages/pipeline/deployment.md tells, on a local-cluster: it packs an environment by venv-pack,
 and the executors unpack it. It takes some minutes and downloads packages, so it runs only if PACKED_PYTHON=1 is in the
 environment.
 """

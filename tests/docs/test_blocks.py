@@ -2,11 +2,13 @@
 
 import ast
 import inspect
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, RUN, blocks, example, page_names
+from tests.docs.pages import ROOT, RUN, blocks, example, page_names, page_text
 
 
 def claims():
@@ -49,3 +51,18 @@ def test_claimed_block_exists(claim):
 @pytest.mark.parametrize("page", page_names())
 def test_each_block_has_a_language(page):
     assert [f"{page}:{block.line}" for block in blocks(page) if not block.language] == []
+
+
+def test_readme_is_short_and_its_links_lead_to_files():
+    text = page_text("README.md")
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+
+    assert len(text.splitlines()) <= 150
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_readme_has_the_address_of_the_repository():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        address = tomllib.load(file)["project"]["urls"]["Repository"]
+
+    assert re.findall(r"git\+(\S+?)\"", page_text("README.md")) == [address] * 3

@@ -18,11 +18,11 @@ def test_publish_example_publishes_and_shows_the_refusal(fakensqd, capsys):
 
     assert "nsqd has refused it: E_BAD_MESSAGE PUB message too big 2000000 > 1048576" in capsys.readouterr().out
     stats = NsqdHTTPClient.from_url(fakensqd.http_address).stats("clicks")
-    assert stats["topics"][0]["message_count"] == 4
+    assert stats["topics"][0]["message_count"] == 3
 
 
 def test_tuned_producer_example_publishes(fakensqd):
-    code = example("README.md", "Publish", 1)
+    code = example("reference/api/producer.md", "Several nsqds, batches and limits")
 
     producer = run(code.replace("10.0.0.1:4150", fakensqd.tcp_address), fakensqd)["producer"]
 
@@ -31,7 +31,7 @@ def test_tuned_producer_example_publishes(fakensqd):
 
 
 def test_threaded_producer_example_publishes(fakensqd, capsys):
-    run(example("README.md", "Publish", 2), fakensqd)
+    run(example("reference/api/producer.md", "Threads"), fakensqd)
 
     assert capsys.readouterr().out == "nsqd says b'OK'\n"
     assert bodies(fakensqd, "clicks") == [b'{"page": "/"}', b'{"page": "/a"}']
@@ -43,7 +43,7 @@ def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
 
     run(example("README.md", "Consume"), fakensqd)
 
-    assert '1 b\'{"page": "/b"}\'' in capsys.readouterr().out
+    assert '1 b\'{"page": "/a"}\'' in capsys.readouterr().out
     assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 0
 
 
@@ -53,7 +53,7 @@ def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_
     client = NsqdHTTPClient.from_url(fakensqd.http_address)
     client.multipublish("clicks", [b'{"page": "/"}', b"no JSON"])
 
-    consumer = run(example("README.md", "Ready handlers"), fakensqd)["consumer"]
+    consumer = run(example("reference/api/contrib.md", "Ready handlers"), fakensqd)["consumer"]
     wait_until(lambda: list(tmp_path.glob("given-up/*.json")))
     consumer.close()
     consumer.join(10)
@@ -66,7 +66,7 @@ def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_
 
 @pytest.mark.subprocess
 def test_sigterm_example_ends_in_order(fakensqd):
-    code = example("README.md", "Consume", 1).replace("127.0.0.1:4150", fakensqd.tcp_address)
+    code = example("reference/api/consumer.md", "Stop in order").replace("127.0.0.1:4150", fakensqd.tcp_address)
     with child(sys.executable, "-c", code) as program:
         wait_until(lambda: "RDY" in fakensqd.transcript.commands())
         program.send_signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ def test_metrics_example_shows_metrics(fakensqd, capsys, monkeypatch):
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
     NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
 
-    with run(example("README.md", "Ready handlers", 1), fakensqd)["consumer"] as consumer:
+    with run(example("reference/api/contrib.md", "Metrics and spans"), fakensqd)["consumer"] as consumer:
         wait_until(lambda: consumer.stats().counts.finished)
         shown = prometheus_client.generate_latest(prometheus_client.REGISTRY).decode()
 
@@ -94,7 +94,7 @@ def test_metrics_example_shows_metrics(fakensqd, capsys, monkeypatch):
 def test_layers_example_publishes(tmp_path):
     certificates = Certificates(tmp_path)
     certificate, key = certificates.server()
-    code = example("README.md", "TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
+    code = example("reference/options.md", "TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
     grants = {"of the billing service": [Grant(topic="^invoices$")]}
 
     with FakeAuthServer(grants, threaded=True) as auth:
@@ -108,7 +108,7 @@ def test_layers_example_publishes(tmp_path):
 
 def test_threaded_consumer_example_shows_messages_and_counts(fakensqd, capsys):
     NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
-    code = example("README.md", "Consume", 2)
+    code = example("reference/api/consumer.md", "Threads")
     started, shown = code.split("print(consumer.stats", 1)
     names = run(started, fakensqd)
     wait_until(lambda: names["consumer"].stats().counts.finished)

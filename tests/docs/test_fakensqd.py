@@ -18,14 +18,12 @@ from tests.docs.pages import example, run, table
 
 @pytest.mark.parametrize("name", ["test_order_is_announced", "test_order_is_billed"])
 def test_fixture_example_passes(fakensqd, name):
-    run(example("README.md", "Test your code with fakensqd"), fakensqd)[name](fakensqd)
+    run(example("reference/api/fakensqd.md", "Fixtures"), fakensqd)[name](fakensqd)
 
 
 @pytest.mark.parametrize("server", [FakeNsqd, FakeCluster])
 def test_methods_of_the_table_for_tests_take_its_arguments(server):
-    rows = table(
-        "README.md", "Test your code with fakensqd", "method of `fakensqd`, and of `fakecluster` for all its nsqds"
-    )
+    rows = table("reference/api/fakensqd.md", "Fixtures", "method")
     calls = [ast.parse(code, mode="eval").body for row in rows for code in re.findall(r"`(\w+\(.*?\))`", row[0])]
 
     for call in calls:
@@ -35,30 +33,30 @@ def test_methods_of_the_table_for_tests_take_its_arguments(server):
 
 
 def test_faults_example_passes(fakensqd):
-    names = run(example("README.md", "Faults on demand"), fakensqd)
+    names = run(example("fakensqd/faults.md", "Rules"), fakensqd)
 
     names["test_an_order_is_published_again_when_its_reply_is_lost"](fakensqd)
 
 
 def test_links_example_runs():
-    exec(example("README.md", "Slow links, broken daemons, a clock that tests set"), {})
+    exec(example("fakensqd/clock.md", "A clock that tests set"), {})
 
 
 @pytest.mark.parametrize(
     ("heading", "column", "functions"),
     [
-        ("Faults on demand", "action", ACTIONS),
-        ("Slow links, broken daemons, a clock that tests set", "toxic", TOXICS),
+        ("Actions", "action", ACTIONS),
+        ("Toxics", "toxic", TOXICS),
     ],
 )
 def test_tables_of_faults_have_every_function(heading, column, functions):
-    cells = [row[0] for row in table("README.md", heading, column)]
+    cells = [row[0] for row in table("fakensqd/faults.md", heading, column)]
 
     assert {name for cell in cells for name in re.findall(r"`(\w+)\(", cell)} == set(functions)
 
 
 CURL = re.compile(r"^curl .*$", re.MULTILINE)
-CURLS = example("README.md", "Faults for tests in other languages", language="sh")
+CURLS = example("fakensqd/other-languages.md", "Requests", language="sh")
 
 
 def curl(line, address):
@@ -90,7 +88,7 @@ def test_each_fault_over_http_has_an_example_that_works():
 def documented(column):
     """Return the arguments in a table by name; optional ones, which are in brackets, end with a star."""
     found = {}
-    for names, arguments in table("README.md", "Faults for tests in other languages", column):
+    for names, arguments in table("fakensqd/other-languages.md", "Faults for tests in other languages", column):
         given = re.findall(r"(\[?)`(\w+)`", re.sub(r"(: |; `)[^;[]*", "", arguments))
         for name in re.findall(r"`(\w+)`", names):
             found[name] = {argument + "*" * bool(bracket) for bracket, argument in given}
@@ -116,6 +114,12 @@ def test_arguments_over_http_are_documented_as_they_are(column, functions):
 
 
 def test_emulator_example_runs(capsys):
-    exec(example("README.md", "Test your code with fakensqd", 1), {})
+    exec(example("reference/api/fakensqd.md", "Without pytest"), {})
 
     assert re.fullmatch(r"127\.0\.0\.1:\d+ 127\.0\.0\.1:\d+\n", capsys.readouterr().out)
+
+
+def test_readme_example_passes(fakensqd):
+    names = run(example("README.md", "Test"), fakensqd)
+
+    names["test_an_order_is_published_again_when_its_reply_is_lost"](fakensqd)

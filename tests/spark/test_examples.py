@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+import shlex
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from gnsq import Producer
+from gnsq.spark.pipeline.__main__ import main as job_command
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import Partition, write
 from gnsq.spark.pipeline.loading import load_config
@@ -26,7 +28,7 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     with Producer(fakensqd.tcp_address) as producer:
         producer.multipublish("clicks", [b'{"page": "/", "user": "ann"}', b'{"page": "/a", "user": "bob"}'])
     names = {}
-    exec(example("README.md", "Spark"), names)
+    exec(example("pipeline/guide.md", "Source and sink"), names)
 
     query = names["start"](spark, fakensqd.tcp_address, fakensqd.http_address, str(tmp_path))
     assert query.awaitTermination(60)
@@ -35,7 +37,7 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
 
     # The second query. The first one has not deleted its last batch yet.
-    exec(example("README.md", "Spark", 1), names)
+    exec(example("pipeline/guide.md", "Several queries on one spool"), names)
     messages = names["messages_again"](spark, str(tmp_path)).select("body")
     writer = messages.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint-2"))
     assert writer.trigger(availableNow=True).start(str(tmp_path / "out-2")).awaitTermination(60)
@@ -45,14 +47,14 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
 
 FIELDS = {
     "": "",
-    "sql": example("README.md", "The job", language="sql"),
-    "json": example("README.md", "The job", language="json"),
+    "sql": example("pipeline/guide.md", "Fields", language="sql"),
+    "json": example("pipeline/guide.md", "Fields", language="json"),
 }
 
 
 @pytest.mark.parametrize("language", FIELDS)
 def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, language):
-    text = example("README.md", "The job", language="toml")
+    text = example("pipeline/guide.md", "The job", language="toml")
     if language:
         (tmp_path / "click").write_text(FIELDS[language])
         head, rest = re.split(r"\[fields\].*?(?=\[\[metrics)", text, flags=re.DOTALL)
@@ -69,16 +71,33 @@ def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, lan
     assert set(config.schema_of("clicks").required) == {"user", "page", *(() if language else ("ms",))}
 
 
+def test_settings_of_the_readme_are_accepted(tmp_path):
+    (tmp_path / "job.toml").write_text(example("README.md", "Pipeline", language="toml"))
+
+    assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive", "metrics")
+
+
+def test_command_lines_of_the_job_are_accepted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "The job", language="toml"))
+    lines = example("pipeline/guide.md", "The job", language="sh").splitlines()
+
+    for line in lines:
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "gnsq-pipeline"
+        assert job_command.make_context(program, arguments).params["config_file"] == "job.toml"
+
+
 def test_settings_of_a_job_with_raw_bodies_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("README.md", "The job", 1, "toml"))
+    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "Raw bodies", language="toml"))
 
     assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive",)
 
 
 def test_settings_of_a_job_whose_tables_spark_writes_are_accepted(tmp_path):
-    text = example("README.md", "The job", language="toml").replace('output = "/data/clicks"', "")
+    text = example("pipeline/guide.md", "The job", language="toml").replace('output = "/data/clicks"', "")
     head, rest = re.split(r"(?=\[fields\])", text)
-    before, spark = example("README.md", "The job", 2, "toml").split("[spark]\n")
+    before, spark = example("pipeline/guide.md", "Tables in a catalog", language="toml").split("[spark]\n")
     (tmp_path / "job.toml").write_text(head + before + rest + spark)
 
     config = load_config(str(tmp_path / "job.toml"), {})
@@ -88,7 +107,7 @@ def test_settings_of_a_job_whose_tables_spark_writes_are_accepted(tmp_path):
 
 
 def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("README.md", "The job", 3, "toml"))
+    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "Object stores", language="toml"))
 
     config = load_config(str(tmp_path / "job.toml"), {})
 
@@ -98,7 +117,7 @@ def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
 
 
 def test_settings_of_a_job_with_several_topics_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("README.md", "Several topics", language="toml"))
+    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "Several topics", language="toml"))
 
     config = load_config(str(tmp_path / "job.toml"))
 
@@ -119,7 +138,7 @@ def test_readers_example_reads_a_table_after_a_merge(tmp_path):
         batch = pa.record_batch([[dt.datetime(2026, 1, 1, tzinfo=dt.UTC)] * 2, ["/", "/a"]], schema=schema)
         table.commit(BatchIdentity("q", batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
     maintain_table(str(tmp_path), retention=None, quiet=0)
-    code = example("README.md", "The job").replace("/data/clicks/archive", str(tmp_path))
+    code = example("pipeline/guide.md", "Read the archive").replace("/data/clicks/archive", str(tmp_path))
     code += "\nprint([len(frame), sorted(pages.rows()), sorted(rows)])"
 
     # DuckDB complains at the end of each process that has loaded it.
@@ -141,7 +160,7 @@ def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
         table.commit(BatchIdentity(owner, batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
     names = {}
 
-    exec(example("README.md", "The job", 1).replace("/data/clicks/metrics/pages", str(tmp_path)), names)
+    exec(example("pipeline/guide.md", "Read the counts").replace("/data/clicks/metrics/pages", str(tmp_path)), names)
 
     [row] = names["counts"].to_pylist()
     assert (row["page"], row["count"], row["sum_ms"]) == ("/", 5, 50)

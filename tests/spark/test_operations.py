@@ -1,4 +1,4 @@
-"""The page of operations, the manifests for Kubernetes and the image agree with the programs. No cluster runs here."""
+"""Operations, deployment, the manifests for Kubernetes and the image agree with the programs. No cluster runs here."""
 
 import os
 import re
@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "integration" / "kubernetes"
 IMAGES = ROOT / "integration" / "images"
 FILES = ("common", "receivers", "job", "sparkapplication")
-PAGE = ROOT / "docs/pages/pipeline/operations.md"
-TEXT = PAGE.read_text()
+PAGES = [ROOT / "docs/pages/pipeline" / name for name in ("operations.md", "deployment.md")]
+TEXT = "".join(page.read_text() for page in PAGES)
 
 
 def manifests(*files):
@@ -202,7 +202,7 @@ def test_entry_point_runs_an_executor(entrypoint):
     }
 
 
-# --- docs/pages/pipeline/operations.md
+# --- the pages
 
 
 def flags_of(command):
@@ -231,4 +231,4 @@ def test_files_in_the_text_exist():
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXT)
 
     assert links
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+    assert [link for link in links if not (PAGES[0].parent / link).exists()] == []

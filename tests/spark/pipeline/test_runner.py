@@ -73,7 +73,7 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
     publish(fakensqd, "clicks", EVENTS + BAD)
     publish(fakensqd, "frames", frames)
     stop, names = threading.Event(), {}
-    exec(example("README.md", "The job in a Spark that runs"), names)
+    exec(example("pipeline/guide.md", "The job in a Spark that runs"), names)
 
     with ThreadPoolExecutor() as threads:
         running = threads.submit(names["archive"], caller, write_toml(tmp_path, endless), stop)
