@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -50,6 +51,17 @@ class Block:
 def page_names() -> list[str]:
     """List README.md and the paths of all pages."""
     return ["README.md", *sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.md"))]
+
+
+def pages_run_as_a_whole() -> set[str]:
+    """Return the pages in a list PAGES of another module here: that module runs all blocks of these pages."""
+    found: set[str] = set()
+    for path in Path(__file__).parent.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            is_list = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+            if is_list and ast.unparse(node.targets[0]) == "PAGES":
+                found |= set(ast.literal_eval(node.value))
+    return found
 
 
 def page_text(page: str) -> str:
