@@ -194,12 +194,12 @@ def error_texts(error: type[Exception]) -> tuple[str, str]:
 def errors_table(*modules: str) -> str:
     """Make the table of the exceptions of modules that have no code of nsqd."""
     return _table(
-        ("error", "is also", "what it means", "what to do"),
+        ("error", "what it means", "what to do", "is also"),
         (
             (
                 f"`{error.__name__}`",
-                ", ".join(f"`{base.__name__}`" for base in error.__bases__ if base.__name__ != "NSQException"),
                 *error_texts(error),
+                ", ".join(f"`{base.__name__}`" for base in error.__bases__ if base.__name__ != "NSQException"),
             )
             for error in errors_of(*modules)
             if not getattr(error, "code", "")

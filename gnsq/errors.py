@@ -12,7 +12,7 @@ from gnsq.texts import printable
 
 
 class NSQException(Exception):
-    """Base of all exceptions of this module.
+    """Base of all exceptions of gnsq.
 
     What to do: see the class of the error and its text.
     """
