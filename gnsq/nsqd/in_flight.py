@@ -151,12 +151,12 @@ class InFlightMessages:
         self.in_flight -= 1
         if self.before_answer is not None:
             self.before_answer()
-        self._finished += 1
         if self.in_flight:
             self._finish(message_id)
         else:
             self._finish_last(message_id)
             self.drained.set()
+        self._finished += 1
         if self.on_finish is not None:
             self.on_finish(message_id)
 

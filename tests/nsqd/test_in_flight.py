@@ -98,6 +98,20 @@ def test_answer_of_a_closed_connection_raises_in_the_calling_thread():
         in_thread(lambda: in_flight.finish(ID))
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_answer_that_could_not_be_sent_is_not_counted(others):
+    def refuse(data):
+        raise NSQConnectionClosed("closed")
+
+    in_flight = InFlightMessages("nsqd:4150", refuse, lambda: None, RealClock())
+    in_flight.in_flight = 1 + others
+
+    with pytest.raises(NSQConnectionClosed):
+        in_flight.finish(ID)
+
+    assert in_flight.totals.finished == 0
+
+
 def test_connection_that_closes_on_the_way_is_logged(sent, caplog):
     caplog.set_level("INFO")
 
