@@ -208,8 +208,9 @@ class WorkerPool:
 
     def _begin_round(self, time: float, work: _Work) -> bool:
         """Return True if the event loop has begun another round since the last one in which workers took messages."""
-        # Only libev's loop counts its rounds. With another loop, each worker has a time of its own.
-        number = getattr(gevent.get_hub().loop, "iteration", work)
+        # Only libev's loop counts its rounds, from 1 on. With another loop, each worker has a time of its own.
+        iteration = gevent.get_hub().loop.iteration
+        number = iteration if iteration > 0 else work
         if number == self._round:
             return False
         self._round, self._round_end = number, time + MAX_RUN_SECONDS
@@ -225,6 +226,8 @@ class WorkerPool:
         while True:
             self._starting = None
             self._run(work)
+            if self._round is work:
+                self._round = None
             work.is_parked = len(self._parked) < MAX_PARKED and not self._is_closed
             if not work.is_parked:
                 return

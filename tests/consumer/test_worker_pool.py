@@ -1,4 +1,6 @@
-"""WorkerPool: workers that are killed, that raise, and that wait for work."""
+"""WorkerPool: workers that are killed, that raise, that wait for work, and whose messages wait for long."""
+
+import os
 
 import gevent
 import gevent.event
@@ -7,7 +9,7 @@ import pytest
 from gnsq.clock import RealClock
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.message import Message
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 
 
 def message(number):
@@ -224,3 +226,25 @@ def test_no_more_workers_are_parked_than_the_limit(monkeypatch):
 
     assert len(parked(workers)) == 3
     wait_until(lambda: len(workers._workers) == 3)
+
+
+UNCOUNTED_ROUNDS = """
+import gevent
+from gnsq.clock import RealClock
+from gnsq.consumer.worker_pool import MAX_RUN_SECONDS, WorkerPool
+from gnsq.message import Message
+
+handled = []
+workers = WorkerPool("w", lambda: 1, handled.append, None, lambda message: None, RealClock())
+for number in range(3):
+    workers.put([Message(0, 1, b"%016d" % number, b"x")])
+    gevent.sleep(2 * MAX_RUN_SECONDS)
+print(len(handled), len(workers.inbox))
+"""
+
+
+@pytest.mark.subprocess
+def test_messages_are_handled_by_a_loop_that_does_not_count_its_rounds():
+    pytest.importorskip("gevent.libuv.loop")
+
+    assert run_program(UNCOUNTED_ROUNDS, env={**os.environ, "GEVENT_LOOP": "libuv"}).stdout == "3 0\n"
