@@ -628,7 +628,7 @@ class Consumer:
             self._dispatcher.call_hook(self.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(self.topic, self.channel)
         self._lost_nsqds.pop(connection.address, None)
-        self._rdy.add(connection)
+        self._dispatcher.add(connection)
 
     def _on_connection_lost(self, connection: Connection) -> None:
         self._dispatcher.remove(connection)

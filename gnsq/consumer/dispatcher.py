@@ -126,6 +126,12 @@ class MessageDispatcher:
         in_flight.on_requeue = functools.partial(self._on_requeue, connection)
         self._set_finish_listener([connection])
 
+    def add(self, connection: Connection) -> None:
+        """Request messages of a connection that has subscribed."""
+        # A backoff may have begun after listen(), while the pool did not have the connection yet.
+        self._set_finish_listener([connection])
+        self.rdy.add(connection)
+
     def remove(self, connection: Connection) -> None:
         """Handle the loss of a connection: keep its counts, and drop its messages that wait for a handler."""
         limit = max_req_timeout(connection.error)

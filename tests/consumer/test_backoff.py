@@ -4,7 +4,7 @@ import pytest
 from gevent.event import Event
 
 from fakensqd import FakeNsqd, on
-from fakensqd.faults import error
+from fakensqd.faults import delay, error
 from gnsq import Consumer
 from gnsq.errors import NSQRequeueMessage
 
@@ -431,3 +431,23 @@ def test_switching_backoff_off_ends_the_pause_and_the_probe(nsqds, clock, publis
 
     assert events[-1][0] == "end"
     assert consumer.total_ready_count > 3
+
+
+def test_success_on_an_nsqd_that_connects_while_the_backoff_begins_ends_it(nsqds, clock, publish, started, worker):
+    first, second = nsqds[:2]
+    second.down()
+    consumer = started(worker, first, second, max_in_flight=10, reconnect_initial=1.0, **LATER)
+    second.up()
+    with second.add(on.command("IDENTIFY"), delay(0.5)):
+        clock.advance(1.2)
+        publish(first, b"x")
+        assert (consumer.stats().backoff, len(consumer.stats().connections)) == ("waiting", 1)
+        clock.advance(0.6)
+    first.down()
+    worker.failing = False
+
+    publish(second, b"y")
+    clock.advance(1.0)
+
+    assert len(worker.times) == 2
+    assert consumer.stats().backoff == "off"
