@@ -329,6 +329,10 @@ class RdyPolicy(Generic[Key]):
             in_flight: Function that returns the number of messages in flight on a connection.
         """
         self._in_flight, self._now = in_flight, now
+        for key in self._watched:
+            # The caller does not watch these yet, and messages of them may have been answered meanwhile.
+            if key in self._states:
+                self._set_used(self._states[key], in_flight(key))
         for state in self._arrivals.pop(now):
             state.arriving = 0
             self._set_used(state, in_flight(state.key))

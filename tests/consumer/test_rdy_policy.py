@@ -378,6 +378,30 @@ def test_lowered_max_in_flight_reduces_all_while_one_exceeds_its_rdy():
     assert {key: state.rdy for key, state in made._states.items()} == {"a": 4, "b": 4, "c": 4}
 
 
+def test_messages_that_are_answered_before_they_are_watched_free_their_rdy():
+    made = WatchingPolicy(1, IDLE, random.Random(1))
+    in_flight = Counter()
+    for key in "ab":
+        made.add(key, 2500, 0.0)
+    (first,) = made.decide(in_flight.__getitem__, 0.0)
+    (second,) = {"a", "b"} - {first}
+    now = IDLE
+    assert made.decide(in_flight.__getitem__, now) == {first: 0, second: 1}
+    # Two messages of the first come late. It is watched until the first is answered.
+    made.on_messages(first, 1, 1, now)
+    made.answered(first, 0, now)
+    made.on_messages(first, 1, 1, now)
+
+    made.answered(first, 0, now)
+    made.decide(in_flight.__getitem__, now)
+    now += 2 * IDLE
+    made.remove(second)
+    made.add("c", 2500, now)
+    made.decide(in_flight.__getitem__, now)
+
+    assert sum(state.rdy for state in made._states.values()) == 1
+
+
 class Nsqd:
     """A simulated nsqd: RDY, answers and messages arrive with a delay."""
 
