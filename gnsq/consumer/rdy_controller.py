@@ -163,6 +163,7 @@ class RdyController:
             self._on_change(connection)
 
     def _on_change(self, connection: Connection) -> None:
+        self._check_wanted = True
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
             # The message of the probe has come. Send RDY 0 before its answer, so that nsqd does not send another one.
             self._probed, self._policy.probe = connection, None
@@ -171,7 +172,6 @@ class RdyController:
             )
             self._update_rdy()
         else:
-            self._check_wanted = True
             self.schedule_update()
 
     def check_in_flight(self, connection: Connection) -> None:

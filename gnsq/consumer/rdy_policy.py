@@ -431,7 +431,7 @@ class RdyPolicy(Generic[Key]):
 
     def _set_plain(self, state: _State[Key]) -> None:
         is_plain = (
-            (state.is_sharing or state in self._turn_ends)
+            (state.is_sharing or (self._mode is _Mode.TURNS and state in self._turn_ends))
             and state.has_backlog
             and not (state.arriving or state.counts_down)
             and state.raised_at is None

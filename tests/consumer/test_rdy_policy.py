@@ -402,6 +402,21 @@ def test_messages_that_are_answered_before_they_are_watched_free_their_rdy():
     assert sum(state.rdy for state in made._states.values()) == 1
 
 
+def test_message_of_a_probe_that_has_a_turn_is_noticed():
+    made = policy(2, "abc")
+    made.decide({}, 0.0)
+    probe = next(key for key, state in made._states.items() if state.rdy)
+    made.backing_off = True
+    made.decide({}, 0.0)
+    made.on_messages(probe, 1, 1, 0.1)
+    made.probe = probe
+    assert made.decide({probe: 1}, 2 * GRACE) == {probe: 2}
+    assert made.lower_probe(0, 2 * GRACE) == 1
+    made.decide({}, 4 * GRACE)
+
+    assert made.on_messages(probe, 1, 1, 4 * GRACE)
+
+
 class Nsqd:
     """A simulated nsqd: RDY, answers and messages arrive with a delay."""
 
