@@ -451,3 +451,21 @@ def test_success_on_an_nsqd_that_connects_while_the_backoff_begins_ends_it(nsqds
 
     assert len(worker.times) == 2
     assert consumer.stats().backoff == "off"
+
+
+def test_message_of_a_probe_times_out_after_the_backoff_is_switched_off(nsqds, clock, publish, started):
+    holder = Holder()
+    first, second = nsqds[:2]
+    consumer = started(holder, first, second, max_in_flight=1, msg_timeout=5.0, low_ready_idle_timeout=3.0, **LATER)
+    publish(first, b"x")
+    clock.advance(10.0)
+    # The other one has no turn, but is probed, since the first has no message.
+    publish(second, b"y")
+    clock.advance(4.0)
+    assert [message.body for message in holder.seen] == [b"x", b"y"]
+
+    consumer.max_backoff_duration = 0
+    publish(first, b"z")
+    clock.advance(60.0)
+
+    assert b"z" in [message.body for message in holder.seen]
