@@ -207,14 +207,20 @@ class WorkerPool:
         return work.worker
 
     def _begin_round(self, time: float, work: _Work) -> bool:
-        """Return True if the event loop has begun another round since the last one in which workers took messages."""
+        """Return True if the event loop has begun another round since the last one in which workers took messages, and
+        a message is left that has not timed out."""
         # Only libev's loop counts its rounds, from 1 on. With another loop, each worker has a time of its own.
         iteration = gevent.get_hub().loop.iteration
         number = iteration if iteration > 0 else work
         if number == self._round:
             return False
         self._round, self._round_end = number, time + MAX_RUN_SECONDS
-        return True
+        # The handler before may have taken long.
+        if len(self.inbox) > 1:
+            self._limit = self._concurrency()
+        if time >= self._drop_due:
+            self._drop_timed_out(time)
+        return bool(self.inbox)
 
     def _continue_in_another(self) -> None:
         self._limit = self._concurrency()

@@ -228,6 +228,58 @@ def test_no_more_workers_are_parked_than_the_limit(monkeypatch):
     wait_until(lambda: len(workers._workers) == 3)
 
 
+# --- messages that wait while handlers run
+
+
+class Responder:
+    """A responder whose messages time out after 5 s."""
+
+    nsqd, msg_timeout, max_msg_timeout = "nsqd:4150", 5.0, None
+
+    def __init__(self, clock):
+        self.now = clock.monotonic
+        self.dropped = []
+
+    def mark_timed_out(self, message):
+        self.dropped.append(message)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_messages_that_time_out_while_a_handler_runs_are_dropped(clock, handled, batches):
+    def handle(message):
+        handled.append(message)
+        clock.sleep(6.0)
+        return True
+
+    handle_batch = (lambda messages: handle(messages) and []) if batches else None
+    workers = WorkerPool("w", lambda: 1, handle, handle_batch, lambda message: None, clock)
+    responder = Responder(clock)
+    messages = [Message(0, 1, b"%016d" % number, b"x", responder) for number in range(4)]
+    workers.put(messages[:1])
+    clock.advance(0.1)
+    workers.put(messages[1:])
+    clock.advance(30.0)
+
+    assert len(handled) == 1
+    assert responder.dropped == messages[1:]
+
+
+def test_limit_that_is_raised_while_a_handler_runs_is_used_for_the_messages_that_wait(clock):
+    limit, release = [1], gevent.event.Event()
+    workers = WorkerPool("w", lambda: limit[0], lambda message: release.wait(), None, lambda message: None, clock)
+    workers.put([message(number) for number in range(5)])
+    wait_until(lambda: workers.busy == 1)
+    clock.advance(1.0)
+
+    limit[0] = 4
+    release.set()
+    release.clear()
+
+    wait_until(lambda: workers.busy == 4)
+    release.set()
+    wait_until_idle(workers)
+
+
 UNCOUNTED_ROUNDS = """
 import gevent
 from gnsq.clock import RealClock
