@@ -1,0 +1,211 @@
+"""Blocks of code of the tutorial, the guides and the pages about tests and other clients, and how to run them.
+
+Every Python block of PAGES runs. Comments right before a block say how:
+
+    <!-- before: nsqd.publish("clicks", b"1") -->    code that runs before the block
+    <!-- until: nsqd.transcript.finished() == 1 -->  after that is true, the clients of the block are closed
+    <!-- after: assert nsqd.depth("clicks") == 0 --> code that runs after it, with the names of the block
+    <!-- process -->                                 the block runs as a program of its own
+    <!-- not run: why -->                            no test runs the block
+
+Their code has the names ``nsqd`` and ``lookupd``: emulators that take the place of 127.0.0.1:4150, 4151 and 4161. A
+block of text after "It prints:" is what the block must print; ``...`` in it stands for any text.
+"""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+import os
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gevent
+import pytest
+
+from gnsq import Consumer, Producer
+from tests.helpers import LIMIT, child, wait_until
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs/pages"
+PAGES = (
+    "tutorial.md",
+    "guides/asyncio.md",
+    "guides/consuming.md",
+    "guides/cpu-bound.md",
+    "guides/forks-and-gunicorn.md",
+    "guides/kubernetes.md",
+    "guides/logging.md",
+    "guides/metrics.md",
+    "guides/monkey-patching.md",
+    "guides/producing.md",
+    "guides/several-consumers.md",
+    "guides/threads.md",
+    "guides/tls-and-auth.md",
+    "guides/tracing.md",
+    "fakensqd/cookbook.md",
+    "fakensqd/first-test.md",
+    "coming-from/nsq-utilities.md",
+    "coming-from/pynsq.md",
+    "comparison.md",
+)
+_BLOCK = re.compile(
+    r"(?P<notes>(?:<!--.*?-->\n)*)^```(?P<language>\w+)(?P<title>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S
+)
+_NOTE = re.compile(r"<!-- (before|until|after|process|not run)(?:: (.*?))? -->", re.S)
+_PRINTED = re.compile(r"\s*[^\n]*\bprints:\s*")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code.
+
+    Attributes:
+        line: Number of its first line in the page.
+        title: Name of the file that the block is, if it has one.
+        notes: What the comments before it say, by their first words.
+        printed: What it must print; None if the page does not say that.
+    """
+
+    page: str
+    line: int
+    language: str
+    title: str
+    notes: dict[str, str]
+    code: str
+    printed: str | None
+
+    def compiled(self, code: str | None = None) -> object:
+        """Compile the code, so that tracebacks have the lines of the page."""
+        return compile("\n" * (self.line - 1) + (code or self.code), str(FOLDER / self.page), "exec")
+
+    @property
+    def is_test(self) -> bool:
+        return re.search(r"^def test_", self.code, re.M) is not None
+
+
+def blocks(page: str) -> list[Block]:
+    """List the blocks of a page in their order; none if the page does not exist."""
+    path = FOLDER / page
+    text = path.read_text() if path.exists() else ""
+    parts = list(_BLOCK.finditer(text))
+    found = []
+    for part, after in itertools.zip_longest(parts, parts[1:]):
+        is_printed = after is not None and _PRINTED.fullmatch(text, part.end(), after.start())
+        found.append(
+            Block(
+                page,
+                text.count("\n", 0, part.start("code")) + 1,
+                part["language"],
+                "".join(re.findall(r'title="(.*?)"', part["title"])),
+                {name: textwrap.dedent(value or "").strip() for name, value in _NOTE.findall(part["notes"])},
+                part["code"],
+                after["code"] if after is not None and is_printed and after["language"] == "text" else None,
+            )
+        )
+    return found
+
+
+def programs(*, process: bool) -> list[object]:
+    """List the blocks that are whole programs, as parameters of a test."""
+    marks = [pytest.mark.subprocess] if process else []
+    return [
+        pytest.param(block, id=f"{page}:{block.line}", marks=marks)
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "python" and not block.is_test and "not run" not in block.notes and not block.title
+        if ("process" in block.notes) is process
+    ]
+
+
+def tests_of(page: str) -> dict[str, Callable[..., object]]:
+    """Execute the blocks of a page that are tests; returns the test functions by name."""
+    found: dict[str, Callable[..., object]] = {}
+    for block in blocks(page):
+        if block.language == "python" and block.is_test and not block.title and "not run" not in block.notes:
+            names: dict[str, object] = {"__name__": "example"}
+            exec(block.compiled(), names)
+            for name, value in names.items():
+                if name.startswith("test_"):
+                    assert name not in found, f"{page}: two tests have the name {name}"
+                    found[name] = value  # a function, since only tests have such names
+    return found
+
+
+class Addresses:
+    """Puts addresses of emulators in place of those in a page, and back."""
+
+    def __init__(self, nsqd: object, lookupd: object) -> None:
+        self._pairs = [
+            ("127.0.0.1:4150", nsqd.tcp_address),
+            ("127.0.0.1:4151", nsqd.http_address),
+            ("127.0.0.1:4161", lookupd.http_address),
+        ]
+
+    def put_in(self, code: str) -> str:
+        for usual, used in self._pairs:
+            code = code.replace(usual, used)
+        return code
+
+    def take_out(self, text: str) -> str:
+        for usual, used in self._pairs:
+            text = text.replace(used, usual)
+        return text
+
+
+def check_printed(block: Block, got: str) -> None:
+    """Compare what a block has printed with what the page says."""
+    if block.printed is not None:
+        same = doctest.OutputChecker().check_output(block.printed, got, doctest.ELLIPSIS)
+        assert same, f"the page says\n{block.printed}\nand the block prints\n{got}"
+
+
+def run(block: Block, nsqd: object, lookupd: object) -> None:
+    """Run a block in this process."""
+    addresses = Addresses(nsqd, lookupd)
+    names: dict[str, object] = {"__name__": "__main__"}
+    given = {"nsqd": nsqd, "lookupd": lookupd, "wait_until": wait_until}
+
+    def clients() -> list[Consumer | Producer]:
+        return [value for value in list(names.values()) if isinstance(value, (Consumer, Producer))]
+
+    def close_in_time() -> None:
+        until = block.notes["until"]
+        wait_until(lambda: eval(until, {**given, **names}))
+        for client in clients():
+            if isinstance(client, Consumer):
+                client.close()
+
+    exec(block.notes.get("before", ""), given)
+    closer = gevent.spawn(close_in_time) if "until" in block.notes else None
+    try:
+        exec(block.compiled(addresses.put_in(block.code)), names)
+        if closer is not None:
+            closer.get(timeout=LIMIT)
+        exec(block.notes.get("after", ""), {**given, **names})
+    finally:
+        for client in clients():
+            client.close(timeout=1)
+
+
+def run_process(block: Block, nsqd: object, lookupd: object, folder: Path) -> str:
+    """Run a block as a program; returns what it has printed. After ``until``, the program gets a SIGTERM."""
+    addresses = Addresses(nsqd, lookupd)
+    given = {"nsqd": nsqd, "lookupd": lookupd}
+    exec(block.notes.get("before", ""), given)
+    path = folder / "program.py"
+    path.write_text(addresses.put_in(block.code))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with child(sys.executable, "-W", "error", str(path), cwd=folder, env=environment) as program:
+        if "until" in block.notes:
+            wait_until(lambda: eval(block.notes["until"], given), 30)
+            program.send_signal(signal.SIGTERM)
+        out, err = program.communicate()
+    assert program.returncode == 0, err
+    exec(block.notes.get("after", ""), given)
+    return addresses.take_out(out + err)

@@ -1,0 +1,109 @@
+"""The files and commands of the tutorial, one after another in an empty folder."""
+
+import contextlib
+import itertools
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+import urllib.request
+
+import pytest
+
+from tests.docs.prose import ROOT, blocks, check_printed
+from tests.helpers import child, wait_until
+
+PAGE = "tutorial.md"
+PORTS = ("4150", "4151", "9100")
+PROGRAMS = {"python": [], "pytest": ["-m", "pytest", "-p", "no:cacheprovider"], "fakensqd": ["-m", "fakensqd"]}
+
+
+def free_ports():
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in PORTS]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return {usual: str(sock.getsockname()[1]) for usual, sock in zip(PORTS, sockets, strict=True)}
+
+
+class Reader:
+    """Does what the tutorial says."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.ports = free_ports()
+        self.stack = contextlib.ExitStack()
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self.environment.pop("PYTEST_ADDOPTS", None)
+        self.out = folder / "out.txt"
+
+    def localized(self, text):
+        return re.sub("|".join(PORTS), lambda port: self.ports[port[0]], text)
+
+    def command(self, line):
+        word, *rest = shlex.split(self.localized(line))
+        if word == "fakensqd":
+            rest += [f"--tcp-address=127.0.0.1:{self.ports['4150']}", f"--http-address=127.0.0.1:{self.ports['4151']}"]
+        return [sys.executable, *PROGRAMS[word], *rest]
+
+    def run(self, line):
+        with child(*self.command(line), cwd=self.folder, env=self.environment) as program:
+            out, err = program.communicate()
+        assert program.returncode == 0, out + err
+        return out
+
+    @contextlib.contextmanager
+    def background(self, line, shows):
+        """Run a program while the block runs, from the time on at which its output has a text."""
+        with (
+            self.out.open("w") as out,
+            child(*self.command(line), cwd=self.folder, env=self.environment, stdout=out, stderr=out) as program,
+        ):
+            wait_until(lambda: shows in self.out.read_text(), 30)
+            yield
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(20) == 0
+
+
+def get(line, reader):
+    (url,) = re.findall(r"http://\S+?(?=\"|$)", reader.localized(line))
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.subprocess
+def test_tutorial(tmp_path):
+    reader = Reader(tmp_path)
+    everything = blocks(PAGE)
+    commands = []
+    with contextlib.ExitStack() as running:
+        for block, after in itertools.zip_longest(everything, everything[1:]):
+            if block.title:
+                (tmp_path / block.title).write_text(reader.localized(block.code))
+            if block.language != "sh" or "not run" in block.notes:
+                continue
+            for line in block.code.splitlines():
+                commands.append(line)
+                if line.startswith("fakensqd"):
+                    running.enter_context(reader.background(line, "HTTP: listening"))
+                    reader.out = tmp_path / "worker.txt"
+                elif line == "python worker.py" and "metrics" in (tmp_path / "worker.py").read_text():
+                    running.enter_context(reader.background(line, "connected"))
+                elif line == "python worker.py":
+                    with reader.background(line, "failures in a row: 1"):
+                        check_lines(after.code, reader.out.read_text())
+                elif line.startswith("curl"):
+                    check_lines(after.code if after.language == "text" else "orders", get(line, reader))
+                else:
+                    check_printed(block, reader.run(line))
+
+    assert len(commands) == 9
+
+
+def check_lines(wanted, text):
+    """Check that a text has all lines of a page, in which ``...`` stands for any text."""
+    for line in wanted.splitlines():
+        pattern = ".*".join(map(re.escape, re.sub(r"127\.0\.0\.1:\d+", "...", line).split("...")))
+        assert re.search(pattern, text), f"{line}\nis not in\n{text}"
