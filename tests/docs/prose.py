@@ -6,6 +6,7 @@ Every Python block of PAGES runs. Comments right before a block say how:
     <!-- until: nsqd.transcript.finished() == 1 -->  after that is true, the clients of the block are closed
     <!-- after: assert nsqd.depth("clicks") == 0 --> code that runs after it, with the names of the block
     <!-- process -->                                 the block runs as a program of its own
+    <!-- prelude -->                                 the block runs before the tests of the page, which use its names
     <!-- not run: why -->                            no test runs the block
 
 Their code has the names ``nsqd`` and ``lookupd``: emulators that take the place of 127.0.0.1:4150, 4151 and 4161. A
@@ -57,7 +58,7 @@ PAGES = (
 _BLOCK = re.compile(
     r"(?P<notes>(?:<!--.*?-->\n)*)^```(?P<language>\w+)(?P<title>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S
 )
-_NOTE = re.compile(r"<!-- (before|until|after|process|not run)(?:: (.*?))? -->", re.S)
+_NOTE = re.compile(r"<!-- (before|until|after|process|prelude|not run)(?:: (.*?))? -->", re.S)
 _PRINTED = re.compile(r"\s*[^\n]*\bprints:\s*")
 
 
@@ -118,22 +119,29 @@ def programs(*, process: bool) -> list[object]:
         pytest.param(block, id=f"{page}:{block.line}", marks=marks)
         for page in PAGES
         for block in blocks(page)
-        if block.language == "python" and not block.is_test and "not run" not in block.notes and not block.title
+        if block.language == "python"
+        and not block.is_test
+        and not block.title
+        and not block.notes.keys() & {"not run", "prelude"}
         if ("process" in block.notes) is process
     ]
 
 
 def tests_of(page: str) -> dict[str, Callable[..., object]]:
     """Execute the blocks of a page that are tests; returns the test functions by name."""
+    prelude: dict[str, object] = {"__name__": "example"}
     found: dict[str, Callable[..., object]] = {}
     for block in blocks(page):
-        if block.language == "python" and block.is_test and not block.title and "not run" not in block.notes:
-            names: dict[str, object] = {"__name__": "example"}
+        if block.language != "python" or block.title or "not run" in block.notes:
+            continue
+        if "prelude" in block.notes:
+            exec(block.compiled(), prelude)
+        elif block.is_test:
+            names = dict(prelude)
             exec(block.compiled(), names)
-            for name, value in names.items():
-                if name.startswith("test_"):
-                    assert name not in found, f"{page}: two tests have the name {name}"
-                    found[name] = value  # a function, since only tests have such names
+            for name in [name for name in names if name.startswith("test_")]:
+                assert name not in found, f"{page}: two tests have the name {name}"
+                found[name] = names[name]
     return found
 
 
