@@ -2,7 +2,8 @@
 
 Every Python block of PAGES runs. Comments right before a block say how:
 
-    <!-- before: nsqd.publish("clicks", b"1") -->    code that runs before the block
+    <!-- before: nsqd.publish("clicks", b"1") -->    code that runs before the block; it may set another ``nsqd``, and
+                                                     ``files``: texts in the block, and those that take their place
     <!-- until: nsqd.transcript.finished() == 1 -->  after that is true, the clients of the block are closed
     <!-- after: assert nsqd.depth("clicks") == 0 --> code that runs after it, with the names of the block
     <!-- process -->                                 the block runs as a program of its own
@@ -58,7 +59,7 @@ PAGES = (
 _BLOCK = re.compile(
     r"(?P<notes>(?:<!--.*?-->\n)*)^```(?P<language>\w+)(?P<title>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S
 )
-_NOTE = re.compile(r"<!-- (before|until|after|process|prelude|not run)(?:: (.*?))? -->", re.S)
+_NOTE = re.compile(r"<!-- (before|until|after|process|prelude|not run)(?::\s+(.*?))?\s+-->", re.S)
 _PRINTED = re.compile(r"\s*[^\n]*\bprints:\s*")
 
 
@@ -173,11 +174,10 @@ def check_printed(block: Block, got: str) -> None:
         assert same, f"the page says\n{block.printed}\nand the block prints\n{got}"
 
 
-def run(block: Block, nsqd: object, lookupd: object) -> None:
-    """Run a block in this process."""
-    addresses = Addresses(nsqd, lookupd)
+def run(block: Block, nsqd: object, lookupd: object) -> Addresses:
+    """Run a block in this process; returns the addresses that it got."""
     names: dict[str, object] = {"__name__": "__main__"}
-    given = {"nsqd": nsqd, "lookupd": lookupd, "wait_until": wait_until}
+    given = {"nsqd": nsqd, "lookupd": lookupd, "files": {}}
 
     def clients() -> list[Consumer | Producer]:
         return [value for value in list(names.values()) if isinstance(value, (Consumer, Producer))]
@@ -190,15 +190,20 @@ def run(block: Block, nsqd: object, lookupd: object) -> None:
                 client.close()
 
     exec(block.notes.get("before", ""), given)
+    addresses = Addresses(given["nsqd"], lookupd)
+    code = addresses.put_in(block.code)
+    for path, used in given["files"].items():
+        code = code.replace(path, used)
     closer = gevent.spawn(close_in_time) if "until" in block.notes else None
     try:
-        exec(block.compiled(addresses.put_in(block.code)), names)
+        exec(block.compiled(code), names)
         if closer is not None:
             closer.get(timeout=LIMIT)
         exec(block.notes.get("after", ""), {**given, **names})
     finally:
         for client in clients():
             client.close(timeout=1)
+    return addresses
 
 
 def run_process(block: Block, nsqd: object, lookupd: object, folder: Path) -> str:

@@ -4,7 +4,7 @@ import gevent
 import pytest
 
 from tests.docs.prose import PAGES as PAGE_NAMES
-from tests.docs.prose import Addresses, blocks, check_printed, programs, run, run_process
+from tests.docs.prose import blocks, check_printed, programs, run, run_process
 
 
 @pytest.mark.parametrize("block", programs(process=False))
@@ -12,9 +12,9 @@ def test_program(block, fakensqd, fakelookupd, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     with gevent.Timeout(30):
-        run(block, fakensqd, fakelookupd)
+        addresses = run(block, fakensqd, fakelookupd)
 
-    check_printed(block, Addresses(fakensqd, fakelookupd).take_out(capsys.readouterr().out))
+    check_printed(block, addresses.take_out(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("block", programs(process=True))

@@ -1,0 +1,87 @@
+"""The web application of the guide to forks runs in each kind of gunicorn's workers; the worker for Kubernetes, too."""
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.docs.prose import ROOT, Addresses, blocks
+from tests.helpers import child, wait_until
+
+pytestmark = pytest.mark.subprocess
+
+
+def write_files(page, folder, nsqd, lookupd):
+    for block in blocks(page):
+        if block.title:
+            (folder / block.title).write_text(Addresses(nsqd, lookupd).put_in(block.code))
+
+
+def request(method, address, path, body=None):
+    """Send a request; returns the status and the text of the response, or None if there was no response."""
+    connection = http.client.HTTPConnection(address, timeout=10)
+    with contextlib.closing(connection), contextlib.suppress(OSError):
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+@contextlib.contextmanager
+def program(folder, *command, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), **variables}
+    with (
+        (folder / "out").open("w") as out,
+        child(sys.executable, *command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
+    ):
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
+def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelookupd, tmp_path):
+    write_files("guides/forks-and-gunicorn.md", tmp_path, fakensqd, fakelookupd)
+    options = ["-k", worker, "--preload", "--bind", "127.0.0.1:0", "--bind", f"unix:{tmp_path}/web.sock"]
+
+    with program(tmp_path, "-m", "gunicorn", *options, "app:app"):
+        listening = r"http://(127\.0\.0\.1:\d+)"
+        wait_until(lambda: re.search(listening, (tmp_path / "out").read_text()), 30)
+        address = re.search(listening, (tmp_path / "out").read_text())[1]
+        stored = request("POST", address, "/", b"42")
+        refused = request("POST", address, "/", b"")
+
+    assert stored == (200, "stored")
+    assert refused == (400, "message body is empty; nsqd wants at least 1 byte")
+    assert fakensqd.messages("orders") == [b"42"]
+
+
+def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, tmp_path):
+    write_files("guides/kubernetes.md", tmp_path, fakecluster.nsqds[0], fakecluster.lookupds[0])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    path = tmp_path / "worker.py"
+    path.write_text(path.read_text().replace('("0.0.0.0", 8080)', repr(address)))
+    fakecluster.publish("orders", b"42", b"43")
+
+    with program(tmp_path, "worker.py", LOOKUPD_HTTP_ADDRESSES=" ".join(fakecluster.lookupd_http_addresses)):
+        wait_until(lambda: request("GET", address, "/ready") == (200, "ready\n"), 30)
+        assert request("GET", address, "/live")[0] == 200
+        assert request("GET", address, "/other")[0] == 404
+        wait_until(lambda: (tmp_path / "out").read_text().count("bill b'4") == 2)
+        fakecluster.nsqds[0].down()
+        fakecluster.nsqds[1].down()
+        wait_until(lambda: request("GET", address, "/ready")[0] == 503)
+
+
+def test_manifests_are_yaml():
+    manifests = [yaml.safe_load(block.code) for block in blocks("guides/kubernetes.md") if block.language == "yaml"]
+
+    assert [list(manifest) for manifest in manifests] == [["apiVersion", "kind", "metadata", "spec"], ["lifecycle"]]
