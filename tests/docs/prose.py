@@ -7,6 +7,7 @@ Every Python block of PAGES runs. Comments right before a block say how:
     <!-- until: nsqd.transcript.finished() == 1 -->  after that is true, the clients of the block are closed
     <!-- after: assert nsqd.depth("clicks") == 0 --> code that runs after it, with the names of the block
     <!-- process -->                                 the block runs as a program of its own
+    <!-- stdin: text -->                             what this program reads
     <!-- prelude -->                                 the block runs before the tests of the page, which use its names
     <!-- not run: why -->                            no test runs the block
 
@@ -21,6 +22,7 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -59,7 +61,7 @@ PAGES = (
 _BLOCK = re.compile(
     r"(?P<notes>(?:<!--.*?-->\n)*)^```(?P<language>\w+)(?P<title>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S
 )
-_NOTE = re.compile(r"<!-- (before|until|after|process|prelude|not run)(?::\s+(.*?))?\s+-->", re.S)
+_NOTE = re.compile(r"<!-- (before|until|after|process|stdin|prelude|not run)(?::\s+(.*?))?\s+-->", re.S)
 _PRINTED = re.compile(r"\s*[^\n]*\bprints:\s*")
 
 
@@ -184,7 +186,7 @@ def run(block: Block, nsqd: object, lookupd: object) -> Addresses:
 
     def close_in_time() -> None:
         until = block.notes["until"]
-        wait_until(lambda: eval(until, {**given, **names}))
+        wait_until(lambda: eval(until, {**names, **given}))
         for client in clients():
             if isinstance(client, Consumer):
                 client.close()
@@ -199,7 +201,7 @@ def run(block: Block, nsqd: object, lookupd: object) -> Addresses:
         exec(block.compiled(code), names)
         if closer is not None:
             closer.get(timeout=LIMIT)
-        exec(block.notes.get("after", ""), {**given, **names})
+        exec(block.notes.get("after", ""), {**names, **given})
     finally:
         for client in clients():
             client.close(timeout=1)
@@ -214,11 +216,12 @@ def run_process(block: Block, nsqd: object, lookupd: object, folder: Path) -> st
     path = folder / "program.py"
     path.write_text(addresses.put_in(block.code))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with child(sys.executable, "-W", "error", str(path), cwd=folder, env=environment) as program:
+    command = (sys.executable, "-W", "error", str(path))
+    with child(*command, cwd=folder, env=environment, stdin=subprocess.PIPE) as program:
         if "until" in block.notes:
             wait_until(lambda: eval(block.notes["until"], given), 30)
             program.send_signal(signal.SIGTERM)
-        out, err = program.communicate()
+        out, err = program.communicate(block.notes.get("stdin"))
     assert program.returncode == 0, err
     exec(block.notes.get("after", ""), given)
     return addresses.take_out(out + err)
