@@ -1,18 +1,24 @@
-"""The pictures of the documentation: small, readable, and without anything from other hosts."""
+"""The pictures of the documentation: small, readable, without anything from other hosts; and a plot that is true."""
 
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import groupby
 from pathlib import Path
 
 import pytest
+
+from fakensqd import FakeCluster
+from fakensqd.clock import ManualClock
+from gnsq import Consumer
 
 PICTURES = sorted((Path(__file__).parents[2] / "docs/pages/pictures").glob("*.svg"))
 MAX_BYTES = 8192
 MIN_PIXELS = 13
 
-pytestmark = pytest.mark.parametrize("picture", PICTURES, ids=[picture.stem for picture in PICTURES])
+each_picture = pytest.mark.parametrize("picture", PICTURES, ids=[picture.stem for picture in PICTURES])
 
 
+@each_picture
 def test_picture_is_small_and_has_a_title(picture):
     root = ElementTree.parse(picture).getroot()
 
@@ -20,6 +26,7 @@ def test_picture_is_small_and_has_a_title(picture):
     assert root.find("{http://www.w3.org/2000/svg}title").text == root.get("aria-label")
 
 
+@each_picture
 def test_picture_loads_nothing_and_its_letters_are_large(picture):
     text = picture.read_text()
 
@@ -27,3 +34,49 @@ def test_picture_loads_nothing_and_its_letters_are_large(picture):
     sizes = [int(size) for size in re.findall(r"(?:font:|font-size:)(\d+)px", text)]
     assert sizes
     assert min(sizes) >= MIN_PIXELS
+
+
+def plotted(line):
+    """Return the RDY counts of a line of the plot, from left to right; the first one of the plot is 1."""
+    heights = [float(point.split()[1]) for point in line.removeprefix("M").split("L")]
+    pixels = 6.0  # of one message
+    return [round(1 + (heights[0] - height) / pixels) for height, _ in groupby(heights)]
+
+
+def test_plot_has_the_rdy_counts_of_a_run():
+    clock, failing, counts = ManualClock(), [], []
+
+    def handle(consumer, message):
+        if failing:
+            raise failing.pop()
+        clock.sleep(0.2)
+
+    with FakeCluster(lookupds=0, clock=clock) as cluster:
+        consumer = Consumer(
+            *("t", "c", cluster.nsqd_tcp_addresses),
+            message_handler=handle,
+            max_in_flight=20,
+            backoff_jitter=0.0,
+            close_timeout=0.0,
+            clock=clock,
+        )
+        consumer.start(block=False)
+        for tenth in range(600):
+            rdy = {connection.address: connection.rdy for connection in consumer.stats().connections}
+            if consumer.stats().backoff != "probing":
+                counts.append([rdy[address] for address in cluster.nsqd_tcp_addresses])
+            if tenth == 30:
+                cluster.nsqds[0].publish("t", *[b"x"] * 2250)
+            if tenth == 150:
+                cluster.nsqds[1].publish("t", *[b"x"] * 6000)
+            if tenth == 280:
+                failing.append(OSError("the database is away"))
+            clock.advance(0.1)
+        consumer.close()
+        clock.advance(10.0)
+
+    plot = (PICTURES[0].parent / "rdy.svg").read_text()
+    lines = re.findall(r'class="l" d="(M[^"H]*)"', plot)  # H: the legend
+    assert [plotted(line) for line in lines] == [
+        [count for count, _ in groupby(each)] for each in zip(*counts, strict=True)
+    ]
