@@ -94,9 +94,8 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """List the blocks of a page in their order; none if the page does not exist."""
-    path = FOLDER / page
-    text = path.read_text() if path.exists() else ""
+    """List the blocks of a page in their order."""
+    text = (FOLDER / page).read_text()
     parts = list(_BLOCK.finditer(text))
     found = []
     for part, after in itertools.zip_longest(parts, parts[1:]):
