@@ -26,7 +26,7 @@ def write_files(page, folder, nsqd, lookupd):
 
 def request(method, address, path, body=None):
     """Send a request; returns the status and the text of the response, or None if there was no response."""
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=30)
     with contextlib.closing(connection), contextlib.suppress(OSError):
         connection.request(method, path, body)
         response = connection.getresponse()
@@ -38,26 +38,27 @@ def program(folder, *command, **variables):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), **variables}
     with (
         (folder / "out").open("w") as out,
-        child(sys.executable, *command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT) as process,
+        child(
+            sys.executable, *command, limit=100, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT
+        ) as process,
     ):
-        yield process
+        yield
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0, (folder / "out").read_text()
 
 
 @pytest.mark.parametrize("worker", ["sync", "gthread", "gevent"])
 def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelookupd, tmp_path):
     write_files("guides/forks-and-gunicorn.md", tmp_path, fakensqd, fakelookupd)
-    options = ["-k", worker, "--preload", "--bind", "127.0.0.1:0", "--bind", f"unix:{tmp_path}/web.sock"]
 
-    with program(tmp_path, "-m", "gunicorn", *options, "app:app"):
+    with program(tmp_path, "-m", "gunicorn", "-k", worker, "--preload", "--bind", "127.0.0.1:0", "app:app"):
         listening = r"http://(127\.0\.0\.1:\d+)"
         wait_until(lambda: re.search(listening, (tmp_path / "out").read_text()), 30)
         address = re.search(listening, (tmp_path / "out").read_text())[1]
         stored = request("POST", address, "/", b"42")
         refused = request("POST", address, "/", b"")
 
-    assert stored == (200, "stored")
+    assert stored == (200, "stored"), (tmp_path / "out").read_text()
     assert refused == (400, "message body is empty; nsqd wants at least 1 byte")
     assert fakensqd.messages("orders") == [b"42"]
 
