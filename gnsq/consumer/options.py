@@ -93,7 +93,7 @@ class ConsumerOptions(Options):
     )
     busy_poll: bool = option(
         False,
-        "after messages that follow others immediately, the event loop does not sleep for up to 0.1 ms: with few "
+        "after messages that follow others immediately, the event loop does not sleep for up to 0.3 ms: with few "
         "messages in flight these come faster, and each read costs up to this much processor time",
     )
     handler_timeout: float | None = option(

@@ -77,7 +77,7 @@ class ProducerOptions(Options):
     batch_linger: float = option(0.002, "time after which a batch is sent that is not full", unit="s", minimum=0)
     busy_poll: bool = option(
         True,
-        "after a publish that follows another one immediately, the event loop does not sleep for up to 0.1 ms: such "
+        "after a publish that follows another one immediately, the event loop does not sleep for up to 0.3 ms: such "
         "publishes are faster, and each costs up to this much processor time",
     )
     stalled_after: float = option(

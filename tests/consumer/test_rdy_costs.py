@@ -12,7 +12,7 @@ from gnsq.consumer.rdy_policy import RdyPolicy
 from tests.helpers import wait_until
 
 FEW, MANY = 10, 1000
-EVENTS = 50
+EVENTS = 10
 # Heaps need a comparison more for each doubling.
 FACTOR = 1.5
 
