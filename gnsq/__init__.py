@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers, a name that is imported "as" itself is p
     from gnsq.nsqd import NsqdTCPClient as NsqdTCPClient
     from gnsq.producer import Producer as Producer
     from gnsq.producer import PublishResult as PublishResult
+    from gnsq.running import run as run
 
     __version__: str
 
@@ -40,6 +41,7 @@ _MODULES = {
     "PublishResult": "producer",
     "Reader": "deprecated",
     "finish_all": "message",
+    "run": "running",
 }
 __all__ = [*_MODULES, "__version__", "errors", "protocol", "states", "util"]
 # Submodules that a program may use as attributes of gnsq without importing them: most were attributes in gnsq 1.0.

@@ -135,6 +135,7 @@ class ConsumerStats:
         async_timed_out: Number of async messages that timed out before they were answered, since the start.
         lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
         not_ready: Why the Consumer does not run or no connection is subscribed; empty if it runs and one is.
+        unanswered: Number of messages that close() requeued after close_timeout, or that were in flight at the end.
     """
 
     topic: str
@@ -157,6 +158,7 @@ class ConsumerStats:
     async_timed_out: int = 0
     lookupd_failures: dict[str, str] = field(default_factory=dict)
     not_ready: str = ""
+    unanswered: int = 0
 
     @property
     def in_flight(self) -> int:

@@ -68,6 +68,7 @@ FOLDERS = {
     "consumer": CLIENT,
     "producer": CLIENT,
     "contrib": {*CLIENT, "consumer", "producer"},
+    "cli": {*CLIENT, "consumer", "contrib", "producer", "running"},
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
         *["addresses", "backofftimer", "concurrency", "consumer", "errors", "finish_all", "localfiles", "logs"],

@@ -214,6 +214,7 @@ class Consumer:
         self._close_requested = False
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
+        self._unanswered = 0
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
         self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
         # Time of the loss of each nsqd that was lost and is not connected again; of the last max_nsqds of them.
@@ -488,6 +489,7 @@ class Consumer:
             failures=failures,
             lookupd_failures=dict(self._nodes.report.failures),
             not_ready=self._why_not_ready(failures),
+            unanswered=self._unanswered,
         )
 
     def _why_not_ready(self, failures: dict[str, str]) -> str:
@@ -643,7 +645,7 @@ class Consumer:
         try:
             gevent.killall([task for task in self._tasks if task is not gevent.getcurrent()])
             self._rdy.stop()
-            shutdown.run()
+            self._unanswered = shutdown.run()
             self._runner.log_given_up_summary(at_once=True)
             for lookupd in self.lookupds:
                 lookupd.close()
@@ -664,6 +666,7 @@ class Consumer:
         """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
             self._state = State.CLOSED
+            self._unanswered = self.total_in_flight
             # Abort, do not drain: during a drain, nsqd could redeliver the message whose handler ended the thread.
             for connection in list(self._pool.connections.values()):
                 connection.abort()

@@ -55,8 +55,12 @@ class Shutdown:
         # Number of handlers that are in join(). wait_for_others() does not wait for their messages.
         self._waiting_handlers = 0
 
-    def run(self) -> None:
-        """Close each connection when it has no message in flight. After the timeout, requeue the messages in flight."""
+    def run(self) -> int:
+        """Close each connection when it has no message in flight. After the timeout, requeue the messages in flight.
+
+        Returns:
+            Number of messages that were requeued or not answered.
+        """
         connections = list(self._pool.connections.values())
         in_flight = sum(connection.in_flight for connection in connections)
         text = "%s: closing, with up to %g s for %s in flight on %s"
@@ -75,7 +79,9 @@ class Shutdown:
             self._workers.inbox.clear()
             self._done.set()
             closer.kill()  # aborts the connections that are still open
-            self._log_end(sum(connection.in_flight for connection in connections))
+            lost = sum(connection.in_flight for connection in connections)
+            self._log_end(lost)
+        return self._requeued + lost
 
     def _log_end(self, lost: int) -> None:
         left = []

@@ -215,11 +215,15 @@ def run_process(block: Block, nsqd: object, lookupd: object, folder: Path) -> st
     path = folder / "program.py"
     path.write_text(addresses.put_in(block.code))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = (sys.executable, "-W", "error", str(path))
+    command = (sys.executable, "-W", "error", "-X", "faulthandler", str(path))
     with child(*command, cwd=folder, env=environment, stdin=subprocess.PIPE) as program:
         if "until" in block.notes:
-            wait_until(lambda: eval(block.notes["until"], given), 30)
-            program.send_signal(signal.SIGTERM)
+            try:
+                wait_until(lambda: program.poll() is not None or eval(block.notes["until"], given), 30)
+            except AssertionError:
+                program.send_signal(signal.SIGABRT)  # faulthandler prints where it waits
+            else:
+                program.send_signal(signal.SIGTERM)  # has no effect on a program that has ended, which is seen below
         out, err = program.communicate(block.notes.get("stdin"))
     assert program.returncode == 0, err
     exec(block.notes.get("after", ""), given)

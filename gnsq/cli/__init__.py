@@ -1,0 +1,1 @@
+"""The ``gnsq`` program. Needs click and rich: the extra ``gnsq[cli]``."""

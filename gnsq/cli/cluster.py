@@ -1,0 +1,304 @@
+"""The connection options of all commands: from the command line, the environment, or a file with named clusters."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnsq.addresses import parse_addresses
+from gnsq.cli.running import log_to_stderr
+from gnsq.consumer import Consumer
+from gnsq.discovery import parse_lookupds
+from gnsq.errors import NSQException
+from gnsq.lookupd import LookupdClient
+from gnsq.options import ConnectionOptions
+from gnsq.producer import Producer
+from gnsq.texts import nearest
+
+__all__ = ["Cluster", "Command", "cluster_options", "config_path", "target_options"]
+
+CONFIG = "gnsq.toml"
+ADDRESSES = ("nsqd", "lookupd")
+# Settings whose values are paths. In a file, a path is relative to the file's directory.
+PATHS = ("tls_ca", "tls_cert", "tls_key", "auth_secret_file")
+_FILE = click.Path(exists=True, dir_okay=False)
+_COMPRESSIONS = ("none", "snappy", "deflate")
+DEFAULT_TIMEOUT = 10.0
+
+
+def _option(name: str, help_text: str, **options: Any) -> click.Option:  # Any: click's own
+    flag = f"--{name.replace('_', '-')}"
+    options.setdefault("default", None)
+    return click.Option([flag, name], envvar=f"GNSQ_{name.upper()}", help=help_text, **options)
+
+
+SETTINGS = {
+    setting.name or "": setting
+    for setting in (
+        _option("nsqd", "TCP address of an nsqd. Repeat for several.", metavar="HOST:PORT", multiple=True),
+        _option("lookupd", "HTTP address of an nsqlookupd. Repeat for several.", metavar="HOST:PORT", multiple=True),
+        _option("tls", "Encrypt connections to nsqd. Any other --tls option implies this.", is_flag=True),
+        _option("tls_ca", "CA certificates, for nsqd and https. Default: the system's.", metavar="FILE", type=_FILE),
+        _option("tls_cert", "Certificate of this client.", metavar="FILE", type=_FILE),
+        _option("tls_key", "Private key of this client. Default: in --tls-cert.", metavar="FILE", type=_FILE),
+        _option("tls_server_name", "Name in nsqd's certificate. Default: the host.", metavar="NAME"),
+        _option("tls_insecure", "Do not check nsqd's certificate.", is_flag=True),
+        _option("auth_secret_file", "File with the secret for AUTH.", metavar="FILE", type=_FILE),
+        _option("compression", "Compress connections to nsqd.", type=click.Choice(_COMPRESSIONS)),
+        _option(
+            "timeout",
+            f"Limit of connecting, and of each request. Default: {DEFAULT_TIMEOUT:g}.",
+            metavar="SECONDS",
+            type=click.FloatRange(min=0.001),
+        ),
+    )
+}
+_CLUSTER = click.Option(["--cluster"], envvar="GNSQ_CLUSTER", metavar="NAME", help="Use a cluster of the file.")
+_CONFIG = click.Option(
+    ["--config", "config_file"],
+    envvar="GNSQ_CONFIG",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, exists=True),
+    help=f"File with named clusters. Default: ~/.config/{CONFIG}.",
+)
+_VERBOSE = click.Option(["-v", "--verbose"], count=True, help="Log connections, too. Twice: also commands.")
+_CONNECTION_OPTIONS = [*SETTINGS.values(), _CLUSTER, _CONFIG, _VERBOSE]
+# Levels of the log on stderr, by the number of -v.
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The servers of a command, and how to connect to them.
+
+    Attributes:
+        nsqds: TCP addresses of nsqds, ``host:port``.
+        lookupds: HTTP addresses of nsqlookupds.
+        connection: Options of ConnectionOptions.
+        http: Options of HttpOptions.
+        timeout: Limit in seconds of connecting, and of each request.
+    """
+
+    nsqds: tuple[str, ...]
+    lookupds: tuple[str, ...]
+    connection: Mapping[str, Any] = field(default_factory=dict)  # Any: each option has its own type
+    http: Mapping[str, Any] = field(default_factory=dict)  # Any: each option has its own type
+    timeout: float = DEFAULT_TIMEOUT
+
+    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:  # Any: each option has its own type
+        """Make a consumer of these servers."""
+        keywords = {"lookupd_options": self.http, **self.connection, **options}
+        return Consumer(topic, channel, self.nsqds, self.lookupds, **keywords)
+
+    def producer(self, **options: Any) -> Producer:  # Any: each option has its own type
+        """Make a producer to these servers, whose publishes end after ``timeout`` seconds unless an option is given."""
+        keywords = {"lookupd_options": self.http, "publish_timeout": self.timeout, **self.connection, **options}
+        return Producer(self.nsqds, lookupd_http_addresses=self.lookupds, **keywords)
+
+    def lookupd_clients(self) -> list[LookupdClient]:
+        """Make a client for each nsqlookupd."""
+        return parse_lookupds(self.lookupds, self.http)
+
+
+class Command(click.Command):
+    """A command whose help lists the connection options apart from its own options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in two sections."""
+        own: list[tuple[str, str]] = []
+        connection: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                (connection if parameter in _CONNECTION_OPTIONS else own).append(record)
+        for title, records in (("Options", own), ("Connection (also GNSQ_... and in the file)", connection)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: a command's function
+    """Add the connection options to a command's function, which gets the argument ``cluster`` in their place."""
+
+    @functools.wraps(function)
+    def with_cluster(**values: Any) -> Any:
+        log_to_stderr(_LEVELS[min(values.pop("verbose"), len(_LEVELS) - 1)])
+        given = {name: values.pop(name) for name in SETTINGS}
+        return function(cluster=load_cluster(values.pop("cluster"), values.pop("config_file"), given), **values)
+
+    _add_options(with_cluster, _CONNECTION_OPTIONS)
+    return with_cluster
+
+
+_TARGET_OPTIONS = [
+    click.Option(["--to-nsqd"], multiple=True, metavar="HOST:PORT", help="TCP address of a target nsqd. Repeat."),
+    click.Option(["--to-lookupd"], multiple=True, metavar="HOST:PORT", help="Publish to all nsqds of an nsqlookupd."),
+    click.Option(["--to-cluster"], metavar="NAME", help="Publish to a cluster of the file."),
+]
+
+
+def target_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: a command's function
+    """Add options for a second cluster to a command's function, which gets the argument ``target`` in their place.
+
+    To be used above @cluster_options. Without these options, the target is the cluster itself. Of the other options,
+    such as those of TLS, the target has those of its cluster in the file, or else those of the first cluster.
+    """
+
+    @functools.wraps(function)
+    def with_target(**values: Any) -> Any:
+        nsqds, lookupds = values.pop("to_nsqd"), values.pop("to_lookupd")
+        name, config_file = values.pop("to_cluster"), values["config_file"]
+        given: dict[str, Any] = {"nsqd": nsqds, "lookupd": lookupds}
+        if name is None:
+            given = {**{setting: values[setting] for setting in SETTINGS if setting not in ADDRESSES}, **given}
+            name = values["cluster"]
+        target = None
+        if name is not values["cluster"] or nsqds or lookupds:
+            target = load_cluster(name, config_file, given)
+        return function(target=target, **values)
+
+    _add_options(with_target, _TARGET_OPTIONS)
+    return with_target
+
+
+def _add_options(function: Any, options: list[click.Option]) -> None:  # Any: click stores its options in the function
+    # click reads this list backwards, since decorators are called from the last one to the first one.
+    function.__click_params__ = [*getattr(function, "__click_params__", []), *reversed(options)]
+
+
+# --- the file
+
+
+def config_path() -> Path:
+    """Return the path of the default file, which may not exist."""
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home).expanduser() / CONFIG
+
+
+def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, Any]) -> Cluster:
+    """Make a cluster of the settings that are given and, for the others, of those in the file.
+
+    If an address is given, the addresses in the file are not used.
+
+    Args:
+        name: Of a cluster in the file; None: the file's default cluster, if it names one.
+        given: Settings by name; None or empty: not given.
+
+    Raises:
+        click.UsageError: If a setting is not valid, there is no such cluster, or there is no address.
+    """
+    path = Path(config_file) if config_file else config_path()
+    stored = _stored(path, name) if config_file or name or path.exists() else {}
+    values = {key: value for key, value in given.items() if value not in (None, (), "")}
+    if any(key in values for key in ADDRESSES):
+        stored = {key: value for key, value in stored.items() if key not in ADDRESSES}
+    values = {**stored, **values}
+    try:
+        return _cluster(values)
+    except (NSQException, OSError, TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _cluster(values: Mapping[str, Any]) -> Cluster:
+    nsqds = tuple(parse_addresses(_split(values.get("nsqd", ()))))
+    lookupds = tuple(_split(values.get("lookupd", ())))
+    if not nsqds and not lookupds:
+        raise click.UsageError(
+            "no address: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, or name a cluster in "
+            f"{config_path()} with --cluster"
+        )
+    timeout = float(values.get("timeout", DEFAULT_TIMEOUT))
+    connection: dict[str, Any] = {"timeout": timeout, "user_agent": _USER_AGENT}
+    http: dict[str, Any] = {"timeout": min(timeout, 5.0)}
+    if any(values.get(name) for name in SETTINGS if name.startswith("tls")):
+        connection |= {"tls_v1": True, "tls_options": _tls(values), "server_hostname": values.get("tls_server_name")}
+    if ca := values.get("tls_ca"):
+        http["ca_certs"] = ca
+    if secret_file := values.get("auth_secret_file"):
+        connection["auth_secret"] = _secret(secret_file)
+    if (compression := values.get("compression", "none")) != "none":
+        connection[compression] = True
+    ConnectionOptions(**connection)  # checks the options
+    parse_lookupds(lookupds, http)  # checks the addresses
+    return Cluster(nsqds, lookupds, connection, http, timeout)
+
+
+_USER_AGENT = ConnectionOptions().user_agent.replace("/", "-cli/", 1)
+
+
+def _split(addresses: tuple[str, ...]) -> list[str]:
+    """Split values with commas or spaces, as an environment variable may have them."""
+    return [address for value in addresses for address in re.split(r"[\s,]+", value) if address]
+
+
+def _tls(values: Mapping[str, Any]) -> dict[str, Any]:
+    import ssl
+
+    options: dict[str, Any] = {"ca_certs": values.get("tls_ca")}
+    if values.get("tls_insecure"):
+        options |= {"cert_reqs": ssl.CERT_NONE}
+    if certificate := values.get("tls_cert"):
+        options |= {"certfile": certificate, "keyfile": values.get("tls_key")}
+    elif values.get("tls_key"):
+        raise click.UsageError("--tls-key is given without --tls-cert")
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _secret(path: str) -> bytes:
+    secret = Path(path).read_bytes().strip()
+    if not secret:
+        raise click.UsageError(f"--auth-secret-file {path} is empty")
+    return secret
+
+
+def _stored(path: Path, name: str | None) -> dict[str, Any]:
+    """Read the settings of a cluster in a file.
+
+    Raises:
+        click.UsageError: If the file can't be read, or something in it is not valid.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"{path}: {error}") from error
+    if unknown := sorted(set(content) - {"cluster", "clusters"}):
+        raise click.UsageError(f"{path}: {unknown[0]} is unknown; known are cluster and the tables [clusters.NAME]")
+    clusters = content.get("clusters", {})
+    if not isinstance(clusters, dict) or not all(isinstance(table, dict) for table in clusters.values()):
+        raise click.UsageError(f"{path}: clusters must be tables [clusters.NAME]")
+    if name is None:
+        name = content.get("cluster")
+        if name is None:
+            return {}
+    if name not in clusters:
+        raise click.UsageError(f"{path}: there is no cluster {name!r}{nearest([str(name)], clusters, 'clusters are')}")
+    return {key: _checked(path, f"clusters.{name}.{key}", key, value) for key, value in clusters[name].items()}
+
+
+def _checked(path: Path, subject: str, key: str, value: object) -> Any:  # Any: each setting has its own type
+    setting = SETTINGS.get(key)
+    if setting is None:
+        raise click.UsageError(f"{path}: {subject} is unknown{nearest([key], SETTINGS, 'settings are')}")
+    if setting.multiple:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise click.UsageError(f"{path}: {subject} must be a string or a list of strings, not {value!r}")
+        return tuple(items)
+    if setting.is_flag != isinstance(value, bool) or isinstance(value, (list, dict)):
+        what = "true or false" if setting.is_flag else "a string or a number"
+        raise click.UsageError(f"{path}: {subject} must be {what}, not {value!r}")
+    if key in PATHS:
+        value = str(path.parent / Path(str(value)).expanduser())
+    try:
+        return setting.type.convert(value, setting, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"{path}: {subject}: {error.message}") from error

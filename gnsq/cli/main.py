@@ -1,0 +1,38 @@
+"""The group of all commands."""
+
+from __future__ import annotations
+
+import click
+
+from gnsq.cli.pub import pub
+from gnsq.options import VERSION
+
+__all__ = ["command_line"]
+
+_HELP = """Publish, read, watch and repair topics of NSQ.
+
+Addresses and other connection options may be given to each command, as environment variables (GNSQ_NSQD, GNSQ_LOOKUPD
+and so on), or in ~/.config/gnsq.toml:
+
+\b
+    cluster = "local"               # used without --cluster
+    [clusters.local]
+    nsqd = "127.0.0.1:4150"
+    [clusters.production]
+    lookupd = ["lookupd-1:4161", "lookupd-2:4161"]
+    tls_ca = "ca.pem"               # relative to this file
+    auth_secret_file = "secret"
+
+Exit status: 0 done, or stopped in order; 1 failed, with the reason on stderr; 2 wrong options or settings; 130 or 143
+ended by a second Ctrl-C or SIGTERM.
+"""
+
+
+@click.group(help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, message="%(prog)s %(version)s")
+def command_line() -> None:  # the text of --help is above
+    pass
+
+
+for _command in (pub,):
+    command_line.add_command(_command)

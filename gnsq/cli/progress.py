@@ -1,0 +1,91 @@
+"""Counts of messages with their rate, shown on stderr; and a limit of the rate."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+import gevent
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from gnsq.texts import counted
+
+__all__ = ["Counter", "RateLimiter"]
+
+# Seconds between two updates on the terminal.
+UPDATE_INTERVAL = 0.2
+
+
+class Counter:
+    """Counts messages in a ``with`` block, and shows the count and its rate on stderr, if that is a terminal.
+
+    Args:
+        verb: What happens to the messages: ``published``.
+        size: Number of bytes that will be read; None: unknown.
+
+    Attributes:
+        count: Number of messages until now.
+    """
+
+    def __init__(self, verb: str, size: int | None = None) -> None:
+        self.count = 0
+        self._bytes = 0
+        self._verb = verb
+        self._started = self._updated = time.monotonic()
+        console = Console(stderr=True)
+        columns = [TextColumn("{task.description}"), *([BarColumn()] if size else [])]
+        self._progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
+        self._progress.disable = not console.is_terminal
+        self._task = self._progress.add_task("", total=size)
+
+    def __enter__(self) -> Self:
+        self._started = self._updated = time.monotonic()
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def add(self, messages: int, read: int = 0) -> None:
+        """Count messages, and bytes that were read."""
+        self.count += messages
+        self._bytes += read
+        now = time.monotonic()
+        if now - self._updated >= UPDATE_INTERVAL:
+            self._updated = now
+            self._progress.update(self._task, completed=self._bytes, description=self.summary(), refresh=True)
+
+    def summary(self) -> str:
+        """Write the count and the rate since the beginning of the block."""
+        seconds = time.monotonic() - self._started
+        rate = f" ({self.count / seconds:,.0f}/s)" if seconds >= UPDATE_INTERVAL else ""
+        return f"{counted(self.count, 'message', spec=',')} {self._verb} in {seconds:.1f} s{rate}"
+
+
+class RateLimiter:
+    """Waits so that not more than a number of messages a second pass.
+
+    Args:
+        rate: Messages a second; None: no limit.
+
+    Attributes:
+        step: Number of messages that should pass at a time: those of a tenth of a second. None: no limit.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self.step = None if rate is None else max(1, int(rate / 10))
+        self._due = time.monotonic()
+
+    def wait(self, messages: int) -> None:
+        """Wait until a number of messages may pass."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        # Time that was not used is lost: the rate is not exceeded after a pause.
+        self._due = max(self._due, now)
+        if self._due > now:
+            gevent.sleep(self._due - now)
+        self._due += messages / self._rate

@@ -1,0 +1,241 @@
+"""gnsq pub: publishes the lines of a file or of stdin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+import gevent
+from gevent.socket import wait_read
+
+from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.parameters import RATE, TOPIC
+from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.running import running
+from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
+from gnsq.producer import Producer
+from gnsq.running import StopSignals
+from gnsq.texts import counted
+
+__all__ = ["pub"]
+
+# Bytes of one read. The lines of one read are published together, as an MPUB.
+READ_SIZE = 256 * 1024
+# Number of deferred messages that wait for their responses: nsqd has no MPUB for them.
+DEFERRED_AT_ONCE = 200
+
+
+class _Stopped(Exception):
+    """A publish failed.
+
+    Args:
+        first, last: The lines that were to be published with it: the first one is not confirmed.
+    """
+
+    def __init__(self, first: int, last: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.first, self.last, self.error = first, last, error
+
+    def advice(self) -> str:
+        """Say which lines are published, and how to go on."""
+        text = f"stopped at line {self.first}: {self.error}\nAll lines before it are published. "
+        if self.first == self.last and not isinstance(self.error, NSQUnknown):
+            return f"{text}To go on: --from-line {self.first}; without this line: --from-line {self.first + 1}"
+        lines = f"Line {self.first}" if self.first == self.last else f"Lines {self.first} to {self.last}"
+        return (
+            f"{text}{lines} may be published. To publish again: --from-line {self.first}. "
+            f"To leave out: --from-line {self.last + 1}"
+        )
+
+
+@click.command(cls=Command)
+@click.argument("topic", type=TOPIC)
+@click.argument("file", default="-", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--raw", is_flag=True, help="Publish the whole input as one message.")
+@click.option("--defer", metavar="SECONDS", type=click.FloatRange(min=0), help="Let nsqd deliver the messages later.")
+@click.option("--from-line", default=1, metavar="N", type=click.IntRange(min=1), help="Begin with this line.")
+@click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
+@cluster_options
+def pub(
+    cluster: Cluster, topic: str, file: str, raw: bool, defer: float | None, from_line: int, rate: float | None
+) -> None:
+    """Publish each line of FILE, or of stdin, as a message; without its newline. Empty lines are left out.
+
+    Ends when nsqd has confirmed all messages. If a line can't be published, says which one, and how to go on there.
+    """
+    if raw and from_line != 1:
+        raise click.UsageError("--raw has one message, and no lines: leave out --from-line")
+    defer_ms = None if defer is None else round(defer * 1000)
+    with running() as stop, contextlib.ExitStack() as opened:
+        descriptor = 0
+        if file != "-":
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+        elif os.isatty(descriptor):
+            click.echo("reading lines from the terminal; Ctrl-D ends", err=True)
+        size = os.fstat(descriptor).st_size if _is_file(descriptor) else None
+        counter = opened.enter_context(Counter("published", size))
+        with cluster.producer() as producer:
+            limiter = RateLimiter(rate)
+            publisher = _Publisher(
+                *(producer, topic, defer_ms, counter, limiter, stop), is_raw=raw, from_line=from_line
+            )
+            publisher.publish(descriptor)
+        sys.exit(publisher.report())
+
+
+def _is_file(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+class _Publisher:
+    """Publishes the lines of one input."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        defer: int | None,
+        counter: Counter,
+        limiter: RateLimiter,
+        stop: StopSignals,
+        *,
+        is_raw: bool,
+        from_line: int,
+    ) -> None:
+        self._producer = producer
+        self._is_raw = is_raw
+        self._from_line = from_line
+        self._topic = topic
+        self._defer = defer
+        self._counter = counter
+        self._limiter = limiter
+        self._stop = stop
+        self._empty = 0
+        self._line = 0  # number of the last line that was published or left out
+        self._failure: _Stopped | None = None
+        self._is_complete = False
+
+    def publish(self, descriptor: int) -> None:
+        """Publish the input until its end, a failure, or a signal."""
+        try:
+            if self._is_raw:
+                body = b"".join(self._reads(descriptor))
+                if self._stop.number is None:
+                    self._publish([(1, body)])
+            else:
+                self._publish_lines(descriptor)
+            self._is_complete = self._stop.number is None
+        except _Stopped as stopped:
+            self._failure = stopped
+
+    def _publish_lines(self, descriptor: int) -> None:
+        rest, step = b"", DEFERRED_AT_ONCE if self._defer is not None else None
+        if self._limiter.step is not None:
+            step = min(self._limiter.step, step or self._limiter.step)
+        for data in self._reads(descriptor):
+            *lines, rest = (rest + data).split(b"\n")
+            self._publish_some(lines, step)
+            self._counter.add(0, len(data))
+        if rest and self._stop.number is None:
+            self._publish_some([rest], step)
+
+    def _publish_some(self, lines: Sequence[bytes], step: int | None) -> None:
+        numbered = [(number, line) for number, line in enumerate(lines, self._line + 1) if number >= self._from_line]
+        wanted = [(number, line) for number, line in numbered if line]
+        self._empty += len(numbered) - len(wanted)
+        step = step or len(wanted) or 1
+        for start in range(0, len(wanted), step):
+            if self._stop.number is not None:
+                self._line = wanted[start][0] - 1
+                return
+            some = wanted[start : start + step]
+            self._limiter.wait(len(some))
+            self._publish(some)
+        self._line += len(lines)
+
+    def _publish(self, lines: Sequence[tuple[int, bytes]]) -> None:
+        """Publish numbered lines.
+
+        Raises:
+            _Stopped: If nsqd has not confirmed all of them.
+        """
+        if not lines:
+            return
+        if self._defer is not None:
+            self._publish_deferred(lines)
+        else:
+            bodies = [body for _, body in lines]
+            try:
+                if len(bodies) == 1:
+                    self._producer.publish(self._topic, bodies[0])
+                else:
+                    self._producer.multipublish(self._topic, bodies)
+            except (NSQException, ValueError) as error:
+                if len(lines) > 1 and isinstance(error, (NSQErrorCode, ValueError)):
+                    # nsqd has stored none of them: find the line that it refuses.
+                    for line in lines:
+                        self._publish([line])
+                    return
+                raise _Stopped(lines[0][0], lines[-1][0], error) from error
+            self._counter.add(len(bodies))
+
+    def _publish_deferred(self, lines: Sequence[tuple[int, bytes]]) -> None:
+        results, failed, last = [], None, lines[0][0]
+        for number, body in lines:
+            try:
+                results.append((number, self._producer.publish_async(self._topic, body, self._defer)))
+            except (NSQException, ValueError) as error:
+                failed = _Stopped(number, number, error)
+                break
+        for number, result in results:
+            last = number
+            try:
+                result.get()
+            except NSQException as error:
+                failed = _Stopped(number, number, error) if failed is None or failed.first > number else failed
+            else:
+                self._counter.add(1)
+        if failed is not None:
+            # Later ones of these messages may be published.
+            failed.last = max(failed.first, last)
+            raise failed
+
+    def _reads(self, descriptor: int) -> Iterator[bytes]:
+        """Read until the end of the input or a signal."""
+        is_file = _is_file(descriptor)
+        while self._stop.number is None:
+            if is_file:
+                gevent.sleep(0)  # other greenlets, such as the one that reads responses, run meanwhile
+            elif not self._wait_readable(descriptor):
+                return
+            data = os.read(descriptor, READ_SIZE)
+            if not data:
+                return
+            yield data
+
+    def _wait_readable(self, descriptor: int) -> bool:
+        waiter = gevent.spawn(wait_read, descriptor)
+        try:
+            gevent.wait([waiter, self._stop.requested], count=1)
+            return self._stop.number is None
+        finally:
+            waiter.kill()
+
+    def report(self) -> int:
+        """Write to stderr what was published, and where to go on. Return the exit status."""
+        skipped = f"; {counted(self._empty, 'empty line', spec=',')} left out" if self._empty else ""
+        click.echo(self._counter.summary() + skipped, err=True)
+        if self._failure is not None:
+            text = str(self._failure.error) if self._is_raw else self._failure.advice()
+            click.echo(f"Error: {text}", err=True)
+            return 1
+        if not self._is_complete and self._stop.number is not None:
+            then = "nothing was published" if self._is_raw else f"to go on: --from-line {self._line + 1}"
+            click.echo(f"{self._stop.number.name}: stopped; {then}", err=True)
+            return 128 + self._stop.number
+        return 0

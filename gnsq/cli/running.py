@@ -1,0 +1,38 @@
+"""What all commands do while they run: log to stderr, end in order at a signal, and turn errors into one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+import click
+
+from gnsq.errors import NSQException
+from gnsq.running import StopSignals
+
+__all__ = ["log_to_stderr", "running"]
+
+
+def log_to_stderr(level: int) -> None:
+    """Log lines of gnsq from a level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.getLogger("gnsq")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[StopSignals]:
+    """Receive SIGINT and SIGTERM; raise click's exception for an expected error, so that it is one line on stderr."""
+    with StopSignals() as stop:
+        try:
+            yield stop
+        except BrokenPipeError:
+            # The reader of stdout, such as head, has ended. Python would write the rest at its end, and fail again.
+            with contextlib.suppress(OSError):
+                sys.stdout.close()
+        except (NSQException, OSError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
