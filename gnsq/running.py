@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
@@ -16,8 +16,9 @@ from typing import Any, Self
 import gevent
 from gevent.event import Event
 
-from gnsq.concurrency.threads import hub_call_queue
+from gnsq.concurrency.threads import allocate_lock, hub_call_queue, start_thread
 from gnsq.consumer import Consumer
+from gnsq.errors import NSQTimeout
 from gnsq.nsqd.pool import State
 from gnsq.producer import Producer
 from gnsq.texts import counted
@@ -31,9 +32,12 @@ logger = logging.getLogger(__name__)
 SECOND_SIGNAL_AFTER = 0.25
 # Seconds between two checks whether all clients are ready, for on_ready.
 READY_CHECK_INTERVAL = 0.05
-# Seconds. How long a consumer may take longer than its close_timeout to close, and how often that is checked.
-CLOSE_GRACE = 5.0
-CLOSED_CHECK_INTERVAL = 0.5
+# Seconds that a consumer may take longer than its close_timeout to close.
+CLOSE_GRACE = 3.0
+# Seconds. If clients have threads of their own, nothing else keeps the hub of the waiting thread running.
+CHECK_INTERVAL = 0.5
+# Seconds. When the second signal comes, the reader of stdout may read no more.
+FLUSH_TIMEOUT = 0.5
 
 
 class StopSignals:
@@ -41,24 +45,30 @@ class StopSignals:
 
     A signal that the process ignores when the block begins stays ignored, such as SIGINT in a background job.
 
+    Args:
+        before_end: Called before the second signal ends the process. It must not wait.
+
     Attributes:
         requested: Event that the first signal sets.
         number: The first signal; None before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_end: Callable[[], object] = lambda: None) -> None:
         self.requested = Event()
         self.number: signal.Signals | None = None
+        self._before_end = before_end
         self._first = 0.0
         self._before: dict[signal.Signals, Any] = {}  # Any: a handler of any kind
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is not threading.main_thread():
-            raise ValueError("signals can be received by the main thread only; call this there")
         self._queue = hub_call_queue()
         for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._receive)
+            if (before := signal.getsignal(number)) is not signal.SIG_IGN:
+                try:
+                    signal.signal(number, self._receive)
+                except ValueError as error:
+                    raise ValueError("only the main thread can receive signals: call this there") from error
+                self._before[number] = before
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -72,17 +82,29 @@ class StopSignals:
             self.number, self._first = signal.Signals(number), time.monotonic()
             self._queue.call_soon_threadsafe(self.requested.set)
         elif time.monotonic() - self._first >= SECOND_SIGNAL_AFTER:
+            with contextlib.suppress(Exception):
+                self._before_end()
             _end_at_once(signal.Signals(number))
 
 
 def _end_at_once(number: signal.Signals) -> None:
-    """End the process without waiting for anything, and without a traceback."""
-    text = f"{number.name} for the second time: ended at once; nsqd delivers unanswered messages again\n"
-    with contextlib.suppress(Exception):  # the interrupted code may be writing to the same file
-        sys.stdout.flush()
+    """End the process without a traceback, and without waiting for anything longer than FLUSH_TIMEOUT."""
+    text = f"{number.name} for the second time: ended at once. nsqd delivers unanswered messages again; "
+    text += "pending publishes are not confirmed\n"
+    # In a thread: the interrupted code may be writing to stdout, or nothing may read it.
+    flushed = allocate_lock()
+    flushed.acquire()
+    start_thread(_flush_stdout, flushed)
+    flushed.acquire(timeout=FLUSH_TIMEOUT)
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
     os._exit(128 + number)
+
+
+def _flush_stdout(flushed: Any) -> None:  # Any: a native lock, which has no type
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    flushed.release()
 
 
 def run(*clients: Consumer | Producer, on_ready: Callable[[], object] | None = None) -> None:
@@ -93,18 +115,23 @@ def run(*clients: Consumer | Producer, on_ready: Callable[[], object] | None = N
     publishes. The second signal ends the process at once, with exit status 130 (SIGINT) or 143 (SIGTERM).
 
     Args:
-        clients: Consumers and producers that were not started, or producers that run already.
+        clients: Consumers and producers. Those that do not run yet are started, in this order. If there are only
+            producers, run() ends when all of them have closed.
         on_ready: Called once, when all clients are ready for the first time (``is_ready``); for example, to tell a
             service manager. If it raises, the clients are drained, and run() raises the exception.
 
     Raises:
         ValueError: If no client is given, or another thread than the main thread calls this.
+        TypeError: If an argument is neither a Consumer nor a Producer.
         SystemExit: With status 1, if a message was not answered, or a publish not confirmed, before the end of
             close_timeout, or if the thread of a consumer has ended. The log has what and how many.
         Exception: What start() raises. The clients that were started before are drained.
     """
     if not clients:
         raise ValueError("run() has no client: give a Consumer or a Producer, or several")
+    for client in clients:
+        if not isinstance(client, (Consumer, Producer)):
+            raise TypeError(f"run() takes Consumers and Producers, one per argument, and not {client!r}")
     with StopSignals() as signals:
         if _Run(clients, signals).run(on_ready):
             return
@@ -119,87 +146,109 @@ class _Run:
         self._producers = [client for client in clients if isinstance(client, Producer)]
         self._clients = clients
         self._signals = signals
-        # Set by a signal, when a client closes, and when on_ready fails.
+        self._error: Exception | None = None  # what start() of a client, or on_ready, has raised
+        # Set by a signal, when a client closes, and with _error.
         self._changed = Event()
         signals.requested.rawlink(lambda _: self._changed.set())
         self._queue = hub_call_queue()
 
     def run(self, on_ready: Callable[[], object] | None) -> bool:
         """Return True if no message was left unanswered, and no publish unconfirmed."""
-        watcher = None
+        # In a greenlet: a signal must not wait until nsqds that do not respond were tried.
+        starter = gevent.spawn(self._start, on_ready)
+        try:
+            while not self._must_end():
+                self._wait()
+        finally:
+            if self._signals.number is not None:
+                logger.info("%s: closing %s", self._signals.number.name, counted(len(self._clients), "client"))
+            starter.kill(block=False)
+            drainer = gevent.spawn(self._drain)
+            # If a handler calls sys.exit(), gevent raises it here. The drain continues; the first SystemExit is raised.
+            exits: list[SystemExit] = []
+            while not drainer.ready():
+                try:
+                    drainer.join()
+                except SystemExit as error:
+                    exits.append(error)
+        for raised in [*exits, self._error]:
+            if raised is not None:
+                raise raised
+        return bool(drainer.get())
+
+    def _wait(self) -> None:
+        self._changed.wait(CHECK_INTERVAL)
+        self._changed.clear()
+
+    def _start(self, on_ready: Callable[[], object] | None) -> None:
         try:
             for client in self._clients:
-                self._start(client)
+                if self._signals.requested.is_set():
+                    return
+                client.on_close.connect(self._on_close, sender=client, weak=False)
+                if isinstance(client, Consumer):
+                    client.start(block=False)
+                elif not client.is_running:
+                    client.start()
             if on_ready is not None:
-                watcher = gevent.spawn(self._call_when_ready, on_ready)
-                watcher.rawlink(lambda _: self._changed.set())
-            while not self._must_end(watcher):
-                self._changed.wait()
-                self._changed.clear()
-        finally:
-            if watcher is not None:
-                watcher.kill()
-            left = self._drain()
-        for text in left:
-            logger.error("%s", text)
-        if watcher is not None:
-            watcher.get()
-        return not left
-
-    def _start(self, client: Consumer | Producer) -> None:
-        if self._signals.requested.is_set():
-            return
-        client.on_close.connect(self._on_close, sender=client, weak=False)
-        if isinstance(client, Consumer):
-            client.start(block=False)
-        elif not client.is_running:
-            client.start()
+                while not all(client.is_ready for client in self._clients):
+                    gevent.sleep(READY_CHECK_INTERVAL)
+                on_ready()
+        except Exception as error:  # noqa: BLE001  # raised by run()
+            self._error = error
+            self._changed.set()
 
     def _on_close(self, client: object) -> None:
         # The thread of a threaded client calls this. The hub of run() may have been destroyed: then ValueError.
         with contextlib.suppress(ValueError):
             self._queue.call_soon_threadsafe(self._changed.set)
 
-    def _call_when_ready(self, on_ready: Callable[[], object]) -> None:
-        while not all(client.is_ready for client in self._clients):
-            gevent.sleep(READY_CHECK_INTERVAL)
-        on_ready()
-
-    def _must_end(self, watcher: gevent.Greenlet | None) -> bool:
-        if self._signals.number is not None:
-            logger.info("%s: closing %s", self._signals.number.name, counted(len(self._clients), "client"))
+    def _must_end(self) -> bool:
+        if self._signals.number is not None or self._error is not None:
             return True
-        if watcher is not None and watcher.ready() and not watcher.successful():
-            return True
-        closed = [consumer for consumer in self._consumers if _is_closed(consumer)]
         # A consumer whose thread has ended must not be missing unnoticed while others run.
-        return any(consumer.stats().unanswered for consumer in closed) or (0 < len(self._consumers) == len(closed))
+        return all(map(_is_closed, self._consumers or self._producers)) or any(
+            consumer.has_lost_thread for consumer in self._consumers
+        )
 
-    def _drain(self) -> list[str]:
-        """Close the consumers, then the producers: handlers may still publish. Return what was left, in words."""
+    def _drain(self) -> bool:
+        """Close the consumers, then the producers: handlers may still publish. Return True if nothing was left."""
         for consumer in self._consumers:
             consumer.close()
         limit = max((consumer.options.close_timeout for consumer in self._consumers), default=0.0) + CLOSE_GRACE
         with gevent.Timeout(limit, False):
             while not all(map(_is_closed, self._consumers)):
-                self._changed.wait(CLOSED_CHECK_INTERVAL)
-                self._changed.clear()
-        left = []
-        for consumer in self._consumers:
-            label = consumer.log_owner.label
-            if not _is_closed(consumer):
-                left.append(f"{label}: not closed within {limit:g} s: a handler blocks the consumer's thread")
-            elif unanswered := consumer.stats().unanswered:
-                what = counted(unanswered, "message was", "messages were")
-                left.append(f"{label}: {what} not answered; nsqd delivers them again")
-        closers = [gevent.spawn(producer.close) for producer in self._producers]
-        gevent.joinall(closers)
-        for producer, closer in zip(self._producers, closers, strict=True):
-            # get() raises what close() has raised: NSQTimeout, if the producer's thread is blocked.
-            if unconfirmed := sum(len(publish.bodies) for publish in closer.get()):
-                left.append(f"{producer.name}: {counted(unconfirmed, 'message was', 'messages were')} not confirmed")
-        return left
+                self._wait()
+        left = [text for consumer in self._consumers if (text := _left_by_consumer(consumer, limit))]
+        closers = [gevent.spawn(_close_producer, producer) for producer in self._producers]
+        left += [text for closer in gevent.joinall(closers) if (text := closer.get())]
+        for text in left:
+            logger.error("%s", text)
+        return not left
 
 
-def _is_closed(consumer: Consumer) -> bool:
-    return consumer.stats().state == State.CLOSED.value
+def _is_closed(client: Consumer | Producer) -> bool:
+    return client.stats().state == State.CLOSED.value
+
+
+def _left_by_consumer(consumer: Consumer, limit: float) -> str:
+    """Write what a consumer has left that was to be closed. Empty: nothing."""
+    label = consumer.log_owner.label
+    if not _is_closed(consumer):
+        # At its end, the program would wait for the same close again.
+        atexit.unregister(consumer._close_at_exit)
+        return f"{label}: not closed within {limit:g} s: a handler blocks the consumer's thread"
+    unanswered = consumer.stats().unanswered
+    what = f"{counted(unanswered, 'message was', 'messages were')} not answered, and will be delivered again"
+    if consumer.has_lost_thread:
+        return f"{label}: its thread has ended, for example since a handler called sys.exit(); {what}"
+    return f"{label}: {what}" if unanswered else ""
+
+
+def _close_producer(producer: Producer) -> str:
+    """Close a producer, and write what was not confirmed. Empty: nothing."""
+    try:
+        unconfirmed = sum(len(publish.bodies) for publish in producer.close())
+    except NSQTimeout as error:  # its thread is blocked
+        return f"{producer.name}: {error}"
+    return f"{producer.name}: {counted(unconfirmed, 'message was', 'messages were')} not confirmed" * bool(unconfirmed)

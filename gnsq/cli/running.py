@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 
@@ -27,7 +28,7 @@ def log_to_stderr(level: int) -> None:
 @contextlib.contextmanager
 def running() -> Iterator[StopSignals]:
     """Receive SIGINT and SIGTERM; raise click's exception for an expected error, so that it is one line on stderr."""
-    with StopSignals() as stop:
+    with StopSignals(before_end=_show_cursor) as stop:
         try:
             yield stop
         except BrokenPipeError:
@@ -36,3 +37,9 @@ def running() -> Iterator[StopSignals]:
                 sys.stdout.close()
         except (NSQException, OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
+
+
+def _show_cursor() -> None:
+    """Show the cursor again, which rich hides while it shows progress."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")

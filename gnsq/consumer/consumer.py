@@ -215,6 +215,8 @@ class Consumer:
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._unanswered = 0
+        self.has_lost_thread = False
+        """True if the consumer's thread has ended before close(), for example since a handler called sys.exit()."""
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
         self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
         # Time of the loss of each nsqd that was lost and is not connected again; of the last max_nsqds of them.
@@ -496,6 +498,8 @@ class Consumer:
         if self.is_ready:
             return ""
         if self._state is not State.RUNNING:
+            if self.has_lost_thread:
+                return "closed: its thread has ended"
             return "not started" if self._state is State.INIT else self._state.value
         reasons = [f"{address}: {text}" for address, text in failures.items()]
         connecting = sorted((self.nsqd_tcp_addresses | self._nodes.addresses) - failures.keys())
@@ -666,6 +670,7 @@ class Consumer:
         """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
             self._state = State.CLOSED
+            self.has_lost_thread = True
             self._unanswered = self.total_in_flight
             # Abort, do not drain: during a drain, nsqd could redeliver the message whose handler ended the thread.
             for connection in list(self._pool.connections.values()):

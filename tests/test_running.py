@@ -1,0 +1,401 @@
+"""gnsq.run(): starts the clients of a program, and drains them at its end; and the signals that end it."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import gevent
+import pytest
+
+import gnsq
+from fakensqd import on
+from fakensqd.faults import drop
+from gnsq.running import StopSignals
+from tests.helpers import LIMIT, child, peer, wait_until
+
+
+@pytest.fixture
+def consumer(fakensqd):
+    """Make consumers of the topic t; each gets what run() needs to end soon."""
+
+    def make(handler=lambda consumer, message: None, topic="t", **options):
+        options = {"close_timeout": 5.0, **options}
+        return gnsq.Consumer(topic, "c", fakensqd.tcp_address, message_handler=handler, **options)
+
+    return make
+
+
+def stop(number=signal.SIGTERM):
+    """Send a signal to this process."""
+    os.kill(os.getpid(), number)
+
+
+# --- start and end
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["own hub", "threaded"])
+def test_consumer_that_its_handler_closes_ends_run(fakensqd, consumer, threaded):
+    fakensqd.publish("t", b"1")
+
+    gnsq.run(consumer(lambda consumer, message: consumer.close(), threaded=threaded))
+
+    assert fakensqd.transcript.finished("t") == 1
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["own hub", "threaded"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_drains_consumers_and_then_producers(fakensqd, consumer, threaded, number):
+    producer = gnsq.Producer(fakensqd.tcp_address, threaded=threaded)
+    fakensqd.publish("t", b"1")
+
+    def handle(consumer, message):
+        stop(number)
+        gevent.sleep(0.05)
+        producer.publish("copies", message.body)
+
+    gnsq.run(consumer(handle, threaded=threaded), producer)
+
+    assert fakensqd.transcript.finished("t") == 1
+    assert fakensqd.messages("copies") == [b"1"]
+    assert producer.stats().state == "closed"
+
+
+def test_run_continues_until_the_last_consumer_has_closed(fakensqd, consumer):
+    fakensqd.publish("first", b"1")
+    second = consumer(lambda consumer, message: consumer.close(), "second")
+    first = consumer(lambda consumer, message: consumer.close(), "first")
+    first.on_close.connect(lambda consumer: fakensqd.publish("second", b"2"), weak=False)
+
+    gnsq.run(first, second)
+
+    assert (fakensqd.transcript.finished("first"), fakensqd.transcript.finished("second")) == (1, 1)
+
+
+def test_producers_alone_run_until_a_signal(fakensqd):
+    producer = gnsq.Producer(fakensqd.tcp_address, threaded=True)
+
+    gnsq.run(producer, on_ready=stop)
+
+    assert producer.stats().state == "closed"
+
+
+def test_producers_alone_that_are_closed_end_run(fakensqd):
+    producer = gnsq.Producer(fakensqd.tcp_address)
+
+    gnsq.run(producer, on_ready=lambda: producer.close() and None)
+
+    assert producer.stats().state == "closed"
+
+
+def test_producer_that_runs_already_is_closed_too(fakensqd, lines):
+    producer = gnsq.Producer(fakensqd.tcp_address)
+    producer.start()
+
+    gnsq.run(producer, on_ready=stop)
+
+    assert producer.stats().state == "closed"
+    assert "running already" not in "".join(lines())
+
+
+def test_signal_does_not_wait_for_an_nsqd_that_does_not_respond(consumer):
+    with peer(lambda sock: sock.recv(4096) and gevent.sleep(LIMIT)) as address, gevent.Timeout(LIMIT / 2):
+        waiting = gnsq.Consumer("t", "c", address, message_handler=lambda consumer, message: None, timeout=LIMIT)
+        gevent.spawn_later(0.05, stop)
+        gnsq.run(waiting)
+
+    assert waiting.stats().state == "closed"
+
+
+# --- on_ready
+
+
+def test_on_ready_is_called_once_when_all_clients_are_ready(fakensqd, consumer):
+    calls = []
+    first, second = consumer(), consumer(topic="u", threaded=True)
+
+    def note():
+        calls.append((first.is_ready, second.is_ready))
+        gevent.spawn_later(0.1, stop)
+
+    gnsq.run(first, second, on_ready=note)
+
+    assert calls == [(True, True)]
+
+
+def test_on_ready_is_not_called_before_an_nsqd_is_connected(fakensqd, consumer):
+    fakensqd.down()
+    calls = []
+    waiting = consumer(reconnect_initial=0.01, reconnect_jitter=0)
+    gevent.spawn_later(0.1, lambda: (calls.append(waiting.is_ready), fakensqd.up()))
+
+    gnsq.run(waiting, on_ready=lambda: (calls.append(waiting.is_ready), stop()))
+
+    assert calls == [False, True]
+
+
+def test_exception_of_on_ready_is_raised_after_the_drain(fakensqd, consumer):
+    one = consumer()
+
+    with pytest.raises(ZeroDivisionError):
+        gnsq.run(one, on_ready=lambda: 1 / 0)
+
+    assert one.stats().state == "closed"
+
+
+# --- what fails
+
+
+def test_client_that_does_not_start_drains_those_before_it(fakensqd, consumer):
+    first, second, third = consumer(), gnsq.Consumer("t", "c", fakensqd.tcp_address), consumer()
+
+    with pytest.raises(RuntimeError, match="consumer has no handler"):
+        gnsq.run(first, second, third)
+
+    assert [client.stats().state for client in (first, second, third)] == ["closed"] * 3
+    assert "CLS" in fakensqd.transcript.commands()
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["own hub", "threaded"])
+def test_message_that_is_not_answered_in_time_is_requeued_and_the_status_is_1(fakensqd, consumer, threaded, lines):
+    fakensqd.publish("t", b"1")
+
+    def handle(consumer, message):
+        stop()
+        gevent.sleep(LIMIT)
+
+    with pytest.raises(SystemExit) as ended:
+        gnsq.run(consumer(handle, threaded=threaded, close_timeout=0.1))
+
+    assert ended.value.code == 1
+    assert lines(logging.ERROR) == ["t/c: 1 message was not answered, and will be delivered again"]
+    assert fakensqd.transcript.requeued("t") == 1
+
+
+def test_publish_that_is_not_confirmed_in_time_is_logged_and_the_status_is_1(fakensqd, lines):
+    producer = gnsq.Producer(fakensqd.tcp_address, close_timeout=0.1, name="orders")
+
+    def publish():
+        producer.publish_async("t", b"1")
+        stop()
+
+    with fakensqd.add(on.reply("PUB"), drop()), pytest.raises(SystemExit) as ended:
+        gnsq.run(producer, on_ready=publish)
+
+    assert ended.value.code == 1
+    assert lines(logging.ERROR) == ["orders: 1 message was not confirmed"]
+
+
+def test_publishes_that_are_pending_at_the_end_are_confirmed(fakensqd):
+    producer = gnsq.Producer(fakensqd.tcp_address, batch_messages=200, batch_linger=LIMIT)
+
+    def publish():
+        for number in range(3):
+            producer.publish_async("t", b"%d" % number)
+        stop()
+
+    gnsq.run(producer, on_ready=publish)
+
+    assert fakensqd.messages("t") == [b"0", b"1", b"2"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("is_finished", [False, True], ids=["unanswered", "all answered"])
+def test_thread_that_ends_ends_run_with_status_1(fakensqd, consumer, lines, is_finished):
+    fakensqd.publish("t", b"1")
+
+    def handle(consumer, message):
+        if is_finished:
+            message.finish()
+            wait_until(lambda: fakensqd.transcript.finished("t"))
+        sys.exit("done")
+
+    other = consumer(topic="other")
+    with pytest.raises(SystemExit) as ended:
+        gnsq.run(consumer(handle, threaded=True), other)
+
+    assert ended.value.code == 1
+    assert other.stats().state == "closed"
+    assert "t/c: its thread has ended" in lines(logging.ERROR)[-1]
+
+
+def test_handler_that_blocks_its_thread_ends_run_with_status_1(fakensqd, consumer, lines):
+    fakensqd.publish("t", b"1")
+    released = threading.Event()
+
+    def handle(consumer, message):
+        stop()
+        released.wait(LIMIT)
+
+    with pytest.raises(SystemExit) as ended:
+        gnsq.run(blocked := consumer(handle, threaded=True, close_timeout=0.0))
+    released.set()
+    blocked.join(LIMIT)
+
+    assert ended.value.code == 1
+    assert lines(logging.ERROR) == ["t/c: not closed within 3 s: a handler blocks the consumer's thread"]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["while it runs", "during the drain"])
+def test_exit_of_a_handler_drains_and_keeps_its_status(fakensqd, consumer, is_stopped):
+    fakensqd.publish("t", b"1", b"2")
+
+    def handle(consumer, message):
+        if is_stopped:
+            stop()
+            gevent.sleep(0.05)
+        sys.exit(3)
+
+    one = consumer(handle, max_in_flight=2)
+    with pytest.raises(SystemExit) as ended:
+        gnsq.run(one)
+
+    assert ended.value.code == 3
+    assert one.stats().state == "closed"
+
+
+def test_run_without_a_client_raises():
+    with pytest.raises(ValueError, match=r"run\(\) has no client"):
+        gnsq.run()
+
+
+def test_run_with_a_list_raises(consumer):
+    with pytest.raises(TypeError, match=r"run\(\) takes Consumers and Producers, one per argument"):
+        gnsq.run([consumer()])
+
+
+# --- signals
+
+
+def test_run_in_another_thread_raises(consumer):
+    raised = []
+
+    def run():
+        try:
+            gnsq.run(consumer())
+        except ValueError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(LIMIT)
+
+    assert raised == ["only the main thread can receive signals: call this there"]
+
+
+def test_handlers_of_signals_are_set_back():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    with StopSignals():
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_signal_that_the_program_ignores_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            stop(signal.SIGINT)
+            gevent.sleep(0)
+            first = signals.number
+            stop(signal.SIGTERM)
+            signals.requested.wait(LIMIT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (first, signals.number) == (None, signal.SIGTERM)
+
+
+def test_second_signal_right_after_the_first_one_is_the_same():
+    with StopSignals() as signals:
+        stop(signal.SIGINT)
+        stop(signal.SIGINT)
+        signals.requested.wait(LIMIT)
+
+    assert signals.number is signal.SIGINT
+
+
+PROGRAM = """
+    import logging, sys, time
+    import gevent, gnsq
+
+    def handle(consumer, message):
+        print("handling", flush=True)
+        print("unflushed", end="")
+        {wait}(60)
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    threaded = {threaded}
+    gnsq.run(gnsq.Consumer("t", "c", sys.argv[1], message_handler=handle, threaded=threaded, close_timeout={limit}))
+"""
+
+
+# Python buffers what the programs write to stdout, also if the environment of the tests says otherwise.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def program(fakensqd, *, wait, threaded=False, limit=60):
+    """Run a consumer whose handler does not return."""
+    fakensqd.publish("t", b"1")
+    code = textwrap.dedent(PROGRAM).format(wait=wait, threaded=threaded, limit=limit)
+    return child(sys.executable, "-W", "error", "-c", code, fakensqd.tcp_address, env=BUFFERED)
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("wait", "threaded"),
+    [("gevent.sleep", False), ("time.sleep", False), ("time.sleep", True)],
+    ids=["handler waits", "handler blocks the hub", "handler blocks its thread"],
+)
+def test_second_signal_ends_the_process_at_once(fakensqd, wait, threaded):
+    with program(fakensqd, wait=wait, threaded=threaded) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 130
+    assert out == "unflushed"
+    assert "SIGINT for the second time: ended at once" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.subprocess
+def test_second_signal_does_not_wait_for_the_reader_of_stdout():
+    code = """
+        import sys
+        from gnsq.running import StopSignals
+
+        with StopSignals() as signals:
+            sys.stdout.write("x" * 1000)  # below the size of its buffer
+            sys.stderr.write("begun\\n")
+            signals.requested.wait(60)
+            sys.stderr.write("first\\n")
+            while True:
+                pass
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    while True:  # fill the pipe
+        try:
+            os.write(write, b"x" * 65536)
+        except BlockingIOError:
+            break
+    os.set_blocking(write, True)
+    with child(sys.executable, "-c", textwrap.dedent(code), stdout=write, env=BUFFERED) as process:
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.stderr.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(LIMIT) == 130
+    os.close(read)
+    os.close(write)
