@@ -89,9 +89,10 @@ class Cluster:
     """
 
     nsqds: tuple[str, ...]
-    lookupds: tuple[str, ...]
-    connection: Mapping[str, Any] = field(default_factory=dict)  # Any: each option has its own type
-    http: Mapping[str, Any] = field(default_factory=dict)  # Any: each option has its own type
+    # Not shown by repr(): URLs may have a password, and the options have the secret for AUTH.
+    lookupds: tuple[str, ...] = field(repr=False)
+    connection: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
+    http: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
     timeout: float = DEFAULT_TIMEOUT
 
     def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:  # Any: each option has its own type
@@ -279,8 +280,10 @@ def _stored(path: Path, name: str | None) -> dict[str, Any]:
         name = content.get("cluster")
         if name is None:
             return {}
+    if not isinstance(name, str):
+        raise click.UsageError(f"{path}: cluster must be the name of a cluster, not {name!r}")
     if name not in clusters:
-        raise click.UsageError(f"{path}: there is no cluster {name!r}{nearest([str(name)], clusters, 'clusters are')}")
+        raise click.UsageError(f"{path}: there is no cluster {name!r}{nearest([name], clusters, 'clusters are')}")
     return {key: _checked(path, f"clusters.{name}.{key}", key, value) for key, value in clusters[name].items()}
 
 

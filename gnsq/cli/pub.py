@@ -80,7 +80,7 @@ def pub(
         size = os.fstat(descriptor).st_size if _is_file(descriptor) else None
         counter = opened.enter_context(Counter("published", size))
         with cluster.producer() as producer:
-            limiter = RateLimiter(rate)
+            limiter = RateLimiter(rate, stop.requested)
             publisher = _Publisher(
                 *(producer, topic, defer_ms, counter, limiter, stop), is_raw=raw, from_line=from_line
             )
@@ -134,15 +134,20 @@ class _Publisher:
             self._failure = stopped
 
     def _publish_lines(self, descriptor: int) -> None:
-        rest, step = b"", DEFERRED_AT_ONCE if self._defer is not None else None
+        step = DEFERRED_AT_ONCE if self._defer is not None else None
         if self._limiter.step is not None:
             step = min(self._limiter.step, step or self._limiter.step)
+        begun: list[bytes] = []  # parts of a line whose end was not read yet
         for data in self._reads(descriptor):
-            *lines, rest = (rest + data).split(b"\n")
-            self._publish_some(lines, step)
+            first, *others = data.split(b"\n")
+            begun.append(first)
+            if others:
+                *lines, rest = b"".join(begun), *others
+                begun = [rest]
+                self._publish_some(lines, step)
             self._counter.add(0, len(data))
-        if rest and self._stop.number is None:
-            self._publish_some([rest], step)
+        if any(begun) and self._stop.number is None:
+            self._publish_some([b"".join(begun)], step)
 
     def _publish_some(self, lines: Sequence[bytes], step: int | None) -> None:
         numbered = [(number, line) for number, line in enumerate(lines, self._line + 1) if number >= self._from_line]
@@ -150,11 +155,11 @@ class _Publisher:
         self._empty += len(numbered) - len(wanted)
         step = step or len(wanted) or 1
         for start in range(0, len(wanted), step):
-            if self._stop.number is not None:
-                self._line = wanted[start][0] - 1
-                return
             some = wanted[start : start + step]
             self._limiter.wait(len(some))
+            if self._stop.number is not None:
+                self._line = some[0][0] - 1
+                return
             self._publish(some)
         self._line += len(lines)
 
@@ -177,9 +182,10 @@ class _Publisher:
                     self._producer.multipublish(self._topic, bodies)
             except (NSQException, ValueError) as error:
                 if len(lines) > 1 and isinstance(error, (NSQErrorCode, ValueError)):
-                    # nsqd has stored none of them: find the line that it refuses.
-                    for line in lines:
-                        self._publish([line])
+                    # nsqd has stored none of them: find the line that it refuses, and publish those before it.
+                    half = len(lines) // 2
+                    self._publish(lines[:half])
+                    self._publish(lines[half:])
                     return
                 raise _Stopped(lines[0][0], lines[-1][0], error) from error
             self._counter.add(len(bodies))

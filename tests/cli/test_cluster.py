@@ -1,0 +1,314 @@
+"""Connection options of all commands: where they come from, what is refused, and that they are really used."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from fakensqd import FakeAuthServer, FakeNsqd, Grant
+from gnsq.cli.cluster import Command, cluster_options, target_options
+from tests.helpers import bodies, refused_port
+
+FILE = """
+    cluster = "local"
+    [clusters.local]
+    nsqd = "local:4150"
+    [clusters.other]
+    lookupd = ["lookupd-1:4161", "lookupd-2"]
+    timeout = 3
+    tls = true
+    compression = "deflate"
+"""
+
+
+@pytest.fixture
+def load(invoke):
+    """Run a command with connection options; returns its cluster, or the text of its error."""
+
+    def load(*arguments, **environment):
+        clusters = []
+
+        @click.command(cls=Command)
+        @cluster_options
+        def command(cluster):
+            clusters.append(cluster)
+
+        result = invoke(*arguments, command=command, **environment)
+        assert (result.exit_code, len(clusters)) in [(0, 1), (2, 0)], result.output
+        return clusters[0] if clusters else result.stderr.partition("Error: ")[2].strip()
+
+    return load
+
+
+@pytest.fixture
+def file(config_folder):
+    """Write the default file."""
+    path = config_folder / "gnsq.toml"
+    path.write_text(FILE)
+    return path
+
+
+# --- where settings come from
+
+
+def test_addresses_from_the_command_line(load):
+    cluster = load("--nsqd", "a:4150", "--nsqd", "b", "--lookupd", "c")
+
+    assert (cluster.nsqds, cluster.lookupds) == (("a:4150", "b:4150"), ("c",))
+
+
+@pytest.mark.parametrize("value", ["a:4150,b:4150", "a:4150 b:4150", "a:4150, b:4150"])
+def test_variable_may_have_several_addresses(load, value):
+    assert load(GNSQ_NSQD=value).nsqds == ("a:4150", "b:4150")
+
+
+def test_default_cluster_of_the_file(load, file):
+    assert load().nsqds == ("local:4150",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [(["--cluster", "other"], {}), ([], {"GNSQ_CLUSTER": "other"})],
+    ids=["option", "variable"],
+)
+def test_named_cluster_of_the_file(load, file, arguments, environment):
+    cluster = load(*arguments, **environment)
+
+    assert (cluster.nsqds, cluster.lookupds, cluster.timeout) == ((), ("lookupd-1:4161", "lookupd-2"), 3.0)
+    assert (cluster.connection["tls_v1"], cluster.connection["deflate"]) == (True, True)
+
+
+def test_other_file(load, file, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text('cluster = "x"\n[clusters.x]\nnsqd = ["x:1", "y:2"]\n')
+
+    assert load("--config", str(other)).nsqds == ("x:1", "y:2")
+    assert load(GNSQ_CONFIG=str(other)).nsqds == ("x:1", "y:2")
+
+
+PRECEDENCE = [
+    pytest.param(["--timeout", "1"], {"GNSQ_TIMEOUT": "2"}, 1.0, id="command line"),
+    pytest.param([], {"GNSQ_TIMEOUT": "2"}, 2.0, id="variable"),
+    pytest.param([], {}, 3.0, id="file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "environment", "timeout"), PRECEDENCE)
+def test_precedence(load, file, arguments, environment, timeout):
+    assert load("--cluster", "other", *arguments, **environment).timeout == timeout
+
+
+def test_variable_may_turn_off_a_flag_of_the_file(load, file):
+    assert "tls_v1" not in load("--cluster", "other", GNSQ_TLS="0").connection
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [(["--nsqd", "given:1"], {}), ([], {"GNSQ_NSQD": "given:1"})],
+    ids=["option", "variable"],
+)
+def test_given_address_replaces_all_addresses_of_the_file(load, file, arguments, environment):
+    cluster = load("--cluster", "other", *arguments, **environment)
+
+    assert (cluster.nsqds, cluster.lookupds, cluster.timeout) == (("given:1",), (), 3.0)
+
+
+def test_paths_in_the_file_are_relative_to_it(load, config_folder, file, fakensqd_certificates):
+    (config_folder / "ca.pem").write_bytes(Path(fakensqd_certificates.ca).read_bytes())
+    (config_folder / "secret").write_text("s\n")
+    file.write_text('cluster = "a"\n[clusters.a]\nnsqd = "a"\ntls_ca = "ca.pem"\nauth_secret_file = "secret"\n')
+
+    cluster = load()
+
+    assert cluster.connection["tls_options"] == {"ca_certs": str(config_folder / "ca.pem")}
+    assert cluster.http["ca_certs"] == str(config_folder / "ca.pem")
+    assert cluster.connection["auth_secret"] == b"s"
+
+
+def test_target_is_a_second_cluster_with_the_settings_of_the_first(invoke, file):
+    seen = []
+
+    @click.command(cls=Command)
+    @target_options
+    @cluster_options
+    def copy(cluster, target):
+        seen.append((cluster.nsqds, target and (target.nsqds or target.lookupds, target.timeout)))
+
+    invoke("--nsqd", "a", "--timeout", "7", command=copy)
+    invoke("--nsqd", "a", "--timeout", "7", "--to-nsqd", "b", command=copy)
+    invoke("--nsqd", "a", "--timeout", "7", "--to-cluster", "other", command=copy)
+
+    assert seen == [
+        (("a:4150",), None),
+        (("a:4150",), (("b:4150",), 7.0)),
+        (("a:4150",), (("lookupd-1:4161", "lookupd-2"), 3.0)),
+    ]
+
+
+def test_help_lists_the_connection_options_apart(invoke):
+    own, _, connection = invoke("pub", "--help").output.partition("Connection (also GNSQ_... and in the file):")
+
+    assert "--from-line" in own
+    assert "--nsqd" not in own
+    assert "--nsqd HOST:PORT" in connection
+
+
+# --- what is refused
+
+REFUSED_FILES = [
+    pytest.param("[clusters.a]\nnsqds = 'a'", r"clusters.a.nsqds is unknown; did you mean nsqd\? settings are nsqd,"),
+    pytest.param("[clusters.a]\nnsqd = 4150", "clusters.a.nsqd must be a string or a list of strings, not 4150"),
+    pytest.param("[clusters.a]\nnsqd = [1]", r"clusters.a.nsqd must be a string or a list of strings, not \[1\]"),
+    pytest.param("[clusters.a]\ntls = 'yes'", "clusters.a.tls must be true or false, not 'yes'"),
+    pytest.param("[clusters.a]\ntls_ca = true", "clusters.a.tls_ca must be a string or a number, not True"),
+    pytest.param("[clusters.a]\ntls_ca = 'no.pem'", "clusters.a.tls_ca: File '.*/config/no.pem' does not exist"),
+    pytest.param("[clusters.a]\ntimeout = 'x'", "clusters.a.timeout: 'x' is not a valid float"),
+    pytest.param("[clusters.a]\ntimeout = 0", "clusters.a.timeout: 0.0 is not in the range x>=0.001"),
+    pytest.param("[clusters.a]\ntimeout = [1]", r"clusters.a.timeout must be a string or a number, not \[1\]"),
+    pytest.param("[clusters.a]\ncompression = 'gzip'", "clusters.a.compression: 'gzip' is not one of 'none', 'snappy'"),
+    pytest.param("[cluster.a]\nnsqd = 'a'", "cluster must be the name of a cluster, not {'a': {'nsqd': 'a'}}"),
+    pytest.param("cluster = 'lokal'\n[clusters.local]", "no cluster 'lokal'; did you mean local[?] clusters are local"),
+    pytest.param("clusters = 1", r"clusters must be tables \[clusters.NAME\]"),
+    pytest.param("[clusters]\na = 1", r"clusters must be tables \[clusters.NAME\]"),
+    pytest.param("nsqd = 'a'", r"nsqd is unknown; known are cluster and the tables \[clusters.NAME\]"),
+    pytest.param("cluster = ", "Invalid value"),
+]
+
+
+@pytest.mark.parametrize(("text", "error"), REFUSED_FILES)
+def test_what_is_wrong_in_the_file_is_named_with_its_path(load, file, text, error):
+    if not text.startswith(("cluster ", "[cluster.")):
+        text = f"cluster = 'a'\n{text}" if not text.startswith("nsqd") else text
+    file.write_text(text)
+
+    assert re.fullmatch(f"{file}: .*{error}.*", load(), re.DOTALL)
+
+
+def test_file_that_is_no_text_is_named(load, file):
+    file.write_bytes(b"\xff")
+
+    assert load().startswith(f"{file}: 'utf-8' codec can't decode byte 0xff")
+
+
+def test_unknown_cluster_gets_a_similar_one_suggested(load, file):
+    assert load("--cluster", "othr") == (
+        f"{file}: there is no cluster 'othr'; did you mean other? clusters are local, other"
+    )
+
+
+def test_cluster_without_a_file_names_the_missing_file(load, config_folder):
+    assert load("--cluster", "a") == (
+        f"{config_folder}/gnsq.toml: [Errno 2] No such file or directory: '{config_folder}/gnsq.toml'"
+    )
+
+
+def test_command_without_an_address_says_how_to_give_one(load, config_folder):
+    assert load() == (
+        "no address: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, or name a cluster in "
+        f"{config_folder}/gnsq.toml with --cluster"
+    )
+
+
+REFUSED = [
+    pytest.param(["--nsqd", "a:b"], "port 'b' of address 'a:b' is not a number from 1 to 65535", id="port"),
+    pytest.param(["--nsqd", "::1:4150"], r"IPv6 is written in brackets, as '\[::1\]:4150'", id="IPv6"),
+    pytest.param(["--nsqd", "a", "--timeout", "0"], "0.0 is not in the range", id="timeout"),
+    pytest.param(["--nsqd", "a", "--timeout", "inf"], "timeout", id="no limit"),
+    pytest.param(["--nsqd", "a", "--tls-ca", "no.pem"], "File 'no.pem' does not exist", id="no file"),
+    pytest.param(["--nsqd", "a", "--tls-key", __file__], "--tls-key is given without --tls-cert", id="key alone"),
+    pytest.param(
+        ["--nsqd", "a", "--auth-secret-file", "/dev/null"], "--auth-secret-file /dev/null is empty", id="empty"
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), REFUSED)
+def test_refused_option(load, arguments, error):
+    assert re.search(error, load(*arguments))
+
+
+# --- secrets
+
+
+def test_password_of_a_url_is_not_shown(load):
+    refused = load("--lookupd", "http://user:hunter2@host:99999")
+    accepted = load("--lookupd", "http://user:hunter2@host:4161")
+
+    assert "port must be a number from 1 to 65535" in refused
+    assert "hunter2" not in refused
+    assert "hunter2" not in repr(accepted.lookupd_clients())
+
+
+@pytest.mark.parametrize("verbose", [[], ["-vv"]], ids=["", "-vv"])
+def test_secret_and_password_are_in_no_output(invoke, load, tmp_path, verbose):
+    secret, lines = tmp_path / "secret", tmp_path / "lines"
+    secret.write_text("hunter2\n")
+    lines.write_text("1\n")
+    lookupd = f"http://user:hunter3@127.0.0.1:{refused_port()}"
+    options = ["--lookupd", lookupd, "--auth-secret-file", str(secret), "--timeout", "0.5", *verbose]
+    with (
+        FakeAuthServer({"other": [Grant()]}, threaded=True) as auth,
+        FakeNsqd(auth_http_addresses=auth.http_address, threaded=True) as nsqd,
+    ):
+        result = invoke("pub", "t", str(lines), "--nsqd", nsqd.tcp_address, *options)
+
+    assert result.exit_code == 1
+    assert "E_UNAUTHORIZED" in result.stderr or "E_AUTH_FAILED" in result.stderr
+    assert "hunter" not in result.output + result.stderr
+    assert "hunter" not in repr(load(*options))
+
+
+# --- settings are used
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "deflate"])
+def test_tls_auth_and_compression_are_used(invoke, tmp_path, fakensqd_certificates, compression):
+    certificate, key = fakensqd_certificates.server()
+    own_certificate, own_key = fakensqd_certificates.client("cli")
+    secret, lines = tmp_path / "secret", tmp_path / "lines"
+    secret.write_text("s\n")
+    lines.write_text("1\n2\n")
+    tls = {"tls_required": "tcp-https", "tls_cert": certificate, "tls_key": key}
+    tls |= {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": fakensqd_certificates.ca}
+    with (
+        FakeAuthServer({"s": [Grant(topic="^t$")]}, threaded=True) as auth,
+        FakeNsqd(auth_http_addresses=auth.http_address, record=True, threaded=True, **tls) as nsqd,
+    ):
+        result = invoke(
+            *["pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--compression", compression],
+            *["--tls-ca", fakensqd_certificates.ca, "--tls-cert", own_certificate, "--tls-key", own_key],
+            *["--auth-secret-file", str(secret)],
+        )
+        published = nsqd.messages("t")
+        identified = nsqd.transcript.text()
+
+    assert (result.exit_code, published) == (0, [b"1", b"2"]), result.stderr
+    assert [name for name in ("snappy", "deflate") if f'"{name}":true' in identified] == [compression] * (
+        compression != "none"
+    )
+    assert '"tls_v1":true' in identified
+
+
+def test_certificate_for_another_name_is_refused_unless_it_is_given(invoke, tmp_path, fakensqd_certificates):
+    certificate, key = fakensqd_certificates.server("nsqd.example")
+    lines = tmp_path / "lines"
+    lines.write_text("1\n")
+    with FakeNsqd(tls_cert=certificate, tls_key=key, threaded=True) as nsqd:
+        command = ["pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--tls-ca", fakensqd_certificates.ca]
+        refused = invoke(*command, "--timeout", "0.3")
+        by_name = invoke(*command, "--tls-server-name", "nsqd.example")
+        unchecked = invoke("pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--tls-insecure")
+
+    assert (refused.exit_code, by_name.exit_code, unchecked.exit_code) == (1, 0, 0)
+    assert "certificate is not valid for '127.0.0.1'" in refused.stderr
+
+
+def test_addresses_come_from_nsqlookupd(invoke, fakecluster, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("1\n")
+
+    result = invoke("pub", "t", str(lines), "--lookupd", fakecluster.lookupds[0].http_address)
+
+    assert result.exit_code == 0, result.stderr
+    assert [bodies(nsqd, "t") for nsqd in fakecluster.nsqds if "t" in nsqd.broker.topics] == [[b"1"]]

@@ -1,0 +1,348 @@
+"""gnsq pub: what is published, what is said of what is not, and how it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fakensqd import on
+from fakensqd.faults import disconnect, drop, error
+from gnsq.cli.pub import READ_SIZE
+from tests.helpers import LIMIT, child, refused_port, run_program, wait_until
+
+
+@pytest.fixture
+def pub(invoke, fakensqd, tmp_path):
+    """Publish a text to the topic t; returns the result."""
+
+    def pub(text, *options, address=fakensqd.tcp_address):
+        path = tmp_path / "lines"
+        path.write_bytes(text)
+        return invoke("pub", "t", str(path), "--nsqd", address, *options)
+
+    return pub
+
+
+@pytest.fixture
+def piped(start, fakensqd):
+    """Start the program with a pipe as its stdin; for a with statement."""
+
+    def piped(*options):
+        command = ["pub", "t", "--nsqd", fakensqd.tcp_address, *options]
+        return start(*command, stdin=subprocess.PIPE, bufsize=1)  # each line is written at once
+
+    return piped
+
+
+def say(process, text):
+    """Write to the program's stdin, and leave it open."""
+    process.stdin.write(text)
+    process.stdin.flush()
+
+
+# --- what is published
+
+
+LINES = [
+    pytest.param(b"1\n2\n", [b"1", b"2"], "2 messages published", id="lines"),
+    pytest.param(b"1\n2", [b"1", b"2"], "2 messages published", id="no newline at the end"),
+    pytest.param(b"\n1\n\n\n2\n", [b"1", b"2"], "; 3 empty lines left out", id="empty lines"),
+    pytest.param(b"1\n", [b"1"], "1 message published", id="one line"),
+    pytest.param(b"\xff\x00\r\n", [b"\xff\x00\r"], "1 message published", id="bytes"),
+]
+
+
+@pytest.mark.parametrize(("text", "published", "summary"), LINES)
+def test_each_line_is_a_message(fakensqd, pub, text, published, summary):
+    result = pub(text)
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert summary in result.stderr
+    assert fakensqd.messages("t") == published
+
+
+@pytest.mark.parametrize("options", [[], ["--defer", "60"], ["--rate", "100"], ["--raw"]], ids=str)
+@pytest.mark.parametrize("text", [b"", b"\n\n"], ids=["empty", "newlines"])
+def test_input_without_a_message(fakensqd, pub, options, text):
+    result = pub(text, *options)
+
+    expected = ([b"\n\n"] if text else []) if options == ["--raw"] else []
+    assert [message for topic in fakensqd.broker.topics for message in fakensqd.messages(topic)] == expected
+    assert result.exit_code == (options == ["--raw"] and not text)
+
+
+def test_lines_may_be_longer_than_one_read(fakensqd, pub):
+    lines = [b"a" * (READ_SIZE * 2 + 7), b"b", b"c" * (READ_SIZE - 1), b"d" * READ_SIZE]
+
+    assert pub(b"\n".join(lines)).exit_code == 0
+    assert fakensqd.messages("t") == lines
+
+
+def test_lines_of_one_read_are_published_together(fakensqd, pub):
+    pub(b"".join(b"%d\n" % number for number in range(10_000)))
+
+    assert fakensqd.messages("t") == [b"%d" % number for number in range(10_000)]
+    assert fakensqd.transcript.commands().count("MPUB") == 1
+
+
+def test_raw_input_is_one_message(fakensqd, pub):
+    text = b"1\n\n2\n" + b"x" * READ_SIZE
+
+    assert pub(text, "--raw").exit_code == 0
+    assert fakensqd.messages("t") == [text]
+
+
+def test_deferred_messages_wait_in_nsqd(fakensqd, pub):
+    result = pub(b"".join(b"%d\n" % number for number in range(500)), "--defer", "0.05")
+    deferred = [command for command in fakensqd.transcript.commands() if command == "DPUB"]
+
+    assert (result.exit_code, len(deferred)) == (0, 500)
+    wait_until(lambda: fakensqd.depth("t") == 500)
+
+
+def test_from_line_leaves_out_the_lines_before(fakensqd, pub):
+    result = pub(b"1\n\n3\n4\n", "--from-line", "3")
+
+    assert fakensqd.messages("t") == [b"3", b"4"]
+    assert "2 messages published" in result.stderr
+    assert "empty" not in result.stderr
+
+
+def test_rate_is_not_exceeded(fakensqd, pub):
+    result = pub(b"1\n" * 30, "--rate", "100")
+
+    # The first step may pass at once: 10 of 30 messages.
+    assert float(re.search(r"in ([\d.]+) s", result.stderr)[1]) >= 0.2
+    assert fakensqd.messages("t") == [b"1"] * 30
+
+
+REFUSED = [
+    pytest.param(["--raw", "--from-line", "2"], "--raw has one message, and no lines", id="raw"),
+    pytest.param(["--defer", "-1"], "-1.0 is not in the range x>=0", id="defer"),
+    pytest.param(["--rate", "0"], "0.0 is not in the range x>0", id="rate"),
+    pytest.param(["--from-line", "0"], "0 is not in the range x>=1", id="from-line"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), REFUSED)
+def test_refused_option(pub, options, text):
+    result = pub(b"1\n", *options)
+
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_refused_topic_and_file(invoke):
+    topic = invoke("pub", "a b", "--nsqd", "a")
+    file = invoke("pub", "t", "no-file", "--nsqd", "a")
+
+    assert (topic.exit_code, file.exit_code) == (2, 2)
+    assert "'a b'" in topic.stderr
+    assert "'no-file' does not exist" in file.stderr
+
+
+# --- failures
+
+
+@pytest.mark.fakensqd(max_msg_size=10)
+@pytest.mark.parametrize("options", [[], ["--rate", "1000"]], ids=str)
+def test_refused_line_is_named(fakensqd, pub, options):
+    lines = [b"%d" % number for number in range(1, 41)]
+    lines[28] = b"x" * 11
+    result = pub(b"\n".join(lines), *options)
+
+    assert result.exit_code == 1
+    assert "Error: stopped at line 29: " in result.stderr
+    assert "E_BAD_MESSAGE" in result.stderr
+    assert "All lines before it are published. To go on: --from-line 29; without this line: --from-line 30" in (
+        result.stderr
+    )
+    assert fakensqd.messages("t") == lines[:28]
+
+
+@pytest.mark.fakensqd(max_msg_size=10)
+def test_refused_line_among_many_costs_few_publishes(fakensqd, pub):
+    lines = [b"%d" % number for number in range(10_000)]
+    lines[7000] = b"x" * 11
+
+    pub(b"\n".join(lines))
+
+    assert fakensqd.messages("t") == lines[:7000]
+    assert len([command for command in fakensqd.transcript.commands() if command.endswith("PUB")]) < 40
+
+
+@pytest.mark.fakensqd(max_msg_size=10)
+def test_refused_raw_input_is_an_error(pub):
+    result = pub(b"x" * 11, "--raw")
+
+    assert result.exit_code == 1
+    assert "E_BAD_MESSAGE" in result.stderr
+    assert "line" not in result.stderr
+
+
+def test_lines_whose_reply_is_lost_are_named(fakensqd, pub):
+    with fakensqd.add(on.reply("MPUB"), disconnect()):
+        result = pub(b"1\n\n3\n")
+
+    assert result.exit_code == 1
+    assert (
+        "All lines before it are published. Lines 1 to 3 may be published. To publish again: --from-line 1. "
+        "To leave out: --from-line 4"
+    ) in result.stderr
+
+
+def test_line_whose_reply_is_lost_is_named(fakensqd, pub):
+    with fakensqd.add(on.reply("PUB"), disconnect()):
+        result = pub(b"1\n")
+
+    assert result.exit_code == 1
+    assert "Line 1 may be published. To publish again: --from-line 1. To leave out: --from-line 2" in result.stderr
+
+
+def test_deferred_line_whose_reply_is_lost_is_named(fakensqd, pub):
+    with fakensqd.add(on.reply("DPUB").nth(2), disconnect()):
+        result = pub(b"1\n2\n", "--defer", "60")
+
+    assert result.exit_code == 1
+    assert "Error: stopped at line 2: " in result.stderr
+    assert "Line 2 may be published." in result.stderr
+
+
+def test_deferred_lines_before_a_refused_one_are_published(fakensqd, pub):
+    with fakensqd.add(on.command("DPUB").nth(3), error("E_INVALID")):
+        result = pub(b"1\n2\n3\n", "--defer", "60")
+
+    assert result.exit_code == 1
+    assert "Error: stopped at line 3: " in result.stderr
+    assert "All lines before it are published. To go on: --from-line 3" in result.stderr
+
+
+def test_nsqd_that_is_down_is_an_error_after_the_timeout(pub):
+    address = f"127.0.0.1:{refused_port()}"
+    result = pub(b"1\n2\n", "--timeout", "0.2", address=address)
+
+    assert result.exit_code == 1
+    assert "0 messages published" in result.stderr
+    assert re.search(f"Error: stopped at line 1: .*{address}: .*Connection refused", result.stderr)
+
+
+# --- pipes and signals
+
+
+@pytest.mark.subprocess
+def test_lines_of_a_slow_pipe_are_published_at_once(fakensqd, piped):
+    with piped() as process:
+        for number in (1, 2):
+            say(process, f"{number}\n3")
+            wait_until(lambda count=number: fakensqd.transcript.commands().count("PUB") == count)
+        out, err = process.communicate()
+
+    assert (process.returncode, out) == (0, "")
+    assert fakensqd.messages("t") == [b"1", b"32", b"3"]
+    assert "3 messages published" in err
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, piped, number):
+    with piped() as process:
+        say(process, "1\n\n3\n4")
+        wait_until(lambda: fakensqd.depth("t") == 2)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 128 + number
+    assert f"{number.name}: stopped; to go on: --from-line 4" in err
+    assert fakensqd.messages("t") == [b"1", b"3"]
+
+
+@pytest.mark.subprocess
+def test_signal_ends_a_slow_rate_with_the_first_line_that_is_left(fakensqd, piped):
+    with piped("--rate", "0.01") as process:
+        say(process, "1\n\n3\n4\n")
+        wait_until(lambda: fakensqd.depth("t") == 1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 130
+    assert "to go on: --from-line 3" in err
+    assert fakensqd.messages("t") == [b"1"]
+
+
+@pytest.mark.subprocess
+def test_signal_before_the_end_of_raw_input_publishes_nothing(fakensqd, piped):
+    with piped("--raw", "-v") as process:
+        say(process, "1\n")
+        while "connected" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 130
+    assert "nothing was published" in err
+    assert "t" not in fakensqd.broker.topics
+
+
+@pytest.mark.subprocess
+def test_second_signal_ends_at_once_and_shows_the_cursor_again(fakensqd):
+    terminal, other = os.openpty()
+    command = ["-m", "gnsq", "pub", "t", "--nsqd", fakensqd.tcp_address, "--timeout", "60"]
+    shown = b""
+    with (
+        fakensqd.add(on.reply("PUB"), drop()),
+        child(sys.executable, *command, stdin=other, stdout=other, stderr=other) as process,
+    ):
+        os.close(other)
+        while b"Ctrl-D ends" not in shown:
+            shown += os.read(terminal, 4096)
+        os.write(terminal, b"1\n")
+        wait_until(lambda: fakensqd.depth("t") == 1)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(LIMIT) == 130
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+
+    assert b"SIGINT for the second time: ended at once" in shown
+    assert b"Traceback" not in shown
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
+
+
+# --- the program
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_program_without_click_or_rich_says_what_to_install(missing):
+    code = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == sys.argv[1]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+from gnsq.__main__ import main
+main()
+"""
+    for missing in ("click", "rich"):
+        result = run_program(code, missing)
+
+        assert result.returncode == 1
+        assert result.stderr == (
+            f"gnsq's command line needs click and rich: pip install 'gnsq[cli]' (No module named '{missing}')\n"
+        )
+
+
+def test_version_and_help(invoke):
+    version, help_text = invoke("--version"), invoke("-h")
+
+    assert re.fullmatch(r"gnsq \d+\.\d+.*\n", version.output)
+    assert "pub" in help_text.output
