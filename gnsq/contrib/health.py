@@ -1,0 +1,204 @@
+"""HealthApplication and serve_health(): answers to probes, such as those of Kubernetes, and statistics as JSON.
+
+``/live`` is 200 if each client works, starts or drains. It is 503 if a client has closed, if its thread has ended or is
+blocked, or if ``is_healthy`` of a consumer is False. ``/ready`` is 200 if ``is_ready`` of each client is True; so it is
+503 while the clients drain. The text of a 503 has a line with the reason for each client. ``/stats`` is JSON.
+
+``/live`` is meant to fail if a restart may help. A producer without an nsqd is live: it connects again by itself. A
+consumer without one is not live, since its ``is_healthy`` also finds wrong addresses: let the probe fail only after
+some minutes (``failureThreshold`` in Kubernetes).
+
+The answers come from the hub that serves the requests. It serves them also while all handlers wait. While a handler
+blocks this hub, no answer comes, so the probe fails by its timeout. If a client has another thread, with
+``threaded=True``, /live asks the hub of that thread, and is 503 if it does not run within ``blocked_after`` seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gevent import socket
+from gevent.pywsgi import WSGIServer
+
+from gnsq.addresses import format_address
+from gnsq.concurrency.threads import OwnerThread
+from gnsq.consumer import Consumer
+from gnsq.errors import NSQConnectionClosed, NSQTimeout
+from gnsq.nsqd.pool import State
+from gnsq.producer import Producer
+
+__all__ = ["HealthApplication", "serve_health"]
+
+logger = logging.getLogger(__name__)
+
+Client = Consumer | Producer
+# States in which /live is 200 without further questions: a restart would only interrupt.
+_STARTING_OR_DRAINING = (State.INIT.value, State.CLOSING.value)
+
+
+class HealthApplication:
+    """A WSGI application that answers GET and HEAD of /live, /ready and /stats. Other paths are 404.
+
+    A framework may mount it under any path. Its answers have no secrets, but names of topics and addresses.
+
+    Args:
+        clients: Consumers and producers, started or not. add() adds others later.
+        blocked_after: Seconds in which the hub of a client's thread must run, if it is another thread. Should be below
+            the timeout of the probe.
+
+    Raises:
+        ValueError: If no client is given.
+    """
+
+    def __init__(self, *clients: Client, blocked_after: float = 0.5) -> None:
+        if not clients:
+            raise ValueError("HealthApplication has no client: give a Consumer or a Producer, or several")
+        self._clients: dict[Client, None] = dict.fromkeys(clients)
+        self._blocked_after = blocked_after
+
+    def add(self, client: Client) -> None:
+        """Add a consumer or a producer, unless it was added before."""
+        self._clients[client] = None
+
+    def remove(self, client: Client) -> None:
+        """Remove a client, such as one that is closed while the program continues. Ignores unknown clients."""
+        self._clients.pop(client, None)
+
+    def why_not_live(self) -> list[str]:
+        """Return a line for each client for which a restart of the process may help. Empty: live."""
+        return self._reasons(lambda client: _why_not_live(client, self._blocked_after))
+
+    def why_not_ready(self) -> list[str]:
+        """Return a line for each client that receives or publishes nothing now. Empty: ready."""
+        return self._reasons(_why_not_ready)
+
+    def _reasons(self, check: Callable[[Client], str]) -> list[str]:
+        return [f"{_label(client)}: {reason}" for client in list(self._clients) if (reason := check(client))]
+
+    def stats(self) -> dict[str, list[dict[str, Any]]]:  # Any: fields of all types
+        """Return the statistics of all clients, by kind: ``consumers`` and ``producers``.
+
+        Each has the fields of ConsumerStats or ProducerStats and the keys ``name`` and ``is_ready``; a consumer also
+        ``is_healthy``, ``in_flight`` and ``rdy``. Later versions may add keys.
+        """
+        clients = list(self._clients)
+        return {
+            "consumers": [_consumer_stats(client) for client in clients if isinstance(client, Consumer)],
+            "producers": [
+                {"name": client.name, "is_ready": client.is_ready, **dataclasses.asdict(client.stats())}
+                for client in clients
+                if isinstance(client, Producer)
+            ],
+        }
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
+        """Answer a request."""
+        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
+        kind, extra = "text/plain; charset=utf-8", []
+        if path not in ("/live", "/ready", "/stats"):
+            status, text = "404 Not Found", "known are /live, /ready and /stats"
+        elif method not in ("GET", "HEAD"):
+            status, text = "405 Method Not Allowed", f"{method} is not possible: use GET or HEAD"
+            extra = [("Allow", "GET, HEAD")]
+        elif path == "/stats":
+            status, text, kind = "200 OK", json.dumps(self.stats()), "application/json"
+        else:
+            reasons = self.why_not_live() if path == "/live" else self.why_not_ready()
+            status, text = ("503 Service Unavailable", "\n".join(reasons)) if reasons else ("200 OK", "ok")
+        body = f"{text}\n".encode()
+        headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"), *extra]
+        start_response(status, headers)
+        return [] if method == "HEAD" else [body]
+
+
+def serve_health(port: int, *clients: Client, host: str = "", blocked_after: float = 0.5) -> WSGIServer:
+    """Serve a HealthApplication in the background, in the hub of the calling thread, until the program ends.
+
+    Args:
+        port: TCP port; 0: a free one, which is the attribute ``server_port`` of the returned server.
+        clients, blocked_after: As for HealthApplication.
+        host: Address to listen on. Default: all addresses of the machine, of IPv6 too if it has that: the kubelet of
+            Kubernetes sends its probes to the address of the pod, so ``127.0.0.1`` would not do there.
+
+    Returns:
+        gevent's server, whose stop() ends it before the end of the program. Its ``application`` is the
+        HealthApplication.
+
+    Raises:
+        ValueError: If no client is given.
+        OSError: If the address is not free.
+    """
+    application = HealthApplication(*clients, blocked_after=blocked_after)
+    host = host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
+    # Requests are not logged: a probe comes every few seconds.
+    server = WSGIServer(_listen(host, port), application, log=None, error_log=logger)
+    server.start()
+    return server
+
+
+def _listen(host: str, port: int) -> Any:  # Any: gevent has no types
+    # gevent's server would not close the socket if the address is not free.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"can't listen on {format_address(host, port)}: {error.strerror}") from error
+    return listener
+
+
+def _label(client: Client) -> str:
+    return client.log_owner.label
+
+
+def _why_not_live(client: Client, blocked_after: float) -> str:
+    stats = client.stats()
+    if stats.state in _STARTING_OR_DRAINING:
+        return ""
+    if stats.state == State.CLOSED.value:
+        return stats.not_ready
+    if reason := _why_blocked(client, blocked_after):
+        return reason
+    if isinstance(client, Producer) or client.is_healthy:
+        return ""
+    failures = [f"{address}: {text}" for address, text in client.stats().lookupd_failures.items()]
+    return stats.not_ready or "; ".join(failures)
+
+
+def _why_not_ready(client: Client) -> str:
+    reason = client.stats().not_ready
+    if reason == "not started":
+        return f"{reason}: start() does it" + ", or the first publish" * isinstance(client, Producer)
+    return reason
+
+
+def _why_blocked(client: Client, limit: float) -> str:
+    """Return why the hub of a client's thread does not run; "" if it does."""
+    owner: OwnerThread | None
+    if isinstance(client, Consumer):
+        owner = client._owner_thread
+    else:
+        runtime = client._lifecycle.runtime
+        owner = None if runtime is None else runtime.owner_thread
+    try:
+        if owner is not None:
+            owner.call_and_wait(limit, lambda: None)
+    except NSQTimeout:
+        return f"the hub of its thread has not run for {limit:g} s: a handler or other code blocks it"
+    except NSQConnectionClosed as error:
+        return str(error)
+    return ""
+
+
+def _consumer_stats(consumer: Consumer) -> dict[str, Any]:  # Any: fields of all types
+    stats = consumer.stats()
+    own = {"name": _label(consumer), "is_ready": consumer.is_ready, "is_healthy": consumer.is_healthy}
+    return {**own, "in_flight": stats.in_flight, "rdy": stats.rdy, **dataclasses.asdict(stats)}
