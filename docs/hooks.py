@@ -256,8 +256,22 @@ def help_text(path: str, *words: str) -> str:
     return f"```text\n{text.expandtabs(4).rstrip()}\n```"
 
 
+def commands_text(path: str, *words: str) -> str:
+    """Make a section for a click group, and one for each of its commands.
+
+    Args:
+        path, words: As for help_text().
+    """
+    program = " ".join(words)
+    sections = [f"## {program}\n\n{help_text(path, *words)}"]
+    for name in sorted(_named(path).commands):
+        sections.append(f"## {program} {name}\n\n{help_text(path, *words, ':', name)}")
+    return "\n\n".join(sections)
+
+
 # By the first word of a mark.
 GENERATORS: dict[str, Callable[..., str]] = {
+    "commands": commands_text,
     "error_codes": error_codes_table,
     "errors": errors_table,
     "file": file_text,

@@ -10,6 +10,7 @@ from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from gnsq.running import StopSignals
 from gnsq.texts import counted
 
 __all__ = ["Counter", "RateLimiter"]
@@ -69,25 +70,25 @@ class RateLimiter:
 
     Args:
         rate: Messages a second; None: no limit.
-        interrupt: Event that ends a wait, such as StopSignals.requested.
+        stop: If given, its first signal ends each wait.
 
     Attributes:
         step: Number of messages that should pass at a time: those of a tenth of a second. None: no limit.
     """
 
-    def __init__(self, rate: float | None, interrupt: Event | None = None) -> None:
+    def __init__(self, rate: float | None, stop: StopSignals | None = None) -> None:
         self._rate = rate
-        self._interrupt = Event() if interrupt is None else interrupt
+        self._stopped = stop.requested if stop is not None else Event()
         self.step = None if rate is None else max(1, int(rate / 10))
         self._due = time.monotonic()
 
     def wait(self, messages: int) -> None:
-        """Wait until a number of messages may pass."""
+        """Wait until a number of messages may pass. Several greenlets may wait at the same time."""
         if self._rate is None:
             return
         now = time.monotonic()
         # Time that was not used is lost: the rate is not exceeded after a pause.
-        self._due = max(self._due, now)
-        if self._due > now:
-            self._interrupt.wait(self._due - now)
-        self._due += messages / self._rate
+        due = max(self._due, now)
+        self._due = due + messages / self._rate
+        if due > now:
+            self._stopped.wait(due - now)

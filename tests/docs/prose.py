@@ -40,6 +40,7 @@ FOLDER = ROOT / "docs/pages"
 PAGES = (
     "tutorial.md",
     "guides/asyncio.md",
+    "guides/command-line.md",
     "guides/consuming.md",
     "guides/cpu-bound.md",
     "guides/forks-and-gunicorn.md",

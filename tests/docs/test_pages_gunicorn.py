@@ -69,11 +69,11 @@ def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, tmp_path):
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
     path = tmp_path / "worker.py"
-    path.write_text(path.read_text().replace('("0.0.0.0", 8080)', repr(address)))
+    path.write_text(path.read_text().replace("8080", address.rpartition(":")[2]))
     fakecluster.publish("orders", b"42", b"43")
 
     with program(tmp_path, "worker.py", LOOKUPD_HTTP_ADDRESSES=" ".join(fakecluster.lookupd_http_addresses)):
-        wait_until(lambda: request("GET", address, "/ready") == (200, "ready\n"), 30)
+        wait_until(lambda: request("GET", address, "/ready") == (200, "ok\n"), 30)
         assert request("GET", address, "/live")[0] == 200
         assert request("GET", address, "/other")[0] == 404
         wait_until(lambda: (tmp_path / "out").read_text().count("bill b'4") == 2)

@@ -10,7 +10,7 @@ NAMED = re.compile(r"getLogger\((?:__name__|f?\"(gnsq[\w.{} ]*)\"|name or f\"(gn
 def loggers():
     found = set()
     for path in (ROOT / "gnsq").rglob("*.py"):
-        if "spark" not in path.parts:
+        if not {"cli", "spark"} & {*path.parts}:  # programs, which set up their own logs
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             for literal, formatted in NAMED.findall(path.read_text()):
                 found.add(literal or formatted.replace("{topic}.{channel}", "TOPIC.CHANNEL") or module)

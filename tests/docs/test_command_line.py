@@ -1,0 +1,56 @@
+"""The command lines and the file of the guide to the program gnsq are valid."""
+
+import re
+import shlex
+
+import click
+import pytest
+
+from gnsq.cli.cluster import load_cluster
+from gnsq.cli.main import command_line
+from tests.docs.prose import FOLDER, blocks
+
+PAGE = "guides/command-line.md"
+FILES = ("orders.jsonl", "photo.png", "later.txt", "client.pem", "secret")
+
+
+def command_lines():
+    """List the arguments of each call of gnsq in the page."""
+    lines = [line for block in blocks(PAGE) if block.language == "sh" for line in block.code.splitlines()]
+    for line in lines:
+        for call in re.findall(r"\bgnsq (?!--help)[^|>)]*", line.partition("  #")[0]):
+            yield shlex.split(call)[1:]
+
+
+@pytest.mark.parametrize(
+    "arguments", [call for call in command_lines() if call[0] in command_line.commands], ids=" ".join
+)
+def test_command_line_is_valid(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in FILES:
+        (tmp_path / name).write_text("1\n")
+    name, *rest = arguments
+
+    with command_line.commands[name].make_context(name, rest) as context:
+        assert context.params
+
+
+def test_each_command_is_in_the_table_of_the_guide():
+    (table,) = re.findall(r"^\| command \|.*?\n\n", (FOLDER / PAGE).read_text(), re.M | re.S)
+
+    assert {*command_line.commands} <= {*re.findall(r"`gnsq ([a-z-]+)`", table)}
+
+
+def test_file_is_valid(tmp_path, fakensqd_certificates):
+    (block,) = [block for block in blocks(PAGE) if block.language == "toml"]
+    path = tmp_path / "gnsq.toml"
+    path.write_text(block.code)
+    certificate, _ = fakensqd_certificates.client("cli")
+    (tmp_path / "ca.pem").symlink_to(fakensqd_certificates.ca)
+    (tmp_path / "client.pem").symlink_to(certificate)
+    (tmp_path / "secret").write_text("s")
+
+    assert load_cluster(None, str(path), {}).nsqds == ("127.0.0.1:4150",)
+    assert load_cluster("production", str(path), {}).lookupds == ("lookupd-1:4161", "lookupd-2:4161")
+    with pytest.raises(click.UsageError, match="there is no cluster 'productoin'; did you mean production"):
+        load_cluster("productoin", str(path), {})
