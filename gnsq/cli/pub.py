@@ -191,7 +191,8 @@ class _Publisher:
             self._counter.add(len(bodies))
 
     def _publish_deferred(self, lines: Sequence[tuple[int, bytes]]) -> None:
-        results, failed, last = [], None, lines[0][0]
+        results, failed = [], None
+        last = 0  # the last line that is or may be published
         for number, body in lines:
             try:
                 results.append((number, self._producer.publish_async(self._topic, body, self._defer)))
@@ -199,15 +200,15 @@ class _Publisher:
                 failed = _Stopped(number, number, error)
                 break
         for number, result in results:
-            last = number
             try:
                 result.get()
             except NSQException as error:
                 failed = _Stopped(number, number, error) if failed is None or failed.first > number else failed
+                last = number if isinstance(error, NSQUnknown) else last
             else:
+                last = number
                 self._counter.add(1)
         if failed is not None:
-            # Later ones of these messages may be published.
             failed.last = max(failed.first, last)
             raise failed
 

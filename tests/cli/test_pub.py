@@ -220,6 +220,15 @@ def test_deferred_lines_before_a_refused_one_are_published(fakensqd, pub):
     assert "All lines before it are published. To go on: --from-line 3" in result.stderr
 
 
+def test_deferred_lines_that_are_all_refused_are_not_called_published(fakensqd, pub):
+    result = pub(b"1\n2\n3\n", "--defer", "7200")
+
+    assert result.exit_code == 1
+    assert "Error: stopped at line 1: " in result.stderr
+    assert "7200000 out of range" in result.stderr
+    assert "To go on: --from-line 1; without this line: --from-line 2" in result.stderr
+
+
 def test_nsqd_that_is_down_is_an_error_after_the_timeout(pub):
     address = f"127.0.0.1:{refused_port()}"
     result = pub(b"1\n2\n", "--timeout", "0.2", address=address)
