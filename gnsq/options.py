@@ -30,7 +30,7 @@ __all__ = [
     "parameters_of",
 ]
 
-VERSION = "2.0.0.dev0"
+VERSION = "2.0.0rc1"
 USER_AGENT = f"gnsq/{VERSION}"
 
 # Seconds. nsqd reads intervals as 32-bit numbers of milliseconds.

@@ -4,7 +4,6 @@ import importlib
 
 import pytest
 
-import gnsq
 from gnsq import protocol, util
 from gnsq.protocol.frames import encode_message
 from tests.helpers import run_program
@@ -45,10 +44,6 @@ def test_all_names_exist_and_none_is_listed_twice(name):
 
     assert len(set(module.__all__)) == len(module.__all__)
     assert [item for item in module.__all__ if not hasattr(module, item)] == []
-
-
-def test_package_has_its_version():
-    assert gnsq.__version__ == "2.0.0.dev0"
 
 
 def test_wire_functions_of_1_0_read_frames():

@@ -56,7 +56,7 @@ def test_parameters_and_body_are_sent():
 
     request = served.requests[0]
     assert request.startswith(b"POST /pub?topic=a%23b&defer=5 HTTP/1.1\r\n")
-    assert b"User-Agent: gnsq/2.0.0.dev0\r\n" in request
+    assert b"User-Agent: gnsq/2.0.0rc1\r\n" in request
     assert request.endswith(b"\x00body")
 
 

@@ -76,7 +76,7 @@ def test_magic_then_identify():
         "tls_v1": False,
         "snappy": False,
         "deflate": False,
-        "user_agent": "gnsq/2.0.0.dev0",
+        "user_agent": "gnsq/2.0.0rc1",
     }
 
 
