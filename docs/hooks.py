@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import logging
 import os
 import re
@@ -221,8 +222,8 @@ def error_codes_table() -> str:
 
 
 def metrics_table(side: str) -> str:
-    """Make the table of the metrics of a side: ``consumer`` or ``producer``."""
-    from gnsq.contrib.prometheus import _FAMILIES
+    """Make the table of the metrics of a side: ``consumer``, ``producer`` or ``nsqd``."""
+    from gnsq.contrib.prometheus import _FAMILIES, _NSQD_FAMILIES
 
     return _table(
         ("metric", "kind", "labels", "meaning"),
@@ -233,9 +234,41 @@ def metrics_table(side: str) -> str:
                 ", ".join(f"`{label}`" for label in family.labels),
                 family.meaning,
             )
-            for family in _FAMILIES.values()
-            if family.name.startswith(f"{side}_")
+            for family in (*_FAMILIES.values(), *_NSQD_FAMILIES.values())
+            if family.name.startswith(side)
         ),
+    )
+
+
+OBSERVABILITY = PAGES / "observability"
+
+
+def alerts_table() -> str:
+    """Make the table of the alert rules."""
+    import yaml
+
+    groups = yaml.safe_load((OBSERVABILITY / "alerts.yml").read_text())["groups"]
+    return _table(
+        ("alert", "severity", "after", "what it means, and what to do"),
+        (
+            (
+                f"`{rule['alert']}`",
+                rule["labels"]["severity"],
+                rule.get("for", "at once"),
+                rule["annotations"]["description"],
+            )
+            for group in groups
+            for rule in group["rules"]
+        ),
+    )
+
+
+def panels_table(dashboard: str) -> str:
+    """Make the table of the panels of a dashboard, such as ``consumers``."""
+    panels = json.loads((OBSERVABILITY / f"{dashboard}.json").read_text())["panels"]
+    return _table(
+        ("panel", "what it shows"),
+        ((panel["title"], panel["description"]) for panel in panels if panel["type"] != "stat"),
     )
 
 
@@ -271,6 +304,7 @@ def commands_text(path: str, *words: str) -> str:
 
 # By the first word of a mark.
 GENERATORS: dict[str, Callable[..., str]] = {
+    "alerts": alerts_table,
     "commands": commands_text,
     "error_codes": error_codes_table,
     "errors": errors_table,
@@ -278,6 +312,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "help": help_text,
     "metrics": metrics_table,
     "options": options_table,
+    "panels": panels_table,
     "signals": signals_table,
 }
 

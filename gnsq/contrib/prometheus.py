@@ -1,4 +1,4 @@
-"""StatsCollector: statistics of consumers and producers as metrics of Prometheus.
+"""Metrics of Prometheus: StatsCollector has those of consumers and producers, NsqdCollector those of nsqds.
 
     from prometheus_client import REGISTRY, start_http_server
 
@@ -14,10 +14,18 @@ import itertools
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+from gevent.pool import Group
+
+from gnsq.addresses import Addresses, format_address
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.discovery import AllNodes, parse_lookupds
+from gnsq.errors import NSQHttpError
+from gnsq.httpclient import HttpOptionsDict
+from gnsq.nsqd import NsqdHTTPClient
 from gnsq.stats import ConsumerStats, Histogram, MessageCounts, ProducerStats
 
 try:
@@ -25,7 +33,7 @@ try:
 except ImportError as error:
     raise ImportError("prometheus_client is not installed; it comes with: pip install gnsq[prometheus]") from error
 
-__all__ = ["StatsCollector"]
+__all__ = ["NsqdCollector", "StatsCollector"]
 
 # Value of the label nsqd for counts of a connection between its last scrape and its close.
 CLOSED = "closed"
@@ -283,3 +291,141 @@ def _filled(family: _Family, values: dict[_Key, float]) -> Any:
             names = ["+Inf" if bound == math.inf else str(bound) for bound in bounds]
             metric.add_metric(key.labels, list(zip(names, counts, strict=True)), total)
     return metric
+
+
+# --- nsqds
+
+# Seconds. By default Prometheus waits 10 s for a scrape, which may ask an nsqlookupd and then the nsqds.
+NSQD_TIMEOUT = 4.0
+
+# Metrics of an nsqd, of its topics and of their channels: kind, name, meaning, key of the statistics.
+_NSQD: _Table = {
+    "nsqd": [("gauge", "up", "1 if the nsqd answers.", None)],
+    "topic": [
+        ("gauge", "topic_depth", "Messages of a topic that no channel has yet.", "depth"),
+        ("counter", "topic_messages", "Messages that were published to a topic.", "message_count"),
+        ("gauge", "topic_paused", "1 if the topic is paused.", "paused"),
+    ],
+    "channel": [
+        ("gauge", "channel_depth", "Messages of a channel that wait for a consumer.", "depth"),
+        ("gauge", "channel_in_flight", "Messages that were delivered and not answered.", "in_flight_count"),
+        ("gauge", "channel_deferred", "Messages that wait for their time.", "deferred_count"),
+        ("counter", "channel_messages", "Messages that came into a channel.", "message_count"),
+        ("counter", "channel_requeued", "Messages that consumers have requeued.", "requeue_count"),
+        ("counter", "channel_timed_out", "Messages that timed out.", "timeout_count"),
+        ("gauge", "channel_clients", "Consumers of a channel.", None),
+        ("gauge", "channel_paused", "1 if the channel is paused.", "paused"),
+    ],
+}
+_NSQD_LABELS = {"nsqd": ("nsqd",), "topic": ("nsqd", "topic"), "channel": ("nsqd", "topic", "channel")}
+_NSQD_FAMILIES = {
+    name: _Family(kind, f"nsqd_{name}", _NSQD_LABELS[level], meaning, key)
+    for level, table in _NSQD.items()
+    for kind, name, meaning, key in table
+} | {"lookupd_up": _Family("gauge", "nsqlookupd_up", ("nsqlookupd",), "1 if the nsqlookupd answers.")}
+
+
+class NsqdCollector:
+    """Collector of prometheus_client: statistics of nsqds, such as the depth of each channel.
+
+    Only nsqd knows how many messages wait. One program with this collector is enough for all nsqds. Each scrape asks
+    all of them at the same time, on a thread of the collector. A server that does not answer has ``gnsq_nsqd_up`` 0, or
+    ``gnsq_nsqlookupd_up`` 0, and no other metrics.
+
+    All metrics but gnsq_nsqlookupd_up begin with ``gnsq_nsqd_`` and have the label ``nsqd``, the address of its HTTP
+    port; those of topics and channels also have ``topic`` and ``channel``. Ephemeral topics and channels, whose names
+    may be random, are left out.
+
+    Args:
+        nsqd_http_addresses: URL or ``host[:port]`` of an nsqd, or a list or tuple of them.
+        lookupd_http_addresses: URL or ``host[:port]`` of an nsqlookupd, or a list or tuple of them: for all nsqds that
+            they know.
+        http_options: Options of HttpOptions, for all requests. The default of ``timeout`` is 4 s.
+
+    Raises:
+        ValueError: If no address is given, or an address or option is not valid.
+        TypeError: If an address or option has the wrong type.
+    """
+
+    def __init__(
+        self,
+        nsqd_http_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        *,
+        http_options: HttpOptionsDict | None = None,
+    ) -> None:
+        self._options: HttpOptionsDict = {"timeout": NSQD_TIMEOUT, **(http_options or {})}
+        lookupds = parse_lookupds(lookupd_http_addresses, self._options)
+        addresses = [nsqd_http_addresses] if isinstance(nsqd_http_addresses, str) else nsqd_http_addresses
+        self._given = [NsqdHTTPClient.from_url(address, **self._options) for address in addresses]
+        if not self._given and not lookupds:
+            raise ValueError("NsqdCollector has no address: give nsqd_http_addresses or lookupd_http_addresses")
+        self._lookupds = lookupds
+        self._nodes = AllNodes(lookupds, port="http_port")
+        # Clients of the nsqds that nsqlookupds name, by address.
+        self._found: dict[str, NsqdHTTPClient] = {}
+        self._thread = HubThread("gnsq-nsqd-collector")
+
+    def close(self) -> None:
+        """End the thread. The collector must not be used any more."""
+        self._thread.stop()
+
+    def describe(self) -> list[Any]:  # Any: families of prometheus_client, as in collect()
+        """Return all metrics without values. prometheus_client calls this when the collector is registered."""
+        return [family.make() for family in _NSQD_FAMILIES.values()]
+
+    def collect(self) -> list[Any]:
+        """Ask all servers, and return the metrics with their values."""
+        return self._thread.call(self._collect)
+
+    def _collect(self) -> list[Any]:
+        families = {name: family.make() for name, family in _NSQD_FAMILIES.items()}
+        self._find_nsqds()
+        for lookupd in self._lookupds:
+            is_up = lookupd.address not in self._nodes.report.failures
+            families["lookupd_up"].add_metric((format_address(lookupd.host, lookupd.port),), is_up)
+        nsqds = {format_address(client.host, client.port): client for client in (*self._given, *self._found.values())}
+        answers = Group().map(_stats_of, nsqds.values())
+        for address, topics in zip(nsqds, answers, strict=True):
+            families["up"].add_metric((address,), topics is not None)
+            for topic in topics or ():
+                _add_topic(families, address, topic)
+        return list(families.values())
+
+    def _find_nsqds(self) -> None:
+        new, gone = self._nodes.refresh()
+        for address in new:
+            self._found[address] = NsqdHTTPClient.from_url(address, **self._options)
+        for address in gone:
+            self._found.pop(address).close()
+
+
+def _stats_of(client: NsqdHTTPClient) -> list[Any] | None:  # Any: the server may send any JSON
+    """Return the topics of an nsqd; None if it does not answer."""
+    try:
+        return client.stats(include_clients=False, include_mem=False)["topics"] or []
+    except (NSQHttpError, KeyError, TypeError):
+        return None
+
+
+def _add_topic(families: Mapping[str, Any], nsqd: str, topic: Mapping[str, Any]) -> None:
+    name = topic["topic_name"]
+    if name.endswith("#ephemeral"):
+        return
+    _add_values(families, "topic", (nsqd, name), topic)
+    for channel in topic["channels"] or ():
+        if not channel["channel_name"].endswith("#ephemeral"):
+            labels = (nsqd, name, channel["channel_name"])
+            _add_values(families, "channel", labels, channel)
+            # nsqd before 1.2 has no client_count, and sends the list of clients in any case.
+            clients = channel.get("client_count", len(channel.get("clients") or ()))
+            families["channel_clients"].add_metric(labels, clients)
+
+
+def _add_values(
+    families: Mapping[str, Any], level: str, labels: tuple[str, ...], statistics: Mapping[str, Any]
+) -> None:
+    for _, name, _, key in _NSQD[level]:
+        # Old servers do not send all keys.
+        if key is not None and key in statistics:
+            families[name].add_metric(labels, statistics[key])

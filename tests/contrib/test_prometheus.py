@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from gnsq import Producer
-from gnsq.contrib.prometheus import StatsCollector
+from gnsq import NsqdHTTPClient, Producer
+from gnsq.contrib.prometheus import NsqdCollector, StatsCollector
 from gnsq.stats import ConnectionStats, ConsumerStats, Histogram, MessageCounts, ProducerConnectionStats, ProducerStats
-from tests.helpers import run_program, wait_until
+from tests.helpers import refused_port, run_program, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
 
@@ -407,3 +407,85 @@ def test_scrapes_at_once_count_once():
         thread.join()
 
     assert scrape(collector)[key("handler_failures_total")] == 2
+
+
+# --- nsqds
+
+
+def nsqd_values(collector, name):
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+        if sample.name == f"gnsq_{name}"
+    }
+
+
+@pytest.fixture
+def collect_nsqds():
+    made = []
+
+    def make(**addresses):
+        made.append(NsqdCollector(**addresses))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        collector.close()
+
+
+def test_nsqd_collector_has_depths_of_all_nsqds_of_an_nsqlookupd(fakecluster, collect_nsqds):
+    first, second = fakecluster.nsqds
+    first.publish("t", b"1", b"2", b"3")
+    second.publish("t", b"4")
+    NsqdHTTPClient.from_url(first.http_address).create_channel("t", "c")
+    collector = collect_nsqds(lookupd_http_addresses=fakecluster.lookupd_http_addresses)
+
+    depths = nsqd_values(collector, "nsqd_channel_depth")
+
+    assert depths == {(first.http_address, "t", "c"): 3}
+    assert nsqd_values(collector, "nsqd_topic_depth") == {
+        (first.http_address, "t"): 0,
+        (second.http_address, "t"): 1,
+    }
+    assert nsqd_values(collector, "nsqd_topic_messages_total")[second.http_address, "t"] == 1
+    assert set(nsqd_values(collector, "nsqd_up").values()) == {1}
+    assert set(nsqd_values(collector, "nsqlookupd_up").values()) == {1}
+
+
+def test_nsqd_collector_counts_clients_and_leaves_out_ephemeral_names(fakensqd, consume, collect_nsqds):
+    fakensqd.publish("t#ephemeral", b"1")
+    NsqdHTTPClient.from_url(fakensqd.http_address).create_topic("t")
+    NsqdHTTPClient.from_url(fakensqd.http_address).create_channel("t", "c#ephemeral")
+    consume(lambda consumer, message: None)
+    collector = collect_nsqds(nsqd_http_addresses=fakensqd.http_address)
+
+    clients = nsqd_values(collector, "nsqd_channel_clients")
+
+    assert clients == {(fakensqd.http_address, "t", "c"): 1}
+    assert list(nsqd_values(collector, "nsqd_topic_depth")) == [(fakensqd.http_address, "t")]
+
+
+def test_nsqd_collector_shows_servers_that_do_not_answer(fakensqd, collect_nsqds):
+    fakensqd.publish("t", b"1")
+    gone = f"127.0.0.1:{refused_port()}"
+    collector = collect_nsqds(nsqd_http_addresses=[fakensqd.http_address, gone], lookupd_http_addresses=gone)
+
+    assert nsqd_values(collector, "nsqd_up") == {(fakensqd.http_address,): 1, (gone,): 0}
+    assert nsqd_values(collector, "nsqlookupd_up") == {(gone,): 0}
+    assert nsqd_values(collector, "nsqd_topic_depth") == {(fakensqd.http_address, "t"): 1}
+
+
+def test_nsqd_collector_needs_an_address():
+    with pytest.raises(ValueError, match="no address: give nsqd_http_addresses"):
+        NsqdCollector()
+
+
+def test_nsqd_collector_can_be_registered_and_scraped(fakensqd, collect_nsqds):
+    fakensqd.publish("t", b"1")
+    registry = CollectorRegistry()
+
+    registry.register(collect_nsqds(nsqd_http_addresses=fakensqd.http_address))
+
+    line = f'gnsq_nsqd_topic_depth{{nsqd="{fakensqd.http_address}",topic="t"}} 1.0'
+    assert line in generate_latest(registry).decode().splitlines()
