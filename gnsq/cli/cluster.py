@@ -95,10 +95,20 @@ class Cluster:
     http: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
     timeout: float = DEFAULT_TIMEOUT
 
-    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:  # Any: each option has its own type
-        """Make a consumer of these servers."""
+    def consumer(
+        self,
+        topic: str,
+        channel: str,
+        make: Callable[..., Consumer] = Consumer,
+        **options: Any,  # Any: each option has its own type
+    ) -> Consumer:
+        """Make a consumer of these servers.
+
+        Args:
+            make: A function or class with the arguments of Consumer.
+        """
         keywords = {"lookupd_options": self.http, **self.connection, **options}
-        return Consumer(topic, channel, self.nsqds, self.lookupds, **keywords)
+        return make(topic, channel, self.nsqds, self.lookupds, **keywords)
 
     def producer(self, **options: Any) -> Producer:  # Any: each option has its own type
         """Make a producer to these servers, whose publishes end after ``timeout`` seconds unless an option is given."""

@@ -1,12 +1,15 @@
-"""Types of arguments: names of topics and channels, and rates."""
+"""Types of arguments: names of topics and channels, rates, sizes and durations."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
 
 import click
 
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
-__all__ = ["CHANNEL", "RATE", "TOPIC"]
+__all__ = ["CHANNEL", "DURATION", "RATE", "SIZE", "TOPIC"]
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -21,6 +24,30 @@ class _Name(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
         return value
 
 
+class _Quantity(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A number of 0 or more, with an optional unit after it.
+
+    Args:
+        units: The factor of each unit.
+        example: For the error text.
+    """
+
+    def __init__(self, name: str, units: Mapping[str, float], example: str) -> None:
+        self.name = name
+        self._units = units
+        self._example = example
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-zA-Z]*)", str(value).strip())
+        if match is None or (match[2] and match[2] not in self._units):
+            self.fail(f"{value!r} is no {self.name}: give a number of 0 or more, such as {self._example}", param, ctx)
+        return float(match[1]) * self._units.get(match[2], 1)
+
+
 TOPIC = _Name("topic")
 CHANNEL = _Name("channel")
 RATE = click.FloatRange(min=0, min_open=True)
+# Bytes. As with GNU's programs, M is 1024 * 1024.
+SIZE = _Quantity("size", {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}, "500000, 100M or 1G")
+# Seconds.
+DURATION = _Quantity("duration", {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}, "30, 10m, 1h or 1d")

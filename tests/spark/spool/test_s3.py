@@ -12,10 +12,10 @@ import pytest
 from pyarrow import fs
 from pyspark.sql.types import StructType
 
+from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.spark.datasource import NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
-from gnsq.spark.receiver.receiver import BlockingIOThread
 from gnsq.spark.spool.objectstore import PART_SIZE
 from gnsq.spark.spool.positions import ReaderRegistration
 from gnsq.spark.spool.retention import Retention, SpoolPruner

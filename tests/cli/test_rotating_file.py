@@ -1,0 +1,397 @@
+"""RotatingFile: names, rotation and compression of files, failures of the disk, and recovery after a kill."""
+
+import contextlib
+import fcntl
+import gzip
+import os
+import resource
+
+import pytest
+import zstandard
+
+from gnsq.cli.rotating_file import RotatingFile, compression, file_stem, recover
+
+# 2023-11-14 22:13:20 UTC.
+NOW = 1_700_000_000.0
+LINES = [f"line {number}".encode().ljust(99, b".") + b"\n" for number in range(200)]
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def now():
+    return Clock()
+
+
+@pytest.fixture
+def make(tmp_path, now):
+    """Make a RotatingFile that is closed at the end."""
+    with contextlib.ExitStack() as made:
+
+        def make(compress="none", template="x.%H%M%S", **options):
+            files = RotatingFile(
+                tmp_path,
+                lambda time: file_stem(template, {}, time),
+                ".log",
+                compression(compress),
+                clock=now,
+                **options,
+            )
+            made.callback(files.close)
+            return files
+
+        yield make
+
+
+@pytest.fixture
+def names(tmp_path):
+    return lambda: sorted(path.name for path in tmp_path.iterdir())
+
+
+def content(path):
+    data = path.read_bytes()
+    name = path.name.removesuffix(".part")
+    if name.endswith(".gz"):
+        return gzip.decompress(data)
+    if name.endswith(".zst"):
+        return zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+    return data
+
+
+COMPRESSIONS = pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
+
+
+# --- names
+
+
+def test_file_has_a_hidden_name_until_it_is_complete(make, names):
+    files = make()
+
+    files.write([b"1\n"])
+    assert names() == [".x.221320.log.part"]
+    files.close()
+
+    assert names() == ["x.221320.log"]
+
+
+def test_no_file_is_made_without_records(make, names):
+    files = make()
+
+    files.write([])
+    files.rotate()
+
+    assert names() == []
+    assert files.completed == 0
+
+
+def test_files_of_the_same_name_get_numbers_and_replace_nothing(make, names, tmp_path):
+    (tmp_path / "x.221320.log").write_bytes(b"old\n")
+    files = make()
+
+    for record in (b"1\n", b"2\n"):
+        files.write([record])
+        files.close()
+
+    assert [content(tmp_path / name) for name in names()] == [b"old\n", b"1\n", b"2\n"]
+    assert names() == ["x.221320.log", "x.221320_0001.log", "x.221320_0002.log"]
+
+
+def test_two_writers_with_the_same_names_use_different_files(make, names):
+    first, second = make(), make()
+
+    first.write([b"1\n"])
+    second.write([b"2\n"])
+    second.close()
+    first.close()
+
+    assert names() == ["x.221320.log", "x.221320_0001.log"]
+
+
+def test_name_that_another_program_has_taken_meanwhile_is_not_replaced(make, names, tmp_path):
+    files = make()
+    files.write([b"1\n"])
+    (tmp_path / "x.221320.log").write_bytes(b"other\n")
+
+    files.close()
+
+    assert [content(tmp_path / name) for name in names()] == [b"other\n", b"1\n"]
+
+
+def test_name_has_fields_and_the_time_in_utc():
+    assert file_stem("{topic}.%Y-%m-%dT%H", {"topic": "clicks"}, NOW) == "clicks.2023-11-14T22"
+
+
+@pytest.mark.parametrize("template", ["{user}", "{topic", "a/b", "", "{topic.x}", "{}"])
+def test_name_that_is_not_valid_is_refused(template):
+    with pytest.raises(ValueError, match="name '"):
+        file_stem(template, {"topic": "clicks"}, NOW)
+
+
+# --- rotation
+
+
+@COMPRESSIONS
+def test_no_file_is_larger_than_the_limit_and_all_records_are_in_order(make, names, tmp_path, compress):
+    noise = [os.urandom(80).hex().encode() + b"\n" for _ in range(300)]
+    files = make(compress, max_size=5000)
+
+    for start in range(0, 300, 100):
+        files.write(noise[start : start + 100])
+    files.close()
+
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) <= 5000
+    assert b"".join(content(tmp_path / name) for name in names()) == b"".join(noise)
+    assert files.completed == len(names()) > 2
+
+
+def test_record_that_is_larger_than_the_limit_has_a_file_of_its_own(make, names, tmp_path):
+    files = make(max_size=10)
+
+    files.write([b"1\n", b"x" * 50 + b"\n", b"2\n", b"3\n"])
+    files.close()
+
+    assert [content(tmp_path / name) for name in names()] == [b"1\n", b"x" * 50 + b"\n", b"2\n3\n"]
+
+
+def test_file_of_an_hour_is_complete_at_the_full_hour(make, names, now):
+    files = make(interval=3600)
+    files.write([b"1\n"])
+    assert files.seconds_left == 2800
+
+    now.now += 2799
+    files.write([b"2\n"])
+    assert files.completed == 0
+    now.now += 1
+    assert files.seconds_left == 0
+    files.write([b"3\n"])
+
+    assert names() == [".x.230000.log.part", "x.221320.log"]
+
+
+def test_file_is_complete_after_the_clock_was_set_back(make, now):
+    files = make(interval=3600)
+    files.write([b"1\n"])
+
+    now.now -= 3600
+
+    assert files.seconds_left == 0
+
+
+def test_there_is_no_time_to_rotate_without_a_file_or_an_interval(make):
+    hourly, endless = make(interval=3600), make()
+
+    endless.write([b"1\n"])
+
+    assert (hourly.seconds_left, endless.seconds_left) == (None, None)
+
+
+# --- compression
+
+
+@COMPRESSIONS
+def test_records_of_a_write_can_be_read_before_the_file_is_complete(make, tmp_path, compress):
+    files = make(compress)
+
+    files.write(LINES[:50])
+    files.write(LINES[50:])
+
+    (part,) = tmp_path.iterdir()
+    assert content(part) == b"".join(LINES)
+
+
+def test_higher_level_makes_smaller_files():
+    data = b"".join(LINES)
+
+    assert len(compression("gzip", 9).encode(data)) < len(compression("gzip", 1).encode(data))
+
+
+@pytest.mark.parametrize(("name", "level"), [("none", 1), ("gzip", 10), ("gzip", 0), ("zstd", 23)])
+def test_level_out_of_bounds_is_refused(name, level):
+    with pytest.raises(ValueError, match=f"level {level}"):
+        compression(name, level)
+
+
+# --- durability
+
+
+def test_write_returns_after_the_file_and_its_directory_are_synced(make, tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), fsync(number))
+    )
+    files = make()
+
+    files.write([b"1\n"])
+    files.write([b"2\n"])
+
+    part = str(tmp_path / ".x.221320.log.part")
+    assert synced == [part, str(tmp_path), part]
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@COMPRESSIONS
+def test_file_keeps_what_was_synced_before_a_write_failed(make, names, tmp_path, compress):
+    files, noise = make(compress), [os.urandom(8000).hex().encode() + b"\n"]
+    files.write([b"1\n"])
+
+    with largest_file(4096), pytest.raises(OSError, match=r"File too large: '.*\.x\.221320\.log.*\.part'"):
+        files.write(noise)
+    files.close()
+
+    (name,) = names()
+    assert content(tmp_path / name) == b"1\n"
+
+
+def test_nothing_is_left_of_a_file_whose_first_write_failed(make, names):
+    files = make()
+
+    with largest_file(4096), pytest.raises(OSError, match="File too large"):
+        files.write([b"x" * 9999])
+    files.close()
+
+    assert names() == []
+
+
+def test_missing_directory_is_an_error_with_its_path(make, tmp_path):
+    files = make()
+    tmp_path.rmdir()
+
+    with pytest.raises(FileNotFoundError, match=r"\.x\.221320\.log\.part"):
+        files.write([b"1\n"])
+
+    tmp_path.mkdir()
+
+
+# --- recovery
+
+
+@pytest.fixture
+def leave(tmp_path):
+    """Leave a .part file as a killed process does."""
+
+    def leave(data, name="x.log"):
+        part = tmp_path / f".{name}.part"
+        part.write_bytes(data)
+        return part
+
+    return leave
+
+
+SUFFIXES = [("none", ".log"), ("gzip", ".jsonl.gz"), ("zstd", ".log.zst")]
+
+
+@pytest.mark.parametrize(("compress", "suffix"), SUFFIXES)
+@pytest.mark.parametrize("writes", [1, 100], ids=["one write", "many writes"])
+def test_incomplete_end_is_cut_at_any_byte(leave, tmp_path, compress, suffix, writes):
+    encode = compression(compress).encode
+    complete = b"".join(encode(b"".join(LINES)) for _ in range(writes))
+    torn = encode(b"torn record\n" * 3)[:-1] if compress != "none" else b"torn"
+
+    for end in range(len(torn) + 1):
+        leave(complete + torn[:end], f"x{end}{suffix}")
+    recoveries = recover(tmp_path)
+
+    assert sorted(recovery.cut for recovery in recoveries) == list(range(len(torn) + 1))
+    assert {recovery.size for recovery in recoveries} == {len(complete)}
+    assert {content(recovery.path) for recovery in recoveries} == {b"".join(LINES) * writes}
+
+
+@pytest.mark.parametrize(("compress", "suffix"), SUFFIXES[1:])
+def test_member_with_a_wrong_byte_is_cut(leave, tmp_path, compress, suffix):
+    encode = compression(compress).encode
+    first, second = encode(b"1\n"), bytearray(encode(b"".join(LINES)))
+    second[-1] ^= 1
+
+    leave(first + second, f"x{suffix}")
+    (recovery,) = recover(tmp_path)
+
+    assert content(recovery.path) == b"1\n"
+
+
+def test_file_without_a_complete_record_is_deleted(leave, names, tmp_path):
+    part = leave(b"torn")
+
+    (recovery,) = recover(tmp_path)
+
+    assert (recovery.part, recovery.path, recovery.cut) == (part, None, 4)
+    assert names() == []
+
+
+def test_file_that_a_process_writes_is_left_alone(make, names, tmp_path):
+    files = make()
+    files.write([b"1\n"])
+
+    assert recover(tmp_path) == []
+    assert names() == [".x.221320.log.part"]
+
+
+def test_part_of_another_program_is_left_alone(tmp_path, names):
+    for name in (".download.part", ".x.log.part~", "x.log.part"):
+        (tmp_path / name).touch()
+
+    assert recover(tmp_path) == []
+    assert len(names()) == 3
+
+
+def test_recovered_file_replaces_no_other(leave, names, tmp_path):
+    (tmp_path / "x.log").write_bytes(b"old\n")
+    leave(b"1\n")
+
+    recover(tmp_path)
+
+    assert names() == ["x.log", "x_0001.log"]
+
+
+def test_file_of_a_process_that_was_killed_while_it_gave_the_name_is_not_duplicated(leave, names, tmp_path):
+    os.link(leave(b"1\n"), tmp_path / "x.log")
+
+    (recovery,) = recover(tmp_path)
+
+    assert recovery.path == tmp_path / "x.log"
+    assert names() == ["x.log"]
+
+
+def test_file_that_can_not_be_recovered_is_reported_and_the_others_are_recovered(leave, names, tmp_path):
+    (tmp_path / ".a.log.part").symlink_to(tmp_path / "elsewhere")
+    leave(b"1\n", "b.log")
+
+    first, second = recover(tmp_path)
+
+    assert isinstance(first.error, OSError)
+    assert second.path == tmp_path / "b.log"
+    assert names() == [".a.log.part", "b.log"]
+
+
+def test_new_file_that_another_process_recovers_at_once_is_made_again(make, names, tmp_path, monkeypatch):
+    # recover() of the other process runs between the creation of the file and its lock.
+    flock, recovered = fcntl.flock, []
+
+    def late_flock(descriptor, operation):
+        if not recovered:
+            recovered.append(None)
+            recovered[:] = recover(tmp_path)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late_flock)
+    files = make()
+
+    files.write([b"1\n"])
+    files.close()
+
+    assert [recovery.path for recovery in recovered] == [None]
+    (name,) = names()
+    assert content(tmp_path / name) == b"1\n"

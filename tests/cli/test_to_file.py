@@ -1,0 +1,369 @@
+"""gnsq to-file: files of messages, FIN after fsync, count, failures of the disk, signals and kills."""
+
+import base64
+import gzip
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import zstandard
+from click.testing import CliRunner
+
+from gnsq.cli.main import command_line
+from gnsq.cli.rotating_file import recover
+from tests.helpers import child, refused_port, wait_until
+
+ROTATE_NEVER = ("--rotate-interval", "0")
+
+
+@pytest.fixture
+def to_file(fakensqd, tmp_path, monkeypatch):
+    """Run gnsq to-file in this process, and return its result."""
+    monkeypatch.setenv("GNSQ_CONFIG", "")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+    logger = logging.getLogger("gnsq")
+    before = logger.handlers, logger.propagate, logger.level
+
+    def run(*arguments, topic="t"):
+        command = ["to-file", topic, str(tmp_path / "out"), "--nsqd", fakensqd.tcp_address, *arguments]
+        return CliRunner().invoke(command_line, command, catch_exceptions=False)
+
+    yield run
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def files(directory):
+    return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+
+
+def lines(directory):
+    """Return the lines of all complete files."""
+    found = []
+    for path in files(directory):
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        elif path.suffix == ".zst":
+            data = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+        found += data.splitlines()
+    return found
+
+
+def lines_after_recovery(directory):
+    """Return the lines of all files, with those of a killed process; recovers a copy."""
+    copy = directory.parent / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(directory, copy)
+    recover(copy)
+    return lines(copy)
+
+
+def finished(nsqd):
+    """Return the bodies of all finished messages."""
+    delivered = {entry.message_id: entry.bodies[0] for entry in nsqd.transcript if entry.kind == "message"}
+    return {delivered[entry.message_id] for entry in nsqd.transcript if entry.name == "FIN"}
+
+
+def bodies(count, start=0):
+    return [b"body %05d" % number for number in range(start, start + count)]
+
+
+# --- files
+
+
+@pytest.mark.parametrize(("compress", "suffix"), [("none", ".log"), ("gzip", ".log.gz"), ("zstd", ".log.zst")])
+def test_bodies_are_written_as_lines_and_finished(fakensqd, to_file, out, compress, suffix):
+    fakensqd.publish("t", *bodies(500))
+
+    result = to_file("-n", "500", "--compress", compress)
+
+    assert result.exit_code == 0, result.output
+    assert sorted(lines(out)) == bodies(500)
+    assert [path.name.endswith(suffix) for path in files(out)] == [True]
+    assert fakensqd.transcript.finished("t", "to-file") == 500
+
+
+def test_json_has_the_fields_of_a_message(fakensqd, to_file, out):
+    fakensqd.publish("t", "grün\n".encode(), b"\xff")
+
+    to_file("-n", "2", "--format", "json")
+
+    first, second = (json.loads(line) for line in lines(out))
+    assert set(first) == {"id", "timestamp", "attempts", "topic", "body"}
+    assert (first["topic"], first["body"], first["attempts"]) == ("t", "grün\n", 1)
+    assert base64.b64decode(second["body_base64"]) == b"\xff"
+    assert files(out)[0].suffix == ".jsonl"
+
+
+def test_name_has_topic_channel_host_and_process(fakensqd, to_file, out):
+    fakensqd.publish("t", b"1")
+
+    to_file("-n", "1", "--channel", "archive", "--name", "{topic}-{channel}-{pid}")
+
+    assert [path.name for path in files(out)] == [f"t-archive-{os.getpid()}.log"]
+
+
+def test_files_have_a_largest_size(fakensqd, to_file, out):
+    fakensqd.publish("t", *bodies(1000))
+
+    result = to_file("-n", "1000", "--rotate-size", "2K")
+
+    assert max(path.stat().st_size for path in files(out)) <= 2048
+    assert sorted(lines(out)) == bodies(1000)
+    assert "1,000 messages written in" in result.output
+    assert f"to {len(files(out))} files in" in result.output
+
+
+def test_file_of_an_idle_topic_is_complete_after_its_interval(fakensqd, start, out):
+    fakensqd.publish("t", b"1")
+
+    with start("--rotate-interval", "0.2", "--sync-interval", "0.01"):
+        wait_until(lambda: out.exists() and files(out))
+
+    assert lines(out) == [b"1"]
+
+
+def test_count_leaves_the_other_messages_to_the_channel(fakensqd, to_file, out):
+    fakensqd.publish("t", *bodies(300))
+
+    to_file("-n", "120", "--max-in-flight", "50")
+
+    assert len(lines(out)) == 120
+    assert fakensqd.transcript.finished("t") == 120
+    assert fakensqd.transcript.requeued("t") == 0
+    assert fakensqd.depth("t", "to-file") == 180
+
+
+# --- durability
+
+
+def test_message_is_finished_after_fsync_only(fakensqd, to_file, out, monkeypatch):
+    fsync, finished = os.fsync, []
+
+    def count_finished(descriptor):
+        finished.append(fakensqd.transcript.finished("t"))
+        fsync(descriptor)
+        finished.append(fakensqd.transcript.finished("t"))
+
+    out.mkdir()
+    monkeypatch.setattr(os, "fsync", count_finished)
+    fakensqd.publish("t", *bodies(5))
+
+    to_file("-n", "5", *ROTATE_NEVER)
+
+    # The fsyncs of the new file and of its directory, then FIN, then that of the directory with the final name.
+    assert finished[:4] == [0, 0, 0, 0]
+    assert fakensqd.transcript.finished("t") == 5
+
+
+@pytest.mark.fakensqd(msg_timeout=1.0)
+def test_messages_are_touched_while_the_disk_is_slow(fakensqd, to_file, out, monkeypatch):
+    fsync = os.fsync
+
+    def slow_fsync(descriptor):
+        if fakensqd.transcript.touched("t") < 4:
+            fakensqd.wait_until(lambda nsqd: nsqd.transcript.touched("t") >= 4)
+        fsync(descriptor)
+
+    out.mkdir()
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    fakensqd.publish("t", b"1", b"2")
+
+    result = to_file("-n", "2", "--sync-interval", "0.01")
+
+    assert result.exit_code == 0, result.output
+    assert fakensqd.transcript.finished("t") == 2
+    assert fakensqd.transcript.delivered("t") == [b"1", b"2"]
+
+
+@pytest.mark.fakensqd(msg_timeout=1.0)
+def test_message_is_written_before_its_timeout_even_if_the_interval_is_longer(fakensqd, start, out):
+    fakensqd.publish("t", b"1")
+
+    with start("--sync-interval", "60"):
+        fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished("t"), 1)
+
+    assert fakensqd.transcript.delivered("t") == [b"1"]
+
+
+# --- failures
+
+
+def test_full_disk_is_an_error_and_the_messages_are_requeued(fakensqd, to_file, out):
+    fakensqd.publish("t", *bodies(10))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]))
+
+    try:
+        result = to_file("--sync-interval", "0.01")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert result.exit_code == 1
+    assert "File too large. 10 messages were requeued. Free space" in result.output
+    assert list(out.iterdir()) == []
+    assert fakensqd.transcript.finished("t") == 0
+    assert fakensqd.depth("t", "to-file") + fakensqd.in_flight("t", "to-file") == 10
+
+
+def test_file_that_can_not_get_its_name_stays_and_is_recovered(fakensqd, to_file, out, monkeypatch):
+    fakensqd.publish("t", b"1", b"2")
+
+    def link(source, target):
+        raise OSError(5, "Input/output error", str(source))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", link)
+        failed = to_file("-n", "1")
+    again = to_file("-n", "1")
+
+    assert failed.exit_code == 1
+    assert "Input/output error. The next start of gnsq to-file completes it" in failed.output
+    assert "recovered" in again.output
+    assert lines(out) == [b"1", b"2"]
+
+
+def test_directory_that_can_not_be_made_is_an_error(fakensqd, to_file, out):
+    out.symlink_to("missing/below")
+
+    result = to_file()
+
+    assert result.exit_code == 1
+    assert str(out) in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--level", "3"], "level 3 needs a compression"),
+        (["--compress", "gzip", "--level", "11"], "level 11 of gzip must be 1 to 9"),
+        (["--name", "a/b"], "leave out /"),
+        (["--rotate-size", "10X"], "'10X' is no size"),
+        (["--rotate-size", "0"], "must be at least 1 byte"),
+        (["--rotate-interval", "1y"], "'1y' is no duration"),
+    ],
+)
+def test_wrong_option_is_refused(to_file, out, arguments, text):
+    result = to_file(*arguments)
+
+    assert result.exit_code == 2
+    assert text in result.output
+    assert not out.exists()
+
+
+# --- processes
+
+
+@pytest.fixture
+def start(fakensqd, out):
+    """Start gnsq to-file as a process; at the end of the block it is stopped, and must end with status 0."""
+
+    def command(*arguments):
+        return [sys.executable, "-m", "gnsq", "to-file", "t", str(out), "--nsqd", fakensqd.tcp_address, *arguments]
+
+    class Started:
+        def __init__(self, *arguments, number=signal.SIGTERM):
+            self._child = child(*command(*arguments), stdout=subprocess.DEVNULL)
+            self._number = number
+
+        def __enter__(self):
+            self.process = self._child.__enter__()
+            return self
+
+        def stop(self):
+            self.process.send_signal(self._number)
+            self.err = self.process.communicate(timeout=20)[1]
+            assert self.process.returncode == 0, self.err
+
+        def kill(self):
+            self.process.kill()
+            self.process.wait(10)
+
+        def __exit__(self, kind, *error):
+            try:
+                if kind is None and self.process.returncode is None:
+                    self.stop()
+            finally:
+                self._child.__exit__(kind, *error)
+
+    return Started
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_completes_the_file_of_messages_that_wait(fakensqd, start, out, number):
+    fakensqd.publish("t", *bodies(20))
+
+    # The interval is so long that no message is written before the signal.
+    with start("--sync-interval", "30", number=number) as started:
+        fakensqd.wait_until(lambda nsqd: nsqd.in_flight("t", "to-file"), 20)
+        started.stop()
+
+    assert sorted(lines(out)) == bodies(20)
+    assert fakensqd.transcript.finished("t") == 20
+    assert "20 messages written" in started.err
+    assert "Traceback" not in started.err
+
+
+@pytest.mark.subprocess
+def test_signal_ends_the_command_while_no_nsqd_responds(start, out):
+    with start("--nsqd", f"127.0.0.1:{refused_port()}") as started:
+        wait_until(out.exists)
+        started.stop()
+
+    assert "0 messages written" in started.err
+
+
+@pytest.mark.subprocess
+def test_two_processes_share_a_directory(fakensqd, start, out):
+    arguments = ("--sync-interval", "0.01", "--max-in-flight", "20")
+
+    with start(*arguments) as first, start(*arguments) as second:
+        fakensqd.wait_until(lambda nsqd: len(nsqd.transcript.select("command", name="SUB")), 2)
+        fakensqd.publish("t", *bodies(2000))
+        fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished("t"), 2000)
+        first.stop()
+        second.stop()
+
+    assert sorted(lines(out)) == bodies(2000)
+    assert len({path.name for path in files(out)}) == 2
+
+
+# nsqd delivers the messages of a killed process again after their timeout.
+@pytest.mark.fakensqd(msg_timeout=0.5)
+@pytest.mark.subprocess
+@pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
+def test_kill_loses_no_message(fakensqd, start, out, compress):
+    arguments = ("--compress", compress, "--sync-interval", "0.005", "--rotate-size", "3K", "--max-in-flight", "40")
+    rng, total = random.Random(1), 0
+
+    # Each round kills the process after another number of FINs, while it writes more messages.
+    for _ in range(3):
+        before = fakensqd.transcript.finished("t")
+        with start(*arguments) as killed:
+            fakensqd.publish("t", *bodies(400, total))
+            total += 400
+            wanted = before + rng.randrange(1, 300)
+            fakensqd.wait_until(lambda nsqd, wanted=wanted: nsqd.transcript.finished("t") >= wanted)
+            killed.kill()
+        assert len(finished(fakensqd)) >= wanted
+        assert finished(fakensqd) <= set(lines_after_recovery(out))
+    with start(*arguments) as last:
+        fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "to-file") + nsqd.in_flight("t", "to-file"), 0)
+        last.stop()
+
+    assert set(lines(out)) == set(bodies(total))
+    assert [path for path in out.iterdir() if path.name.startswith(".")] == []
