@@ -128,7 +128,8 @@ class Command(click.Command):
         own: list[tuple[str, str]] = []
         connection: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            # click 8.5 has records of arguments, too, which the first line of the help shows.
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 (connection if parameter in _CONNECTION_OPTIONS else own).append(record)
         for title, records in (("Options", own), ("Connection (also GNSQ_... and in the file)", connection)):
