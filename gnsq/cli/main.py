@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
 from gnsq.cli.stats import stats
 from gnsq.options import VERSION
@@ -35,5 +36,5 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (pub, stats):
+for _command in (ping, pub, stats):
     command_line.add_command(_command)
