@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gnsq.cli.completion import completion
 from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
 from gnsq.cli.stats import stats
@@ -36,5 +37,5 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (ping, pub, stats):
+for _command in (completion, ping, pub, stats):
     command_line.add_command(_command)
