@@ -20,7 +20,15 @@ from gnsq.http.responses import is_unknown_path, shown
 from gnsq.logs import LogOwner
 from gnsq.lookupd import Answer, LookupdClient, is_unknown_topic
 
-__all__ = ["MAX_NSQDS", "AllNodes", "LookupReport", "TopicNodes", "parse_lookupds"]
+__all__ = [
+    "MAX_NSQDS",
+    "AllNodes",
+    "LookupReport",
+    "TopicNodes",
+    "listed_producers",
+    "parse_lookupds",
+    "producer_address",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +207,7 @@ class _Lookup:
         address = lookupd.address
         what = f"lookup of topic {self._topic}" if self._topic else "lookup of nodes"
         try:
-            producers = _producers(self._ask(lookupd))
+            producers = listed_producers(self._ask(lookupd))
         except NSQHttpError as error:
             text = str(error)
             if text.startswith((f"GET {address}", f"{address}:")):
@@ -216,7 +224,7 @@ class _Lookup:
             if index % _NSQDS_PER_TURN == 0:
                 gevent.sleep(0)
             try:
-                nsqd = _producer_address(producer, self._port)
+                nsqd = producer_address(producer, self._port)
             except ValueError as error:
                 unusable += 1
                 first = first or f"{shown(producer)}: {error}"
@@ -333,7 +341,7 @@ class AllNodes(_Lookup):
         return new, gone
 
 
-def _producers(answer: object) -> list[Any]:  # Any: the server may send any JSON
+def listed_producers(answer: object) -> list[Any]:  # Any: the server may send any JSON
     """Return the list of nsqds of an answer. null counts as an empty list. Raise ValueError if there is no list."""
     if not isinstance(answer, dict) or "producers" not in answer:
         raise ValueError(f"no producers in {shown(answer)}")
@@ -345,7 +353,7 @@ def _producers(answer: object) -> list[Any]:  # Any: the server may send any JSO
     return producers
 
 
-def _producer_address(producer: object, port_name: str) -> str:
+def producer_address(producer: object, port_name: str) -> str:
     """Return the address of an nsqd in an answer. Raise ValueError if the address is not valid. The text of the error
     shows the address at most: the whole answer may be too long to be formatted quickly."""
     if not isinstance(producer, dict):

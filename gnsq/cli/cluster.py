@@ -20,6 +20,7 @@ from gnsq.consumer import Consumer
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQException
 from gnsq.lookupd import LookupdClient
+from gnsq.nsqd import NsqdHTTPClient
 from gnsq.options import ConnectionOptions
 from gnsq.producer import Producer
 from gnsq.texts import nearest
@@ -28,6 +29,8 @@ __all__ = ["Cluster", "Command", "cluster_options", "config_path", "target_optio
 
 CONFIG = "gnsq.toml"
 ADDRESSES = ("nsqd", "lookupd")
+# A cluster in the file has these addresses, too; they belong to its nsqds.
+HTTP_ADDRESSES = "nsqd_http"
 # Settings whose values are paths. In a file, a path is relative to the file's directory.
 PATHS = ("tls_ca", "tls_cert", "tls_key", "auth_secret_file")
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -45,6 +48,12 @@ SETTINGS = {
     setting.name or "": setting
     for setting in (
         _option("nsqd", "TCP address of an nsqd. Repeat for several.", metavar="HOST:PORT", multiple=True),
+        _option(
+            "nsqd_http",
+            "HTTP address of an nsqd, for statistics. Repeat for several. Default: the port of --nsqd + 1.",
+            metavar="HOST:PORT",
+            multiple=True,
+        ),
         _option("lookupd", "HTTP address of an nsqlookupd. Repeat for several.", metavar="HOST:PORT", multiple=True),
         _option("tls", "Encrypt connections to nsqd. Any other --tls option implies this.", is_flag=True),
         _option("tls_ca", "CA certificates, for nsqd and https. Default: the system's.", metavar="FILE", type=_FILE),
@@ -83,6 +92,7 @@ class Cluster:
     Attributes:
         nsqds: TCP addresses of nsqds, ``host:port``.
         lookupds: HTTP addresses of nsqlookupds.
+        nsqds_http: HTTP addresses of nsqds; empty: those of nsqds, with the next port.
         connection: Options of ConnectionOptions.
         http: Options of HttpOptions.
         timeout: Limit in seconds of connecting, and of each request.
@@ -94,6 +104,7 @@ class Cluster:
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
     http: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
     timeout: float = DEFAULT_TIMEOUT
+    nsqds_http: tuple[str, ...] = ()
 
     def consumer(
         self,
@@ -118,6 +129,10 @@ class Cluster:
     def lookupd_clients(self) -> list[LookupdClient]:
         """Make a client for each nsqlookupd."""
         return parse_lookupds(self.lookupds, self.http)
+
+    def nsqd_client(self, address: str) -> NsqdHTTPClient:
+        """Make a client of an nsqd's HTTP port."""
+        return NsqdHTTPClient.from_url(address, **self.http)
 
 
 class Command(click.Command):
@@ -171,7 +186,8 @@ def target_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: 
         name, config_file = values.pop("to_cluster"), values["config_file"]
         given: dict[str, Any] = {"nsqd": nsqds, "lookupd": lookupds}
         if name is None:
-            given = {**{setting: values[setting] for setting in SETTINGS if setting not in ADDRESSES}, **given}
+            others = [setting for setting in SETTINGS if setting not in (*ADDRESSES, HTTP_ADDRESSES)]
+            given = {**{setting: values[setting] for setting in others}, **given}
             name = values["cluster"]
         target = None
         if name is not values["cluster"] or nsqds or lookupds:
@@ -212,7 +228,7 @@ def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, 
     stored = _stored(path, name) if config_file or name or path.exists() else {}
     values = {key: value for key, value in given.items() if value not in (None, (), "")}
     if any(key in values for key in ADDRESSES):
-        stored = {key: value for key, value in stored.items() if key not in ADDRESSES}
+        stored = {key: value for key, value in stored.items() if key not in (*ADDRESSES, HTTP_ADDRESSES)}
     values = {**stored, **values}
     try:
         return _cluster(values)
@@ -233,15 +249,21 @@ def _cluster(values: Mapping[str, Any]) -> Cluster:
     http: dict[str, Any] = {"timeout": min(timeout, 5.0)}
     if any(values.get(name) for name in SETTINGS if name.startswith("tls")):
         connection |= {"tls_v1": True, "tls_options": _tls(values), "server_hostname": values.get("tls_server_name")}
-    if ca := values.get("tls_ca"):
-        http["ca_certs"] = ca
+    # For addresses that begin with https.
+    https = {"ca_certs": "tls_ca", "cert_file": "tls_cert", "key_file": "tls_key"}
+    http |= {option: values[name] for option, name in https.items() if values.get(name)}
+    if values.get("tls_insecure"):
+        http["cert_reqs"] = "CERT_NONE"
     if secret_file := values.get("auth_secret_file"):
         connection["auth_secret"] = _secret(secret_file)
     if (compression := values.get("compression", "none")) != "none":
         connection[compression] = True
     ConnectionOptions(**connection)  # checks the options
     parse_lookupds(lookupds, http)  # checks the addresses
-    return Cluster(nsqds, lookupds, connection, http, timeout)
+    cluster = Cluster(nsqds, lookupds, connection, http, timeout, tuple(_split(values.get(HTTP_ADDRESSES, ()))))
+    for address in cluster.nsqds_http:
+        cluster.nsqd_client(address)  # checks the address
+    return cluster
 
 
 _USER_AGENT = ConnectionOptions().user_agent.replace("/", "-cli/", 1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from gnsq.cli.completion import completion
+from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
-from gnsq.cli.to_file import to_file
+for _command in (completion, ping, pub, stats, to_file):
 from gnsq.options import VERSION
 
 __all__ = ["command_line"]
@@ -35,5 +37,5 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (pub, to_file):
+for _command in (completion, ping, pub, stats, to_file):
     command_line.add_command(_command)

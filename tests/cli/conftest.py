@@ -1,5 +1,6 @@
 """The program gnsq, in this process and in a process of its own, without settings from the environment."""
 
+import json
 import logging
 import os
 import sys
@@ -25,8 +26,8 @@ def config_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def invoke():
     """Run a command in this process; by default one of gnsq's."""
-    logger = logging.getLogger("gnsq")
-    before = logger.handlers, logger.propagate, logger.level
+    logger, discovery = logging.getLogger("gnsq"), logging.getLogger("gnsq.discovery")
+    before = logger.handlers, logger.propagate, logger.level, discovery.level
 
     def invoke(*arguments, command=command_line, **environment):
         return CliRunner(env=environment).invoke(command, arguments, prog_name="gnsq", catch_exceptions=False)
@@ -34,6 +35,24 @@ def invoke():
     yield invoke
     logger.handlers, logger.propagate = before[:2]
     logger.setLevel(before[2])
+    discovery.setLevel(before[3])
+
+
+@pytest.fixture
+def gnsq(invoke):
+    """Run the program with arguments of any type; returns click's result."""
+    return lambda *arguments: invoke(*(str(each) for each in arguments))
+
+
+@pytest.fixture
+def gnsq_json(gnsq):
+    """Run the program with arguments and --json; returns the exit status and the document."""
+
+    def run(*arguments):
+        result = gnsq(*arguments, "--json")
+        return result.exit_code, json.loads(result.stdout)
+
+    return run
 
 
 @pytest.fixture

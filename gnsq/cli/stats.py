@@ -1,0 +1,157 @@
+"""gnsq stats: shows depths, rates and other numbers of topics and channels, summed over all nsqds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import sys
+
+import click
+import gevent
+from rich.console import Console
+from rich.live import Live
+
+from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.nodes import NodePoller
+from gnsq.cli.parameters import CHANNEL, TOPIC
+from gnsq.cli.running import running
+from gnsq.cli.snapshot import Snapshot
+from gnsq.cli.table import SORTS, History, StatsView
+from gnsq.running import StopSignals
+
+__all__ = ["stats"]
+
+DEFAULT_INTERVAL = 2.0
+# Seconds between two checks whether the terminal has another size.
+RESIZE_CHECK_INTERVAL = 0.25
+# Columns of a table that is not written to a terminal.
+FILE_WIDTH = 400
+
+_HELP = """Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.
+
+On a terminal the table is live until Ctrl-C; otherwise one table is printed, as with --once. TOPIC and CHANNEL limit it
+to one topic or channel. A topic's depth counts the messages that are in no channel yet. requeued and timed out count
+since the start of nsqd. finished/s includes messages that were deleted by emptying a channel. A rate is "-" if it is
+unknown, such as after a restart of nsqd.
+
+The JSON of --json is one object:
+
+\b
+  time      Unix time in seconds
+  seconds   time between the two polls for rates; null without rates
+  topics    list: topic, depth, backend_depth, message_count, paused,
+            publish_rate, channels, nsqds
+    channels  list: channel, depth, backend_depth, message_count, paused,
+              in_flight_count, deferred_count, requeue_count, timeout_count,
+              client_count, deliver_rate, finish_rate, nsqds
+    nsqds     list: the same numbers for each nsqd, with http_address
+  totals    topics and channels: the sums of their numbers, and count
+  nsqds     list: http_address, version, health, start_time, error (why it
+            could not be reached, else null), same_as (another address of
+            the same nsqd, which is counted there, else null)
+  lookupds  list: http_address, error (why it did not answer, else null)
+
+Rates are messages a second. A number that is unknown is null. "paused" is true if it is paused on any nsqd.
+
+Exit status: 1 if no nsqd could be reached, with --once.
+"""
+
+
+@click.command(cls=Command, help=_HELP)
+@click.argument("topic", required=False, type=TOPIC)
+@click.argument("channel", required=False, type=CHANNEL)
+@click.option(
+    "--sort",
+    default="depth",
+    show_default=True,
+    type=click.Choice(list(SORTS)),
+    help="Order of topics, and of the channels of each. Numbers: the highest first. "
+    "rate: of publishing for topics, of finishing for channels.",
+)
+@click.option("--reverse", is_flag=True, help="Turn the order around.")
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1),
+    help=f"Time between two polls. Default: {DEFAULT_INTERVAL:g}. With --once: poll twice, for rates; default: once.",
+)
+@click.option("--once", is_flag=True, help="Print one table, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and end.")
+@click.option("--by-nsqd", is_flag=True, help="Show the numbers of each nsqd, too.")
+@cluster_options
+def stats(
+    cluster: Cluster,
+    topic: str | None,
+    channel: str | None,
+    sort: str,
+    reverse: bool,
+    interval: float | None,
+    once: bool,
+    as_json: bool,
+    by_nsqd: bool,
+) -> None:  # the text of --help is above
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH, highlight=False)
+    # The table shows failures of nsqlookupds.
+    logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
+    poller = NodePoller(cluster, topic, channel)
+    view = functools.partial(StatsView, sort=sort, reverse=reverse, by_nsqd=by_nsqd)
+    with running() as stop:
+        if once or as_json or not console.is_terminal:
+            snapshot = _poll_once(poller, interval, stop)
+            if snapshot is None:
+                assert stop.number is not None  # only a signal ends the polls early
+                sys.exit(128 + stop.number)
+            if as_json:
+                click.echo(json.dumps(snapshot.document()))
+            else:
+                console.print(view(snapshot))
+            sys.exit(_report(snapshot, topic, channel))
+        history = History()
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while (polled := _poll(poller, stop)) is not None:
+                history.add(polled)
+                live.update(view(polled, history=history, fits_screen=True), refresh=True)
+                _wait(interval or DEFAULT_INTERVAL, stop, live)
+
+
+def _poll(poller: NodePoller, stop: StopSignals) -> Snapshot | None:
+    """Poll all nsqds. Return None if a signal comes before the end."""
+    polling = gevent.spawn(poller.poll)
+    try:
+        gevent.wait([polling, stop.requested], count=1)
+        snapshot: Snapshot | None = polling.get() if stop.number is None else None
+        return snapshot
+    finally:
+        polling.kill()
+
+
+def _poll_once(poller: NodePoller, interval: float | None, stop: StopSignals) -> Snapshot | None:
+    """Poll once, or twice if rates are wanted. Return None if a signal comes before the end."""
+    snapshot = _poll(poller, stop)
+    if interval is None or snapshot is None or not snapshot.reached:
+        return snapshot
+    stop.requested.wait(interval)
+    return _poll(poller, stop) if stop.number is None else None
+
+
+def _wait(seconds: float, stop: StopSignals, live: Live) -> None:
+    """Wait until the next poll or a signal. Draw the table again if the terminal gets another size."""
+    size = live.console.size
+    with gevent.Timeout(seconds, False):
+        while not stop.requested.wait(RESIZE_CHECK_INTERVAL):
+            if live.console.size != size:
+                size = live.console.size
+                live.refresh()
+
+
+def _report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
+    """Write to stderr what is missing. Return the exit status."""
+    if not snapshot.reached:
+        click.echo("Error: no nsqd could be reached", err=True)
+        return 1
+    if not snapshot.topics and topic is not None:
+        what = f"topic {topic}" if channel is None else f"topic {topic} with a channel {channel}"
+        click.echo(f"no nsqd has a {what}", err=True)
+    return 0

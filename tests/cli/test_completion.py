@@ -1,0 +1,132 @@
+"""gnsq completion: the scripts of the shells, and names of topics and channels from the servers."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from gnsq import NsqdHTTPClient
+from gnsq.cli.main import command_line
+from tests.helpers import peer, refused_port, run
+
+
+def completions(*words):
+    """Return what completes the last word."""
+    *arguments, incomplete = words
+    completer = ShellComplete(command_line, {}, "gnsq", "_GNSQ_COMPLETE")
+    return [item.value for item in completer.get_completions(list(arguments), incomplete)]
+
+
+@pytest.fixture
+def orders(fakensqd):
+    """An nsqd with the topics orders and clicks; orders has the channels archive and mail#ephemeral."""
+    client = NsqdHTTPClient.from_url(fakensqd.http_address)
+    for topic in ("orders", "clicks"):
+        client.create_topic(topic)
+    for channel in ("archive", "mail#ephemeral"):
+        client.create_channel("orders", channel)
+    return fakensqd
+
+
+def options_of(nsqd):
+    return ["--nsqd", nsqd.tcp_address, "--nsqd-http", nsqd.http_address]
+
+
+# --- names
+
+
+def test_topics_come_from_nsqd(orders):
+    assert completions("stats", *options_of(orders), "") == ["clicks", "orders"]
+    assert completions("stats", *options_of(orders), "o") == ["orders"]
+    assert completions("ping", *options_of(orders), "--topic", "c") == ["clicks"]
+
+
+def test_channels_are_those_of_the_topic_before(orders):
+    assert completions("stats", *options_of(orders), "orders", "") == ["archive", "mail#ephemeral"]
+    assert completions("stats", *options_of(orders), "clicks", "") == []
+
+
+def test_names_come_from_nsqlookupd(fakecluster):
+    client = NsqdHTTPClient.from_url(fakecluster.nsqds[1].http_address)
+    client.create_topic("orders")
+    client.create_channel("orders", "archive")
+    lookupd = ["--lookupd", fakecluster.lookupds[0].http_address]
+
+    assert completions("stats", *lookupd, "") == ["orders"]
+    assert completions("stats", *lookupd, "orders", "a") == ["archive"]
+
+
+def test_environment_names_the_servers(orders, monkeypatch):
+    monkeypatch.setenv("GNSQ_NSQD", orders.tcp_address)
+    monkeypatch.setenv("GNSQ_NSQD_HTTP", orders.http_address)
+
+    assert completions("stats", "o") == ["orders"]
+
+
+def test_file_names_the_servers(orders, tmp_path):
+    file = tmp_path / "gnsq.toml"
+    file.write_text(f'[clusters.a]\nnsqd = "{orders.tcp_address}"\nnsqd_http = "{orders.http_address}"\n')
+
+    assert completions("stats", "--config", str(file), "--cluster", "a", "o") == ["orders"]
+
+
+def test_errors_complete_nothing(tmp_path, capfd):
+    file = tmp_path / "gnsq.toml"
+    file.write_text("not TOML")
+
+    assert completions("stats", "o") == []
+    assert completions("stats", "--nsqd", f"127.0.0.1:{refused_port()}", "o") == []
+    assert completions("stats", "--nsqd", "127.0.0.1:no-port", "o") == []
+    assert completions("stats", "--config", str(file), "o") == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_slow_server_does_not_hold_up_the_others(orders):
+    def say_nothing(sock):
+        while sock.recv(4096):
+            pass
+
+    with peer(say_nothing) as address:
+        started = time.monotonic()
+        found = completions("stats", *options_of(orders), "--nsqd-http", address, "o")
+        seconds = time.monotonic() - started
+
+    assert found == ["orders"]
+    assert seconds < 1
+
+
+# --- scripts
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_script_of_each_shell_is_printed(shell, gnsq):
+    result = gnsq("completion", shell)
+
+    assert result.exit_code == 0
+    assert f"_GNSQ_COMPLETE={shell}_complete" in result.stdout
+
+
+def test_unknown_shell_is_refused(gnsq):
+    result = gnsq("completion", "csh")
+
+    assert result.exit_code == 2
+    assert "'csh' is not one of" in result.stderr
+
+
+@pytest.mark.subprocess
+def test_bash_completes_with_the_script(orders, gnsq, tmp_path):
+    program = tmp_path / "gnsq"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gnsq "$@"\n')
+    program.chmod(0o755)
+    line = ["gnsq", "stats", *options_of(orders), "orders", "arch"]
+    script = gnsq("completion", "bash").stdout + (
+        f"COMP_WORDS=({' '.join(line)}) COMP_CWORD={len(line) - 1}\n_gnsq_completion {program}\necho ${{COMPREPLY[@]}}"
+    )
+
+    result = run("bash", "-c", script, env=os.environ, stdin=subprocess.DEVNULL)
+
+    assert result.stdout.split() == ["archive"]
+    assert result.stderr == ""

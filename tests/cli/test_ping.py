@@ -1,0 +1,438 @@
+"""gnsq ping: the way of a message, and the usual mistakes with what to do about them."""
+
+import errno
+import os
+import signal
+import socket
+import ssl
+
+import gevent
+import pytest
+
+from fakensqd import FakeAuthServer, FakeNsqd, on
+from fakensqd.faults import answer, error
+from fakensqd.nsqd.auth import Grant
+from gnsq import NsqdHTTPClient
+from gnsq.cli.advice import Facts, explain_nsqd
+from gnsq.errors import NSQSocketError, NSQTimeout
+from tests.helpers import peer, refused_port
+
+STEPS = ["resolve", "connect", "IDENTIFY", "subscribe", "publish", "receive", "health", "delete topic"]
+
+
+def servers_of(nsqd):
+    return ["--nsqd", nsqd.tcp_address, "--nsqd-http", nsqd.http_address]
+
+
+def failed(document):
+    """Return text and advice of each failed step."""
+    return {each["step"]: (each["text"], each["advice"]) for each in document["checks"] if each["status"] == "failed"}
+
+
+def statuses(document):
+    return {each["step"]: each["status"] for each in document["checks"]}
+
+
+# --- the way of a message
+
+
+def test_all_steps_pass(fakensqd, gnsq_json):
+    status, document = gnsq_json("ping", *servers_of(fakensqd))
+
+    assert (status, document["ok"]) == (0, True)
+    assert statuses(document) == dict.fromkeys(STEPS, "ok")
+    assert NsqdHTTPClient.from_url(fakensqd.http_address).stats()["topics"] == []
+
+
+def test_message_is_published_and_finished(fakensqd, gnsq):
+    gnsq("ping", *servers_of(fakensqd))
+
+    assert len(fakensqd.transcript.commands("PUB")) == 1
+    assert fakensqd.transcript.finished() == 1
+
+
+def test_output_names_each_step_with_its_time(fakensqd, gnsq):
+    result = gnsq("ping", *servers_of(fakensqd))
+
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["nsqd", fakensqd.tcp_address]
+    assert [line[:2] for line in lines[1:8]] == [["ok", step] for step in STEPS[:-1]]
+    assert all(line[3] == "ms" for line in lines[1:8])
+    assert lines[-1] == ["all", "steps", "passed"]
+
+
+def test_nsqds_of_nsqlookupd_are_checked(fakecluster, gnsq_json):
+    status, document = gnsq_json("ping", "--lookupd", fakecluster.lookupds[0].http_address)
+
+    found = {each["address"] for each in document["checks"] if each["step"] == "receive"}
+    assert status == 0
+    assert found == {nsqd.tcp_address for nsqd in fakecluster.nsqds}
+    assert document["checks"][0]["text"] == "version 1.3.0, knows 2 nsqds"
+
+
+def test_failure_of_one_nsqd_hides_no_other(fakensqd, gnsq_json):
+    wrong = f"127.0.0.1:{refused_port()}"
+
+    status, document = gnsq_json("ping", "--nsqd", wrong, "--nsqd-http", wrong, *servers_of(fakensqd))
+
+    assert status == 1
+    assert list(failed(document)) == ["connect"]
+    assert {each["step"] for each in document["checks"] if each["status"] == "ok"} == set(STEPS)
+
+
+def test_given_topic_is_used_and_kept(fakensqd, gnsq_json):
+    fakensqd.publish("orders", b"waits for no channel")
+
+    status, document = gnsq_json("ping", "--topic", "orders", *servers_of(fakensqd))
+
+    assert status == 0
+    assert "delete topic" not in statuses(document)
+    assert [each["topic_name"] for each in NsqdHTTPClient.from_url(fakensqd.http_address).stats()["topics"]] == [
+        "orders"
+    ]
+
+
+def test_paused_topic_is_a_failure_with_advice(fakensqd, gnsq_json):
+    client = NsqdHTTPClient.from_url(fakensqd.http_address)
+    client.create_topic("orders")
+    client.pause_topic("orders")
+
+    _, document = gnsq_json("ping", "--topic", "orders", "--timeout", 0.3, *servers_of(fakensqd))
+
+    text, advice = failed(document)["receive"]
+    assert text == "the message was published to topic orders, and did not come back within 0.3 s"
+    assert "paused" in advice
+
+
+def test_compression_is_a_step(fakensqd, gnsq_json):
+    _, document = gnsq_json("ping", "--compression", "snappy", *servers_of(fakensqd))
+
+    assert [each["text"] for each in document["checks"] if each["step"] == "compression"] == ["snappy"]
+
+
+def test_each_nsqd_needs_its_http_address(fakensqd, gnsq):
+    result = gnsq("ping", *servers_of(fakensqd), "--nsqd-http", "127.0.0.1:1")
+
+    assert result.exit_code == 2
+    assert "--nsqd-http is given 2 times and --nsqd 1 times" in result.stderr
+
+
+def test_signal_gives_its_status(gnsq):
+    def interrupt(sock):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while sock.recv(4096):
+            pass
+        gevent.sleep(60)
+
+    with peer(interrupt) as address:
+        result = gnsq("ping", "--nsqd", address)
+
+    assert result.exit_code == 143
+
+
+def test_topic_without_a_subscriber_is_deleted(fakensqd, gnsq_json):
+    fakensqd.add(on.command("SUB"), error("E_SUB_FAILED", "too many consumers"))
+
+    _, document = gnsq_json("ping", *servers_of(fakensqd))
+
+    assert list(failed(document)) == ["subscribe"]
+    assert statuses(document)["publish"] == "ok"
+    assert NsqdHTTPClient.from_url(fakensqd.http_address).stats()["topics"] == []
+
+
+# --- wrong addresses
+
+
+def test_http_port_of_an_nsqd_is_recognized(fakensqd, gnsq_json):
+    status, document = gnsq_json("ping", "--nsqd", fakensqd.http_address)
+
+    advice = f"give its TCP port: --nsqd {fakensqd.tcp_address}"
+    assert status == 1
+    assert failed(document) == {"IDENTIFY": ("this is the HTTP port of an nsqd", advice)}
+    assert statuses(document)["publish"] == "skipped"
+
+
+def test_ports_of_nsqlookupd_given_as_nsqd_are_recognized(fakelookupd, gnsq_json):
+    _, tcp = gnsq_json("ping", "--nsqd", fakelookupd.tcp_address)
+    _, http = gnsq_json("ping", "--nsqd", fakelookupd.http_address)
+
+    assert failed(tcp)["IDENTIFY"][0] == "this is the TCP port of an nsqlookupd, for nsqds"
+    assert failed(http)["IDENTIFY"] == (
+        "this is the HTTP port of an nsqlookupd",
+        f"give it as an nsqlookupd: --lookupd {fakelookupd.http_address}",
+    )
+
+
+def test_other_ports_given_as_nsqlookupd_are_recognized(fakelookupd, fakensqd, gnsq_json):
+    _, own = gnsq_json("ping", "--lookupd", fakelookupd.tcp_address)
+    _, tcp = gnsq_json("ping", "--lookupd", fakensqd.tcp_address)
+    _, http = gnsq_json("ping", "--lookupd", fakensqd.http_address)
+
+    advice = "give its HTTP port, usually 4161: --lookupd HOST:4161"
+    assert failed(own) == {"nodes": ("this is the TCP port of an nsqlookupd, for nsqds", advice)}
+    assert failed(tcp)["nodes"][1] == f"give it as an nsqd: --nsqd {fakensqd.tcp_address}"
+    assert failed(http)["nodes"][1] == f"give its TCP port: --nsqd {fakensqd.tcp_address}"
+
+
+def test_port_without_a_server_is_named(gnsq_json):
+    port = refused_port()
+
+    _, document = gnsq_json("ping", "--nsqd", f"127.0.0.1:{port}", "--lookupd", f"127.0.0.1:{port}")
+
+    found = failed(document)
+    assert found["nodes"][0] == found["connect"][0] == f"nothing listens on port {port} of 127.0.0.1"
+    assert found["nodes"][1].startswith("start nsqlookupd, or correct the port")
+    assert found["connect"][1].startswith("start nsqd, or correct the port")
+
+
+def test_unix_socket_without_a_server_is_named(tmp_path, gnsq_json):
+    _, document = gnsq_json("ping", "--nsqd", tmp_path / "nsqd.sock")
+
+    assert failed(document)["connect"][0] == f"nothing listens on the unix socket {tmp_path}/nsqd.sock"
+    assert "resolve" not in statuses(document)
+
+
+def test_empty_nsqlookupd_is_a_failure_unless_an_nsqd_is_given(fakelookupd, fakensqd, gnsq_json):
+    alone, document = gnsq_json("ping", "--lookupd", fakelookupd.http_address)
+    beside, _ = gnsq_json("ping", "--lookupd", fakelookupd.http_address, *servers_of(fakensqd))
+
+    assert (alone, beside) == (1, 0)
+    assert failed(document)["nodes"][0] == "knows no nsqd"
+    assert "--lookupd-tcp-address" in failed(document)["nodes"][1]
+
+
+@pytest.mark.fakecluster(nsqds=1, broadcast_address="nsqd-1.invalid")
+def test_broadcast_address_that_is_unknown_here_is_explained(fakecluster, gnsq_json):
+    _, document = gnsq_json("ping", "--lookupd", fakecluster.lookupds[0].http_address)
+
+    text, advice = failed(document)["resolve"]
+    assert text == "this machine does not know the host nsqd-1.invalid"
+    assert f"{fakecluster.lookupds[0].http_address} names this address, which is nsqd's --broadcast" in advice
+
+
+@pytest.mark.fakecluster(nsqds=1, broadcast_tcp_port=1)
+def test_broadcast_address_that_refuses_is_explained(fakecluster, gnsq_json):
+    _, document = gnsq_json("ping", "--lookupd", fakecluster.lookupds[0].http_address)
+
+    text, advice = failed(document)["connect"]
+    assert text == "nothing listens on port 1 of 127.0.0.1"
+    assert advice.startswith("127.0.0.1 is this machine itself. ")
+    assert statuses(document)["health"] == "ok"
+
+
+def test_server_that_gives_no_answer_is_explained(fakensqd, gnsq_json):
+    fakensqd.stop_reading()
+
+    _, document = gnsq_json("ping", "--timeout", 0.2, "--nsqd", fakensqd.tcp_address)
+
+    assert failed(document)["IDENTIFY"][0] == "the port accepts connections, but gave no answer within 0.2 s"
+
+
+CONNECTION_ERRORS = [
+    pytest.param(NSQTimeout("h:1: no connection within 1 s"), "no answer from h within the timeout", id="firewall"),
+    pytest.param(NSQSocketError(errno.EHOSTUNREACH, "h:1: no"), "there is no route to h", id="no route"),
+    pytest.param(NSQSocketError(errno.ECONNREFUSED, "h:1: no"), "nothing listens on port 1 of h", id="refused"),
+    pytest.param(socket.gaierror(-2, "unknown"), "this machine does not know the host h", id="unknown host"),
+]
+
+
+@pytest.mark.parametrize(("failure", "expected"), CONNECTION_ERRORS)
+def test_errors_of_the_network_are_explained(failure, expected):
+    text, advice = explain_nsqd(failure, Facts("h:1"))
+
+    assert text == expected
+    assert advice
+
+
+# --- health
+
+
+def test_nsqd_that_is_not_healthy_is_a_failure(fakensqd, gnsq_json):
+    fakensqd.add(on.http("/ping"), answer(500, b"NOK - disk full"))
+
+    status, document = gnsq_json("ping", *servers_of(fakensqd))
+
+    assert status == 1
+    assert failed(document)["health"][0] == "nsqd is not healthy: NOK - disk full"
+    assert statuses(document)["receive"] == "ok"
+
+
+def test_unreachable_http_port_is_a_warning(fakensqd, gnsq_json):
+    wrong = f"127.0.0.1:{refused_port()}"
+
+    status, document = gnsq_json("ping", "--nsqd", fakensqd.tcp_address, "--nsqd-http", wrong)
+
+    (health,) = [each for each in document["checks"] if each["step"] == "health"]
+    assert status == 0
+    assert health["status"] == "warning"
+    assert "--nsqd-http" in health["advice"]
+
+
+# --- TLS
+
+
+@pytest.fixture
+def tls_nsqd(fakensqd_certificates):
+    """Start nsqds with the certificate of some names and options."""
+    started = []
+
+    def start(names=("127.0.0.1",), *, expired=False, **options):
+        certificate, key = fakensqd_certificates.server(names, expired=expired)
+        nsqd = FakeNsqd(tls_cert=certificate, tls_key=key, threaded=True, record=True, **options).start()
+        started.append(nsqd)
+        return nsqd
+
+    yield start
+    for nsqd in started:
+        nsqd.stop()
+
+
+def test_certificate_that_expires_soon_is_a_warning(tls_nsqd, fakensqd_certificates, gnsq_json):
+    nsqd = tls_nsqd(tls_required="tcp-https")
+
+    status, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
+
+    (tls,) = [each for each in document["checks"] if each["step"] == "TLS"]
+    assert status == 0
+    assert tls["status"] == "warning"
+    assert tls["text"].startswith("TLSv1.3, TLS_")
+    assert "certificate of 127.0.0.1, expires in 29 days" in tls["text"]
+
+
+def test_missing_tls_is_explained(tls_nsqd, gnsq_json):
+    nsqd = tls_nsqd(tls_required="tcp-https")
+
+    _, document = gnsq_json("ping", *servers_of(nsqd))
+
+    assert list(failed(document)) == ["subscribe", "publish"]
+    assert failed(document)["publish"][0].startswith("nsqd requires TLS")
+    assert failed(document)["publish"][1] == "give --tls; with an own CA also --tls-ca FILE"
+
+
+def test_tls_that_nsqd_does_not_offer_is_explained(fakensqd, gnsq_json):
+    _, document = gnsq_json("ping", "--tls", *servers_of(fakensqd))
+
+    assert failed(document)["IDENTIFY"][0] == "nsqd does not offer TLS"
+
+
+def test_unknown_ca_is_explained(tls_nsqd, gnsq_json):
+    _, document = gnsq_json("ping", "--tls", *servers_of(tls_nsqd()))
+
+    text, advice = failed(document)["TLS"]
+    assert text.startswith("nsqd's certificate is signed by a CA that this machine does not know")
+    assert "--tls-ca FILE" in advice
+
+
+def test_wrong_name_is_explained_with_the_names_in_the_certificate(tls_nsqd, fakensqd_certificates, gnsq_json):
+    nsqd = tls_nsqd(["nsqd.internal", "nsqd.example"])
+
+    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
+
+    text, advice = failed(document)["TLS"]
+    assert text == "nsqd's certificate is not for 127.0.0.1, but for nsqd.internal, nsqd.example"
+    assert advice.endswith("--tls-server-name nsqd.internal")
+
+
+def test_expired_certificate_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
+    nsqd = tls_nsqd(expired=True)
+
+    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
+
+    assert failed(document)["TLS"][0] == "nsqd's certificate has expired"
+
+
+def test_missing_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
+    ca = fakensqd_certificates.ca
+    nsqd = tls_nsqd(tls_client_auth_policy="require-verify", tls_root_ca_file=ca)
+    client = fakensqd_certificates.client()
+
+    _, without = gnsq_json("ping", "--tls-ca", ca, *servers_of(nsqd))
+    status, _ = gnsq_json(
+        *[
+            "ping",
+            "--tls-ca",
+            ca,
+            "--tls-cert",
+            client.certificate,
+            "--tls-key",
+            client.key,
+            "--nsqd",
+            nsqd.tcp_address,
+        ],
+        *["--nsqd-http", f"https://{nsqd.https_address}"],
+    )
+
+    assert "--tls-cert FILE and --tls-key FILE" in failed(without)["TLS"][1]
+    assert status == 0
+
+
+def test_certificate_that_is_not_checked_is_said(tls_nsqd, gnsq):
+    result = gnsq("ping", "--tls-insecure", *servers_of(tls_nsqd()))
+
+    assert result.exit_code == 0
+    assert "certificate not checked" in result.stdout
+
+
+def test_reason_of_openssl_is_shown_if_it_is_another_one():
+    failure = NSQSocketError("h:1: TLS failed")
+    failure.__cause__ = ssl.SSLCertVerificationError()
+    failure.__cause__.verify_code, failure.__cause__.verify_message = 23, "certificate revoked"
+
+    assert explain_nsqd(failure, Facts("h:1"))[0] == "nsqd's certificate was not accepted: certificate revoked"
+
+
+# --- AUTH
+
+
+@pytest.fixture
+def auth_nsqd(tls_nsqd):
+    """An nsqd with TLS and AUTH: the secret "all" may do everything, "orders" may use the topic orders."""
+    grants = {"all": [Grant()], "orders": [Grant(topic="^orders$")]}
+    with FakeAuthServer(grants, identity="bob", threaded=True) as server:
+        yield tls_nsqd(auth_http_addresses=server.http_address)
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """Return the options for a secret."""
+
+    def options(text):
+        (tmp_path / "secret").write_text(text)
+        return ["--auth-secret-file", tmp_path / "secret"]
+
+    return options
+
+
+def test_identity_of_a_secret_is_shown(auth_nsqd, secret, gnsq):
+    result = gnsq("ping", *secret("all"), *servers_of(auth_nsqd))
+
+    assert result.exit_code == 0
+    assert "identity bob, 1 permission" in result.stdout
+
+
+def test_missing_secret_is_explained_and_tls_is_still_tried(auth_nsqd, fakensqd_certificates, gnsq_json):
+    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(auth_nsqd))
+
+    assert failed(document) == {
+        "AUTH": ("nsqd requires AUTH, and no secret is given", "give the file with the secret: --auth-secret-file FILE")
+    }
+    assert statuses(document)["TLS"] == "warning"
+    assert auth_nsqd.transcript.commands("AUTH") == []
+
+
+def test_unknown_secret_is_explained_and_not_shown(auth_nsqd, secret, gnsq):
+    result = gnsq("ping", "-vv", *secret("no-such-secret"), *servers_of(auth_nsqd))
+
+    assert result.exit_code == 1
+    assert "nsqd's auth server does not accept the secret" in result.stdout
+    assert "no-such-secret" not in result.output
+
+
+def test_topic_that_a_secret_does_not_allow_is_explained(auth_nsqd, secret, gnsq_json):
+    status, refused = gnsq_json("ping", *secret("orders"), *servers_of(auth_nsqd))
+    allowed, _ = gnsq_json("ping", "--topic", "orders", *secret("orders"), *servers_of(auth_nsqd))
+
+    assert (status, allowed) == (1, 0)
+    assert list(failed(refused)) == ["subscribe", "publish"]
+    assert failed(refused)["publish"][0].startswith("the secret does not allow this for topic gnsq-ping-")
+    assert "--topic NAME" in failed(refused)["publish"][1]

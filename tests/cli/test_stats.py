@@ -1,0 +1,395 @@
+"""gnsq stats: sums, rates, order, what fits the terminal, and servers that do not answer."""
+
+import dataclasses
+import io
+import os
+import pty
+import signal
+import sys
+
+import gevent
+import pytest
+from rich.console import Console
+
+from gnsq import NsqdHTTPClient
+from gnsq.cli.snapshot import Node, NodeStats, Snapshot, parse_stats, set_rates
+from gnsq.cli.table import History, StatsView
+from tests.helpers import child, peer, refused_port
+
+
+def channel_of(document, topic, channel):
+    (topic_found,) = [each for each in document["topics"] if each["topic"] == topic]
+    (found,) = [each for each in topic_found["channels"] if each["channel"] == channel]
+    return found
+
+
+# --- the command
+
+
+@pytest.fixture
+def cluster(fakecluster):
+    """Two nsqds with the channel orders/archive: 3 messages on one nsqd, 2 on the other, where it is paused."""
+    for nsqd, bodies in zip(fakecluster.nsqds, ([b"1", b"2", b"3"], [b"4", b"5"]), strict=True):
+        client = NsqdHTTPClient.from_url(nsqd.http_address)
+        client.create_topic("orders")
+        client.create_channel("orders", "archive")
+        nsqd.publish("orders", *bodies)
+    client.pause_channel("orders", "archive")
+    client.create_topic("clicks")
+    return fakecluster
+
+
+def test_numbers_are_summed_over_the_nsqds_of_nsqlookupd(cluster, gnsq_json):
+    status, document = gnsq_json("stats", "--lookupd", cluster.lookupds[0].http_address)
+
+    archive = channel_of(document, "orders", "archive")
+    assert status == 0
+    assert (archive["depth"], archive["message_count"], archive["paused"]) == (5, 5, True)
+    assert sorted((each["depth"], each["paused"]) for each in archive["nsqds"]) == [(2, True), (3, False)]
+    assert document["totals"]["topics"] == {
+        "count": 2,
+        "depth": 0,
+        "backend_depth": 0,
+        "message_count": 5,
+        "publish_rate": None,
+    }
+    assert document["totals"]["channels"]["depth"] == 5
+
+
+def test_document_has_the_keys_of_the_help(cluster, gnsq, gnsq_json):
+    _, document = gnsq_json("stats", "--lookupd", cluster.lookupds[0].http_address)
+
+    help_text = gnsq("stats", "--help").stdout
+    counts = {"depth", "backend_depth", "message_count", "paused"}
+    topic = {*counts, "topic", "publish_rate", "channels", "nsqds"}
+    channel = {*counts, "channel", "in_flight_count", "deferred_count", "requeue_count", "timeout_count"}
+    channel |= {"client_count", "deliver_rate", "finish_rate", "nsqds"}
+    node = {"http_address", "version", "health", "start_time", "error", "same_as"}
+    assert set(document) == {"time", "seconds", "topics", "totals", "nsqds", "lookupds"}
+    assert set(document["topics"][0]) == topic
+    assert set(channel_of(document, "orders", "archive")) == channel
+    assert set(document["nsqds"][0]) == node
+    assert [key for key in (*topic, *channel, *node, *document) if key not in help_text] == []
+
+
+def test_rates_come_from_two_polls_if_an_interval_is_given(cluster, gnsq_json):
+    lookupd = cluster.lookupds[0].http_address
+    _, once = gnsq_json("stats", "--lookupd", lookupd)
+    _, twice = gnsq_json("stats", "--lookupd", lookupd, "--interval", 0.1)
+
+    assert once["seconds"] is None
+    assert channel_of(once, "orders", "archive")["finish_rate"] is None
+    assert twice["seconds"] >= 0.1
+    assert channel_of(twice, "orders", "archive")["finish_rate"] == 0
+
+
+def test_unreachable_nsqd_is_shown_with_its_reason_beside_the_others(fakensqd, gnsq):
+    fakensqd.publish("orders", b"1")
+    port = refused_port()
+
+    servers = ["--nsqd", fakensqd.tcp_address, "--nsqd-http", fakensqd.http_address, "--nsqd-http", f"127.0.0.1:{port}"]
+    result = gnsq("stats", *servers)
+
+    assert result.exit_code == 0
+    assert "orders" in result.stdout
+    assert f"nsqd 127.0.0.1:{port}: no response: can't connect: Connection refused" in result.stdout
+    assert "version 1.3.0  health OK  up since" in result.stdout
+
+
+def test_error_of_a_guessed_port_names_the_option(gnsq):
+    port = refused_port()
+
+    result = gnsq("stats", "--nsqd", f"127.0.0.1:{port}")
+
+    assert result.exit_code == 1
+    assert f"nsqd 127.0.0.1:{port + 1}: " in result.stdout
+    assert "--nsqd-http" in result.stdout
+    assert "no nsqd could be reached" in result.stderr
+
+
+@pytest.mark.parametrize("address", ["/run/nsqd.sock", "127.0.0.1:65535"])
+def test_address_without_a_next_port_is_reported(address, gnsq):
+    result = gnsq("stats", "--nsqd", address)
+
+    assert result.exit_code == 1
+    assert f"nsqd {address}: {address} has no HTTP port one above it" in result.stdout
+
+
+def test_failure_of_one_nsqlookupd_hides_no_nsqd(cluster, gnsq_json):
+    wrong = f"127.0.0.1:{refused_port()}"
+
+    status, document = gnsq_json("stats", "--lookupd", cluster.lookupds[0].http_address, "--lookupd", wrong)
+
+    assert status == 0
+    assert [each["error"] for each in document["nsqds"]] == [None, None]
+    assert [each["error"] for each in document["lookupds"]] == [None, "no response: can't connect: Connection refused"]
+
+
+def test_nsqd_with_two_addresses_is_counted_once(fakensqd, gnsq_json):
+    fakensqd.publish("orders", b"1")
+    localhost = f"localhost:{fakensqd.http_port}"
+
+    nsqd = ["--nsqd", fakensqd.tcp_address]
+    _, document = gnsq_json("stats", *nsqd, "--nsqd-http", fakensqd.http_address, "--nsqd-http", localhost)
+
+    first, second = document["nsqds"]
+    assert document["topics"][0]["message_count"] == 1
+    assert (first["same_as"], second["same_as"]) == (None, first["http_address"])
+
+
+def test_arguments_limit_the_table(cluster, gnsq):
+    lookupd = ["--lookupd", cluster.lookupds[0].http_address]
+
+    result = gnsq("stats", "orders", "archive", *lookupd)
+    unknown = gnsq("stats", "orders", "other", *lookupd)
+
+    assert "clicks" not in result.stdout
+    assert "1 topic, 1 channel, depth 5, in flight 0" in result.stdout
+    assert "no nsqd has a topic orders with a channel other" in unknown.stderr
+
+
+def test_rows_of_each_nsqd_are_shown_on_request(cluster, gnsq):
+    result = gnsq("stats", "--by-nsqd", "--lookupd", cluster.lookupds[0].http_address)
+
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert all(["@", nsqd.http_address] in [row[:2] for row in rows] for nsqd in cluster.nsqds)
+    assert "1 of 2 paused" in result.stdout
+
+
+@pytest.mark.fakensqd(release="0.2.21")
+def test_old_server_is_understood(fakensqd, gnsq_json):
+    fakensqd.publish("orders", b"1")
+
+    nsqd = ["--nsqd", fakensqd.tcp_address, "--nsqd-http", fakensqd.http_address]
+    status, document = gnsq_json("stats", *nsqd)
+
+    assert status == 0
+    assert document["topics"][0]["message_count"] == 1
+    assert document["nsqds"][0]["version"] == "0.2.21"
+
+
+def test_signal_before_the_end_gives_its_status(gnsq):
+    def interrupt(sock):
+        os.kill(os.getpid(), signal.SIGINT)
+        sock.recv(4096)
+        gevent.sleep(60)
+
+    with peer(interrupt) as address:
+        result = gnsq("stats", "--nsqd", "127.0.0.1:4150", "--nsqd-http", address, "--once")
+
+    assert result.exit_code == 130
+    assert result.stdout == ""
+
+
+@pytest.mark.subprocess
+def test_table_is_live_on_a_terminal_until_a_signal(fakensqd):
+    fakensqd.publish("orders", b"1")
+    terminal, output = pty.openpty()
+    nsqd = ["--nsqd", fakensqd.tcp_address, "--nsqd-http", fakensqd.http_address]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "20"}
+    command = [sys.executable, "-m", "gnsq", "stats", *nsqd, "--interval", "0.1"]
+
+    with child(*command, stdout=output, env=environment, limit=20) as process:
+        os.close(output)
+        seen = b""
+        while "██".encode() not in seen:  # two polls; at the end of the limit the terminal is closed
+            seen += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        status = process.wait(10)
+
+    os.close(terminal)
+    assert status == 0
+    assert b"orders" in seen
+
+
+# --- rates
+
+
+def stats_of(*, start_time=1, **counts):
+    channel = {"channel_name": "c", "depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": 0}
+    topic = {"topic_name": "t", "depth": 0, "message_count": counts.pop("topic_count", 0)}
+    return parse_stats({"start_time": start_time, "topics": [{**topic, "channels": [{**channel, **counts}]}]})
+
+
+def rates(before, now, seconds=2.0):
+    found = set_rates(now, before, seconds)
+    topic, channel = found.topics["t"], found.channels["t", "c"]
+    return topic.publish_rate, channel.deliver_rate, channel.finish_rate
+
+
+RATES = [
+    pytest.param({}, {"topic_count": 10, "message_count": 10, "depth": 10}, (5, 0, 0), id="published only"),
+    pytest.param({"message_count": 10, "depth": 10}, {"message_count": 10}, (0, 5, 5), id="finished"),
+    pytest.param(
+        {"message_count": 10, "depth": 10}, {"message_count": 10, "in_flight_count": 10}, (0, 5, 0), id="in flight"
+    ),
+    pytest.param(
+        {"message_count": 4, "in_flight_count": 4},
+        {"message_count": 4, "depth": 4, "requeue_count": 3, "timeout_count": 1},
+        (0, 0, 0),
+        id="came back",
+    ),
+    pytest.param(
+        {"message_count": 4, "depth": 4},
+        {"message_count": 4, "deferred_count": 4, "requeue_count": 4},
+        (0, 2, 0),
+        id="delivered and requeued with a delay",
+    ),
+    pytest.param({"depth": 10}, {"message_count": 2, "depth": 2}, (0, 5, 5), id="messages of an earlier start"),
+    pytest.param(
+        {"topic_count": 9, "message_count": 9},
+        {"topic_count": 2, "message_count": 2},
+        (None, None, None),
+        id="made again",
+    ),
+    pytest.param(
+        {"message_count": 1},
+        {"start_time": 2, "topic_count": 9, "message_count": 9},
+        (None, None, None),
+        id="restarted",
+    ),
+    pytest.param({}, {"message_count": 1, "depth": 2}, (0, 0, 0), id="numbers that were read at two times"),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "expected"), RATES)
+def test_rates_are_never_negative_and_unknown_after_a_restart(before, now, expected):
+    assert rates(stats_of(**before), stats_of(**now)) == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param([], id="list"),
+        pytest.param({}, id="no topics"),
+        pytest.param({"topics": 3}, id="topics are no list"),
+        pytest.param({"topics": [{"topic_name": "t", "depth": "1"}]}, id="depth is no number"),
+        pytest.param({"topics": [{"channels": []}]}, id="topic without a name"),
+    ],
+)
+def test_answer_of_another_server_is_refused(answer):
+    with pytest.raises(ValueError, match="answer is not nsqd's"):
+        parse_stats(answer)
+
+
+def test_clients_are_counted_if_the_server_has_no_count():
+    channel = {"channel_name": "c", "clients": [{}, {}]}
+    stats = parse_stats(
+        {"topics": [{"topic_name": "t", "channels": [channel, {"channel_name": "d", "clients": None}]}]}
+    )
+
+    assert [each.client_count for each in stats.channels.values()] == [2, None]
+
+
+# --- the table
+
+
+def snapshot(*names, depth=0, errors=()):
+    """Make a snapshot of topics with one channel c each; their depths rise from depth on."""
+    numbers = list(enumerate(names, depth))
+    topics = [
+        {"topic_name": name, "channels": [{"channel_name": "c", "depth": 10 * number, "clients": []}], "depth": number}
+        for number, name in numbers
+    ]
+    nodes = [Node("http://127.0.0.1:4151/", parse_stats({"version": "1.3.0", "health": "OK", "topics": topics}))]
+    nodes += [Node(f"http://10.0.0.{index}:4151/", error=error) for index, error in enumerate(errors)]
+    return Snapshot(tuple(nodes), {}, 0.0, None)
+
+
+def shown(view, width=200, height=None):
+    console = Console(width=width, height=height, record=True, force_terminal=True, file=io.StringIO())
+    console.print(view)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("sort", "reverse", "expected"),
+    [
+        pytest.param("name", False, ["a", "b", "z"], id="name"),
+        pytest.param("name", True, ["z", "b", "a"], id="name reversed"),
+        pytest.param("depth", False, ["a", "z", "b"], id="depth"),
+        pytest.param("depth", True, ["b", "z", "a"], id="depth reversed"),
+        pytest.param("clients", False, ["a", "b", "z"], id="equal numbers by name"),
+    ],
+)
+def test_topics_are_in_order(sort, reverse, expected):
+    lines = shown(StatsView(snapshot("b", "z", "a"), sort=sort, reverse=reverse))
+
+    assert [line.split()[0] for line in lines if line[:1] in ("a", "b", "z")] == expected
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        pytest.param(
+            140, "depth in flight deferred requeued timed out published/s delivered/s finished/s clients", id="wide"
+        ),
+        pytest.param(80, "depth in flight published/s finished/s clients", id="80 columns"),
+        pytest.param(45, "depth finished/s", id="45 columns"),
+        pytest.param(20, "depth", id="20 columns"),
+    ],
+)
+def test_narrow_terminal_has_fewer_columns(width, titles):
+    lines = shown(StatsView(snapshot("a-topic-with-a-long-name")), width)
+
+    assert all(len(line) <= width for line in lines)
+    assert lines[1].split("  ", 1)[1].split() == titles.split()
+    assert lines[3].split()[1] == "0"
+
+
+def test_low_screen_counts_the_rows_that_it_hides():
+    view = StatsView(snapshot(*(f"t{number}" for number in range(20))), fits_screen=True)
+
+    lines = shown(view, height=12)
+
+    rows = [line for line in lines if line.startswith(("t1", "  c", "t2", "t3"))]
+    assert len(lines) <= 12
+    assert f"{40 - len(rows)} more rows: the screen is too low" in [line.strip() for line in lines]
+
+
+def test_reasons_of_many_servers_leave_room_for_rows():
+    view = StatsView(snapshot("orders", errors=["timed out"] * 30), fits_screen=True)
+
+    lines = [line.strip() for line in shown(view, height=20)]
+
+    assert len(lines) <= 20
+    assert lines[2].startswith("orders")
+    assert any(line.endswith("more servers: the screen is too low") for line in lines)
+
+
+def test_nsqd_that_is_not_healthy_is_shown_with_its_health():
+    healthy = snapshot("orders")
+    stats = dataclasses.replace(healthy.nodes[0].stats, health="NOK - disk full")
+    view = StatsView(dataclasses.replace(healthy, nodes=(Node("http://127.0.0.1:4151/", stats),)))
+
+    assert any("health NOK - disk full" in line for line in shown(view))
+
+
+def test_sparkline_shows_the_last_depths():
+    history = History()
+    for depth in (0, 4, 8):
+        history.add(snapshot("orders", depth=depth))
+
+    assert history.sparkline(("orders", "")) == "▁▄█"
+    assert history.sparkline(("gone", "")) == ""
+    assert any("▁▄█" in line for line in shown(StatsView(snapshot("orders"), history=history)))
+
+
+def test_ascii_terminal_gets_only_ascii():
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(width=30, force_terminal=True, color_system=None, file=output)
+    history = History()
+    history.add(snapshot("a-topic-with-a-long-name"))
+    history.add(snapshot("a-topic-with-a-long-name"))
+
+    console.print(StatsView(snapshot("a-topic-with-a-long-name"), history=history))
+
+    output.flush()
+    assert output.buffer.getvalue().decode("ascii").splitlines()[2].split() == ["a-topic-with-a-long-n", "0"]
+
+
+def test_escape_sequences_of_a_server_are_not_shown():
+    stats = NodeStats("1\x1b[2J", "OK", None, {}, {})
+    view = StatsView(Snapshot((Node("http://127.0.0.1:4151/", stats),), {}, 0.0, None))
+
+    assert any("version 1 [2J" in line for line in shown(view))
