@@ -7,7 +7,8 @@ import click
 from gnsq.cli.completion import completion
 from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
-for _command in (completion, ping, pub, stats, to_file):
+from gnsq.cli.stats import stats
+from gnsq.cli.to_file import to_file
 from gnsq.options import VERSION
 
 __all__ = ["command_line"]
