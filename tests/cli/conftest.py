@@ -13,12 +13,11 @@ from tests.helpers import child
 
 
 @pytest.fixture(autouse=True)
-def config_folder(tmp_path, monkeypatch):
+def config_folder(tmp_path_factory, monkeypatch):
     """The folder of the default file gnsq.toml. No test reads the user's file or variables."""
     for name in [name for name in os.environ if name.startswith("GNSQ_")]:
         monkeypatch.delenv(name)
-    folder = tmp_path / "config"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("config")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     return folder
 
