@@ -162,7 +162,7 @@ REFUSED_FILES = [
     pytest.param("[clusters.a]\nnsqd = [1]", r"clusters.a.nsqd must be a string or a list of strings, not \[1\]"),
     pytest.param("[clusters.a]\ntls = 'yes'", "clusters.a.tls must be true or false, not 'yes'"),
     pytest.param("[clusters.a]\ntls_ca = true", "clusters.a.tls_ca must be a string or a number, not True"),
-    pytest.param("[clusters.a]\ntls_ca = 'no.pem'", "clusters.a.tls_ca: File '.*/config/no.pem' does not exist"),
+    pytest.param("[clusters.a]\ntls_ca = 'no.pem'", "clusters.a.tls_ca: File '.*/no.pem' does not exist"),
     pytest.param("[clusters.a]\ntimeout = 'x'", "clusters.a.timeout: 'x' is not a valid float"),
     pytest.param("[clusters.a]\ntimeout = 0", "clusters.a.timeout: 0.0 is not in the range x>=0.001"),
     pytest.param("[clusters.a]\ntimeout = [1]", r"clusters.a.timeout must be a string or a number, not \[1\]"),
