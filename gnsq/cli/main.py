@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gnsq.cli.pub import pub
+from gnsq.cli.tail import tail
 from gnsq.options import VERSION
 
 __all__ = ["command_line"]
@@ -34,5 +35,5 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (pub,):
+for _command in (pub, tail):
     command_line.add_command(_command)

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-import gevent
+from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -69,13 +69,15 @@ class RateLimiter:
 
     Args:
         rate: Messages a second; None: no limit.
+        interrupt: Event that ends a wait, such as StopSignals.requested.
 
     Attributes:
         step: Number of messages that should pass at a time: those of a tenth of a second. None: no limit.
     """
 
-    def __init__(self, rate: float | None) -> None:
+    def __init__(self, rate: float | None, interrupt: Event | None = None) -> None:
         self._rate = rate
+        self._interrupt = Event() if interrupt is None else interrupt
         self.step = None if rate is None else max(1, int(rate / 10))
         self._due = time.monotonic()
 
@@ -87,5 +89,5 @@ class RateLimiter:
         # Time that was not used is lost: the rate is not exceeded after a pause.
         self._due = max(self._due, now)
         if self._due > now:
-            gevent.sleep(self._due - now)
+            self._interrupt.wait(self._due - now)
         self._due += messages / self._rate
