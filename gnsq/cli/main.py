@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gnsq.cli.copy import copy
 from gnsq.cli.pub import pub
 from gnsq.cli.tail import tail
 from gnsq.options import VERSION
@@ -35,5 +36,5 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (pub, tail):
+for _command in (copy, pub, tail):
     command_line.add_command(_command)
