@@ -6,6 +6,7 @@ import click
 
 from gnsq.cli.copy import copy
 from gnsq.cli.pub import pub
+from gnsq.cli.requeue_dead import requeue_dead
 from gnsq.cli.tail import tail
 from gnsq.options import VERSION
 
@@ -36,5 +37,5 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (copy, pub, tail):
+for _command in (copy, pub, requeue_dead, tail):
     command_line.add_command(_command)
