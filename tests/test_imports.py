@@ -122,6 +122,8 @@ PURE = [
             *["addresses", "backofftimer", "errors", "options", "stats", "texts"],
             *["consumer.rdy_collections", "consumer.rdy_policy", "consumer.rdy_shares", "consumer.rdy_turns"],
             *[
+                "cli.filters",
+                "contrib.dead_letter",
                 "contrib.envelope",
                 "http.responses",
                 "http.options",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import click
 
 from gnsq.cli.completion import completion
+from gnsq.cli.copy import copy
 from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
+from gnsq.cli.requeue_dead import requeue_dead
 from gnsq.cli.stats import stats
+from gnsq.cli.tail import tail
 from gnsq.cli.to_file import to_file
 from gnsq.options import VERSION
 
@@ -38,5 +41,5 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (completion, ping, pub, stats, to_file):
+for _command in (completion, copy, ping, pub, requeue_dead, stats, tail, to_file):
     command_line.add_command(_command)

@@ -10,7 +10,6 @@ from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from gnsq.running import StopSignals
 from gnsq.texts import counted
 
 __all__ = ["Counter", "RateLimiter"]
@@ -70,15 +69,15 @@ class RateLimiter:
 
     Args:
         rate: Messages a second; None: no limit.
-        stop: If given, its first signal ends each wait.
+        interrupt: Event that ends a wait, such as StopSignals.requested.
 
     Attributes:
         step: Number of messages that should pass at a time: those of a tenth of a second. None: no limit.
     """
 
-    def __init__(self, rate: float | None, stop: StopSignals | None = None) -> None:
+    def __init__(self, rate: float | None, interrupt: Event | None = None) -> None:
         self._rate = rate
-        self._stopped = stop.requested if stop is not None else Event()
+        self._interrupt = Event() if interrupt is None else interrupt
         self.step = None if rate is None else max(1, int(rate / 10))
         self._due = time.monotonic()
 
@@ -91,4 +90,4 @@ class RateLimiter:
         due = max(self._due, now)
         self._due = due + messages / self._rate
         if due > now:
-            self._stopped.wait(due - now)
+            self._interrupt.wait(due - now)

@@ -80,7 +80,7 @@ def pub(
         size = os.fstat(descriptor).st_size if _is_file(descriptor) else None
         counter = opened.enter_context(Counter("published", size))
         with cluster.producer() as producer:
-            limiter = RateLimiter(rate, stop)
+            limiter = RateLimiter(rate, stop.requested)
             publisher = _Publisher(
                 *(producer, topic, defer_ms, counter, limiter, stop), is_raw=raw, from_line=from_line
             )

@@ -24,6 +24,7 @@ from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
 from gnsq.consumer.dispatcher import MessageDispatcher
+from gnsq.consumer.handler_runner import Failure
 from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
 from gnsq.consumer.shutdown import Shutdown
@@ -509,11 +510,19 @@ class Consumer:
         return "; ".join(reasons)
 
     def note_failure(self, message: Message, error: BaseException) -> None:
-        """Remember why a message failed, for the log line that is written when the message is given up.
+        """Remember why a message failed, for the log line that is written when it is given up, and for last_failure().
 
         Code that requeues messages itself, such as BatchHandler, calls this. Exceptions of handlers need no call.
         """
         self._runner.note_failure(message, error)
+
+    def last_failure(self, message: Message) -> Failure:
+        """For a receiver of on_giving_up: return why the message failed last.
+
+        The consumer remembers the failures of the last 1000 messages that failed here. For other messages, the text is
+        "not seen here": another consumer of the channel had them before.
+        """
+        return self._runner.last_failure(message)
 
     # --- methods that subclasses may override. If handle_response() or one of the four methods after it raises an
     # exception, the exception is logged.

@@ -12,7 +12,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import gevent
 
@@ -27,13 +27,13 @@ from gnsq.nsqd.connection import Connection
 from gnsq.signals import ExceptionReceiver, TypedSignal, notify
 from gnsq.texts import counted
 
-__all__ = ["HandlerRunner"]
+__all__ = ["Failure", "HandlerRunner"]
 
 # Limit of the log lines for given up messages in one INTERVAL. Further given up messages are only counted.
 GIVEN_UP_LINES = 10
 # Limit of the given up messages whose ids are remembered. The ids take 2 MB of memory.
 MAX_GIVEN_UP = 10_000
-# Limit of the messages whose last failure is remembered, and limit of the characters of an error in such a failure.
+# Limit of the messages whose last failure is remembered, and of the characters of an error's type and of its text.
 MAX_FAILURES = 1000
 MAX_ERROR_CHARACTERS = 200
 
@@ -54,6 +54,21 @@ UNHANDLED_DELAY_MS = 1000
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+
+class Failure(NamedTuple):
+    """Why a message failed, as far as the consumer knows.
+
+    Attributes:
+        type: Name of the exception's class; empty if no exception was raised, for example if the message timed out.
+        text: Text of the exception, or what happened in its place. One line of at most 200 printable characters.
+    """
+
+    type: str
+    text: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in self if part)
 
 
 class HandlerOwner(Protocol):
@@ -104,7 +119,7 @@ class HandlerRunner:
         self._unanswered = unanswered
         self._warned_of_false = False
         # Last failures, by nsqd and message id; the oldest is first.
-        self._failures: OrderedDict[tuple[str | None, bytes], str] = OrderedDict()
+        self._failures: OrderedDict[tuple[str | None, bytes], Failure] = OrderedDict()
         # Given up messages, by nsqd and message id, the oldest first. A give-up handler may answer them later.
         self._given_up: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
         self._next_overdue_line = -math.inf
@@ -230,7 +245,8 @@ class HandlerRunner:
         self.handlers_timed_out += len(messages) - len(unanswered)
         self.async_timed_out += len(unanswered)
         for message in messages:
-            self._note(message, "timed out while its handler ran" if id(message) in handled else "timed out unanswered")
+            text = "timed out while its handler ran" if id(message) in handled else "timed out unanswered"
+            self._note(message, Failure("", text))
         self.log_overdue()
         for message in unanswered:
             self._rate_limited.log(
@@ -276,7 +292,7 @@ class HandlerRunner:
 
     def on_dropped(self, message: Message) -> None:
         """Log that a message timed out in the inbox."""
-        self._note(message, "timed out while it waited for a handler")
+        self._note(message, Failure("", "timed out while it waited for a handler"))
         text = "not handled, it waited for a handler until its timeout was over and nsqd delivers it again: %s"
         # Make the hint only if the line will be logged: making the hint takes a search of all running handlers.
         hint = self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT
@@ -349,6 +365,7 @@ class HandlerRunner:
                 self._on_failure(message, error, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
+        is_logged = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES)
         self._rate_limited.log(
             logging.WARNING,
             "given up",
@@ -359,18 +376,23 @@ class HandlerRunner:
             "handed to " + ", ".join(map(handler_name, receivers))
             if receivers
             else "finished and lost: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
-            self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message),
+            self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message, is_logged),
             burst=GIVEN_UP_LINES,
         )
         message.finish_if_unanswered()
 
-    def _unseen_failure(self, message: Message) -> str:
-        """Return a text for an unknown failure. It says if the consumer still has an earlier, unanswered delivery."""
-        is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
+    def last_failure(self, message: Message) -> Failure:
+        """Return why a message failed last. To be called before its give-up handlers have returned."""
+        return self._failures.get((message.nsqd, message.id)) or self._unseen_failure(message, True)
+
+    def _unseen_failure(self, message: Message, search: bool) -> Failure:
+        """Return the failure of a message without a remembered one. With search, it says if the consumer still has an
+        earlier, unanswered delivery."""
+        is_here = search and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
         )
-        return "timed out, and is still unanswered here" if is_here else "not seen here"
+        return Failure("", "timed out, and is still unanswered here" if is_here else "not seen here")
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
         """Return True if _give_up() was called with a message. Its FIN counts neither as a success nor as a failure."""
@@ -383,10 +405,10 @@ class HandlerRunner:
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed."""
-        self._note(message, _error_text(error))
+        self._note(message, _failure(error))
 
-    def _note(self, message: Message, text: str) -> None:
-        _remember(self._failures, (message.nsqd, message.id), text, MAX_FAILURES)
+    def _note(self, message: Message, failure: Failure) -> None:
+        _remember(self._failures, (message.nsqd, message.id), failure, MAX_FAILURES)
 
     def _on_failure(self, message: Message, error: BaseException, what: str = "handler") -> None:
         """Log an exception of a handler, send on_exception, and requeue the message if it is not answered.
@@ -419,7 +441,7 @@ def _remember(memory: OrderedDict[Key, Value], key: Key, value: Value, limit: in
         memory.popitem(last=False)
 
 
-def _error_text(error: BaseException) -> str:
+def _failure(error: BaseException) -> Failure:
     """Format an error in one short line. The error's own text may be long: it may contain a text or body of a peer."""
     try:
         text = str(error)
@@ -427,7 +449,7 @@ def _error_text(error: BaseException) -> str:
         text = ""
     text = " ".join(text[:MAX_ERROR_CHARACTERS].split())
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    return Failure(type(error).__qualname__[:MAX_ERROR_CHARACTERS], text)
 
 
 def _is_slow(run: RunningHandler, now: float) -> bool:

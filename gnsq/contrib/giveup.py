@@ -2,14 +2,19 @@
 
 Each handler returns after the message is stored; then the Consumer finishes the message. If a message can't be stored,
 the handler raises, and the Consumer requeues the message. So a message may be stored twice, but is not lost.
+
+The handlers that publish may write envelopes, which gnsq.contrib.dead_letter describes and reads.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import json
+import logging
 import os
 import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 import gevent
 
 from gnsq.addresses import parse_address
-from gnsq.errors import NSQException
+from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
+from gnsq.errors import NSQBadMessage, NSQException, NSQHttpError
+from gnsq.http.responses import error_text
 from gnsq.localfiles import PRIVATE, check_mode, make_directory, write_file
 from gnsq.nsqd import NsqdHTTPClient
 
@@ -34,6 +41,8 @@ __all__ = [
     "NsqdGiveupHandler",
     "ProducerGiveupHandler",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 class LogGiveupHandler:
@@ -134,6 +143,7 @@ class NsqdGiveupHandler:
         nsqd_hosts: ``host``, ``host:port`` (the HTTP port) or a URL, or a sequence of them.
         nsqd_class: A class whose objects have ``publish(topic, data)``. If the class has ``from_url()``, that is called
             with each host; otherwise the class is called with the host and, if given, the port.
+        envelope: Publish dead letters, as ProducerGiveupHandler does.
 
     Raises:
         ValueError: If no host is given, or a host is not valid.
@@ -144,11 +154,14 @@ class NsqdGiveupHandler:
         topic: str,
         nsqd_hosts: str | Sequence[str] = ("localhost",),
         nsqd_class: Callable[..., Any] = NsqdHTTPClient,  # Any: any class with publish()
+        *,
+        envelope: bool = False,
     ) -> None:
         hosts = [nsqd_hosts] if isinstance(nsqd_hosts, str) else list(nsqd_hosts)
         if not hosts:
             raise ValueError("nsqd_hosts is empty; give at least one nsqd")
         self.topic = topic
+        self.envelope = envelope
         self.nsqds = [(host, _client(nsqd_class, host)) for host in hosts]
         self._turn = 0
 
@@ -162,14 +175,14 @@ class NsqdGiveupHandler:
         Raises:
             NSQException: If no nsqd accepts it. The text has the error of each nsqd.
         """
-        data = self.format_message(message)
+        form = _Form(consumer, message, self.format_message(message), envelope=self.envelope)
         first = self._turn % len(self.nsqds)
         self._turn += 1
         failures: list[str] = []
         with message.touching():
             for host, nsqd in self.nsqds[first:] + self.nsqds[:first]:
                 try:
-                    nsqd.publish(self.topic, data)
+                    form.publish(functools.partial(nsqd.publish, self.topic))
                 except (NSQException, OSError) as error:
                     failures.append(f"{host}: {error}")
                 else:
@@ -183,11 +196,17 @@ class ProducerGiveupHandler:
     Args:
         topic: Topic of given up messages.
         producer: The program starts it, and closes it after the consumer. Its option publish_timeout limits each call.
+        envelope: Publish dead letters: JSON with the body, why it was given up, its attempts and its origin.
+            ``gnsq requeue-dead`` publishes their bodies to their topics again, and
+            ``gnsq.contrib.dead_letter.decode_dead_letter()`` reads them. A body whose envelope is larger than nsqd's
+            max-msg-size is published without it; then the rest of the envelope is logged as a warning. The body in the
+            envelope is the result of format_message().
     """
 
-    def __init__(self, topic: str, producer: Producer) -> None:
+    def __init__(self, topic: str, producer: Producer, *, envelope: bool = False) -> None:
         self.topic = topic
         self.producer = producer
+        self.envelope = envelope
 
     def format_message(self, message: Message) -> bytes:
         """Return the body to publish; may be overridden."""
@@ -199,8 +218,64 @@ class ProducerGiveupHandler:
         Raises:
             NSQException, ValueError, TypeError: As Producer.publish(), if no nsqd has confirmed it, or it is not valid.
         """
+        form = _Form(consumer, message, self.format_message(message), envelope=self.envelope)
         with message.touching():
-            self.producer.publish(self.topic, self.format_message(message))
+            form.publish(functools.partial(self.producer.publish, self.topic))
+
+
+class _Form:
+    """What is published of a given up message: its dead letter, or its bare body.
+
+    Args:
+        envelope: True: the dead letter, if nsqd does not refuse it for its size.
+    """
+
+    def __init__(self, consumer: Consumer, message: Message, body: bytes | str, *, envelope: bool) -> None:
+        self._body = body
+        self._letter: DeadLetter | None = None
+        if envelope:
+            failure = consumer.last_failure(message)
+            self._letter = DeadLetter(
+                topic=consumer.topic,
+                channel=consumer.channel,
+                nsqd=message.nsqd,
+                id=message.id.decode("ascii", "backslashreplace"),
+                timestamp=message.timestamp,
+                attempts=message.attempts,
+                given_up_at=time.time(),
+                error=failure.type,
+                reason=failure.text,
+                body=body.encode() if isinstance(body, str) else body,
+            )
+
+    def publish(self, publish: Callable[[Any], object]) -> None:  # Any: bytes or str
+        """Call a function with the dead letter, or with the body if there is no envelope or it is too large."""
+        letter = self._letter
+        if letter is None:
+            publish(self._body)
+            return
+        data = encode_dead_letter(letter)
+        try:
+            publish(data)
+        except (NSQException, ValueError) as error:
+            if not _is_too_large(error):
+                raise
+            publish(self._body)
+            logger.warning(
+                "message %s of %s: given up and published without its envelope, whose %d bytes are too many (%s); "
+                "it came from %s/%s, published at %d ns, delivered %d times; last error: %s %s",
+                *(letter.id, letter.nsqd, len(data), error, letter.topic, letter.channel, letter.timestamp),
+                *(letter.attempts, letter.error, letter.reason),
+            )
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Return True if a publish was refused for the size of its body, by nsqd or by the producer's max_msg_size."""
+    if isinstance(error, NSQHttpError):
+        # Source: nsqd http.go, doPUB.
+        return error.status == 413 or error_text(error.body) == "MSG_TOO_BIG"
+    # The body is not empty, and the topic is the same: only the size of the body can be wrong.
+    return isinstance(error, (NSQBadMessage, ValueError))
 
 
 def _record(message: Message) -> dict[str, object]:

@@ -44,7 +44,13 @@ DOCUMENTED = sorted(documented())
 MODULES = [
     "gnsq",
     *("gnsq.consumer", "gnsq.producer", "gnsq.errors", "gnsq.signals", "gnsq.stats", "gnsq.contrib.batch"),
-    *("gnsq.contrib.envelope", "gnsq.contrib.giveup", "gnsq.contrib.health", "gnsq.contrib.opentelemetry"),
+    *(
+        "gnsq.contrib.dead_letter",
+        "gnsq.contrib.envelope",
+        "gnsq.contrib.giveup",
+        "gnsq.contrib.health",
+        "gnsq.contrib.opentelemetry",
+    ),
     *(
         "gnsq.contrib.prometheus",
         "gnsq.contrib.queue",

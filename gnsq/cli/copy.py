@@ -1,0 +1,161 @@
+"""gnsq copy: publishes the messages of a topic to another topic, or to another cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Iterable
+
+import click
+from gevent import socket
+
+from gnsq.addresses import parse_address
+from gnsq.cli.cluster import Cluster, Command, cluster_options, target_options
+from gnsq.cli.filters import BodyFilter, filter_options
+from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
+from gnsq.cli.parameters import CHANNEL, IDLE, RATE, TOPIC
+from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
+from gnsq.cli.running import running
+from gnsq.producer import Producer
+from gnsq.producer.publish import is_topic_error
+
+__all__ = ["copy"]
+
+MAX_IN_FLIGHT = 1000
+# Seconds. A message that could not be published comes again after RETRY_DELAY, but the consumer pauses up to
+# MAX_PAUSE. A message that the target refuses, for its size for example, comes again after REFUSED_DELAY.
+RETRY_DELAY = 1.0
+MAX_PAUSE = 10.0
+REFUSED_DELAY = 60.0
+# Seconds between two looks at the addresses of the target's nsqds.
+LOOP_CHECK_INTERVAL = 1.0
+
+
+@click.command(cls=Command)
+@click.argument("source", type=TOPIC)
+@click.argument("target_topic", metavar="[TARGET]", required=False, type=TOPIC)
+@click.option("--channel", default="copy", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of SOURCE.")
+@click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N copied messages.")
+@click.option("--idle", metavar="TIME", type=IDLE, help="End when no message has come for this time: 10, 10m or 2h.")
+@filter_options
+@click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
+@target_options
+@cluster_options
+def copy(
+    cluster: Cluster,
+    target: Cluster | None,
+    source: str,
+    target_topic: str | None,
+    channel: str,
+    count: int | None,
+    idle: float | None,
+    body_filter: BodyFilter,
+    rate: float | None,
+) -> None:
+    """Publish the messages of the topic SOURCE to the topic TARGET, until Ctrl-C.
+
+    With a --to option, the target is another cluster, and TARGET may be left out: then it has the same name.
+
+    A message is finished after nsqd has confirmed its copy. If no response comes, it is copied again, and may be
+    doubled. While the target is down, messages are requeued; copying goes on when it is back. Messages that --where and
+    --contains do not choose are finished and not copied. Messages that the target refuses stay in the channel.
+
+    The channel gets the messages that come after it was created, and those that wait in a topic without any channel.
+    It stays, and collects messages while this command does not run: delete it if it is no longer needed. At the end of
+    --idle, messages may still be deferred, or in flight to another consumer of the channel.
+    """
+    topic = target_topic or source
+    if target is None and topic == source:
+        raise click.UsageError("source and target are the same topic: give another TARGET, or a --to option")
+    if target is not None and topic == source and (same := _resolved(cluster.nsqds) & _resolved(target.nsqds)):
+        raise click.UsageError(f"source and target are the same topic of the nsqd {_shown(same)}: give another TARGET")
+    policy = FailurePolicy(0.0, REFUSED_DELAY, RETRY_DELAY, True, is_topic_error)
+    with running() as stop, contextlib.ExitStack() as opened:
+        inbox = Inbox()
+        consumer = cluster.consumer(
+            *(source, channel),
+            message_handler=inbox,
+            max_tries=0,
+            max_in_flight=in_flight_for(rate, count, MAX_IN_FLIGHT),
+            max_backoff_duration=MAX_PAUSE,
+            reconnect_initial=RETRY_DELAY,
+            reconnect_maximum=MAX_PAUSE,
+        )
+        counter = opened.enter_context(Counter("copied"))
+        producer = opened.enter_context((target or cluster).producer(batch_messages=BATCH))
+        decide = _Decision(topic, body_filter, producer if topic == source else None)
+        opened.enter_context(receive([consumer], inbox))
+        copier = Republisher(
+            consumer, inbox, producer, decide, policy, counter, RateLimiter(rate, stop.requested), stop
+        )
+        try:
+            copier.run(count, idle, cluster.timeout)
+        finally:
+            parts = summary(copier.counts, finished="not chosen, and finished")
+            click.echo("; ".join([counter.summary(), *parts]), err=True)
+        status = 1 if copier.counts.refused else 0
+        is_complete = copier.is_idle or copier.counts.published == count
+        if stop.number is not None and (count, idle) != (None, None) and not is_complete:
+            click.echo(f"{stop.number.name}: stopped before the end", err=True)
+            status = 128 + stop.number
+        elif copier.is_idle and (failures := consumer.stats().failures):
+            text = "; ".join(f"{address}: {error}" for address, error in failures.items())
+            raise click.ClickException(f"not all nsqds could be reached, so messages may be left there: {text}")
+    sys.exit(status)
+
+
+class _Decision:
+    """Decides which messages are copied.
+
+    Args:
+        loops_to: The producer, if the topic has the same name: then the target must not have an nsqd of the source.
+    """
+
+    def __init__(self, topic: str, body_filter: BodyFilter, loops_to: Producer | None) -> None:
+        self._topic = topic
+        self._filter = body_filter
+        self._producer = loops_to
+        self._targets: set[tuple[str, int]] = set()
+        self._checked = -LOOP_CHECK_INTERVAL
+
+    def __call__(self, received: Received) -> Step:
+        """Return the copy, or FINISH.
+
+        Raises:
+            click.ClickException: If the nsqd of the message is one of the target's.
+        """
+        message = received.message
+        if self._producer is not None and _resolved((message.nsqd or "",)) & self._target_addresses(self._producer):
+            raise click.ClickException(
+                f"source and target have the nsqd {message.nsqd}, so its topic {self._topic} would be copied onto "
+                "itself: give another TARGET"
+            )
+        return Publication(self._topic, message.body) if self._filter.chooses(message.body) else Answer.FINISH
+
+    def _target_addresses(self, producer: Producer) -> set[tuple[str, int]]:
+        if (now := time.monotonic()) - self._checked >= LOOP_CHECK_INTERVAL:
+            self._checked = now
+            self._targets = _resolved(connection.address for connection in producer.stats().connections)
+        return self._targets
+
+
+def _resolved(addresses: Iterable[str]) -> set[tuple[str, int]]:
+    """Return the IP addresses and ports of addresses. A host that can't be resolved stands for itself."""
+    return {found for address in addresses for found in _resolve(address)}
+
+
+@functools.cache
+def _resolve(address: str) -> frozenset[tuple[str, int]]:
+    host, port = parse_address(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return frozenset([(host, port)])
+    return frozenset((str(entry[4][0]), port) for entry in found)
+
+
+def _shown(addresses: set[tuple[str, int]]) -> str:
+    return ", ".join(f"{host}:{port}" for host, port in sorted(addresses))

@@ -1,0 +1,303 @@
+"""gnsq requeue-dead: publishes given-up messages to their topics again."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import click
+
+from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.filters import BodyFilter, filter_options
+from gnsq.cli.formats import harmless
+from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
+from gnsq.cli.parameters import CHANNEL, DURATION, IDLE, RATE, TOPIC
+from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
+from gnsq.cli.running import running
+from gnsq.contrib.dead_letter import DeadLetter, decode_dead_letter
+from gnsq.errors import NSQNotSent
+from gnsq.message import Message
+from gnsq.running import StopSignals
+from gnsq.texts import counted
+
+__all__ = ["requeue_dead"]
+
+MAX_IN_FLIGHT = 1000
+# nsqd's default limit of RDY. A dry run keeps its messages in flight until its end, so it sees no more than these.
+MAX_DRY_RUN = 2500
+
+
+@click.command("requeue-dead", cls=Command)
+@click.argument("dead_topic", type=TOPIC)
+@click.option("--all", "is_all", is_flag=True, help="All dead letters. Needed if no condition is given.")
+@click.option("--error", metavar="TYPE", help="Only if the last exception is of this class, such as ValueError.")
+@click.option("--reason", metavar="TEXT", help="Only if the text of the last exception contains this.")
+@click.option("--older", metavar="TIME", type=DURATION, help="Only if given up before this time: 90, 10m, 2h or 3d.")
+@click.option("--newer", metavar="TIME", type=DURATION, help="Only if given up within this time.")
+@filter_options
+@click.option("--to", metavar="TOPIC", type=TOPIC, help="Publish to this topic. Needed for bodies without an envelope.")
+@click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N requeued messages.")
+@click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be done.")
+@click.option(
+    "--channel", default="requeue-dead", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of DEAD_TOPIC."
+)
+@click.option(
+    "--leave-for",
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    type=DURATION,
+    help="When messages come again that are not requeued; up to nsqd's max-req-timeout (1h).",
+)
+@click.option(
+    "--idle", default="3s", show_default=True, metavar="TIME", type=IDLE, help="End when none came for this time."
+)
+@cluster_options
+def requeue_dead(
+    cluster: Cluster,
+    dead_topic: str,
+    is_all: bool,
+    error: str | None,
+    reason: str | None,
+    older: float | None,
+    newer: float | None,
+    body_filter: BodyFilter,
+    to: str | None,
+    count: int | None,
+    rate: float | None,
+    dry_run: bool,
+    channel: str,
+    leave_for: float,
+    idle: float,
+) -> None:
+    """Publish dead letters to the topics that they came from: messages that consumers gave up, in the topic DEAD_TOPIC.
+
+    The give-up handlers of gnsq.contrib.giveup write dead letters with envelope=True. The bodies in them are published.
+    All channels of a topic get such a message, not only the one that gave it up. Other bodies need --to.
+
+    All conditions must be true. --where and --contains are for the body in the dead letter. A dead letter is finished
+    after nsqd has confirmed its body. If no response comes, it stays, and its body may be doubled later. All others
+    stay in the channel, and come again after the time of --leave-for.
+
+    The channel gets the letters that come after it was created, and those that wait in a topic without any channel. So
+    run this once with --dry-run before you need it.
+    """
+    choice = _Choice(error, reason, older, newer, body_filter)
+    if not choice and not is_all:
+        raise click.UsageError("no condition is given: add one such as --error or --newer, or --all")
+    if choice and is_all:
+        raise click.UsageError("--all and conditions exclude each other: leave --all out")
+    if to == dead_topic:
+        raise click.UsageError(f"--to {to} is the topic of the dead letters: give another topic")
+    policy = FailurePolicy(leave_for, leave_for, leave_for, False, lambda error: isinstance(error, NSQNotSent))
+    with running() as stop, contextlib.ExitStack() as opened:
+        inbox = Inbox()
+        consumer = cluster.consumer(
+            *(dead_topic, channel),
+            message_handler=inbox,
+            max_tries=0,
+            max_in_flight=MAX_DRY_RUN if dry_run else in_flight_for(rate, None, MAX_IN_FLIGHT),
+            reconnect_initial=1.0,
+        )
+        counter = opened.enter_context(Counter("requeued"))
+        producer = None if dry_run else opened.enter_context(cluster.producer(batch_messages=BATCH))
+        opened.enter_context(receive([consumer], inbox))
+        run = _Run(choice, to, leave_for, is_dry=dry_run, count=count, end=lambda: requeuer.end())
+        limiter = RateLimiter(None if dry_run else rate, stop.requested)
+        requeuer = Republisher(
+            *(consumer, inbox, producer, run.decide, policy, counter, limiter, stop), on_confirmed=run.on_confirmed
+        )
+        try:
+            requeuer.run(count, idle, cluster.timeout)
+        finally:
+            _report(run, requeuer, counter, leave_for, is_dry=dry_run)
+        status = _status(requeuer, stop, consumer.stats().failures)
+        is_starved = dry_run and requeuer.is_idle and consumer.is_starved
+    # The letters are given back before this, since the reader of stdout may be slow.
+    for line in run.lines:
+        click.echo(line)
+    if is_starved:
+        text = f"a dry run keeps the letters in flight, so it looked at the first {len(run.seen):,} only"
+        click.echo(f"{text}; there may be more", err=True)
+    sys.exit(status)
+
+
+def _report(run: _Run, requeuer: Republisher, counter: Counter, leave_for: float, *, is_dry: bool) -> None:
+    if is_dry:
+        would = counted(run.chosen, "message", spec=",")
+        click.echo(
+            f"{would} would be requeued, {run.not_chosen:,} left; dry run: none was published or finished", err=True
+        )
+        return
+    until = datetime.now().astimezone() + timedelta(seconds=leave_for)
+    left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
+    again = "came again after they were requeued, and were finished"
+    counts = replace(requeuer.counts, left=run.not_chosen)  # a letter that came again counts once
+    parts = [counter.summary(), *summary(counts, finished=again, left=left)]
+    if run.without_topic:
+        parts.append(f"{counted(run.without_topic, 'message', spec=',')} of these without an envelope: give --to")
+    if not run.seen and requeuer.is_idle:
+        parts.append("none came; those that an earlier run has left come again after its --leave-for")
+    click.echo("; ".join(parts), err=True)
+
+
+def _status(requeuer: Republisher, stop: StopSignals, failures: dict[str, str]) -> int:
+    """Return the exit status, and write to stderr why it is not 0."""
+    if stop.number is not None:
+        click.echo(f"{stop.number.name}: stopped before the end", err=True)
+        return 128 + stop.number
+    if failures := failures if requeuer.is_idle else {}:
+        text = "; ".join(f"{address}: {error}" for address, error in failures.items())
+        click.echo(f"Error: not all nsqds could be reached, so dead letters may be left there: {text}", err=True)
+    return 1 if failures or requeuer.counts.failed else 0
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The conditions; None: any."""
+
+    error: str | None
+    reason: str | None
+    older: float | None
+    newer: float | None
+    body_filter: BodyFilter
+
+    def __bool__(self) -> bool:
+        given = (self.error, self.reason, self.older, self.newer)
+        return bool(self.body_filter) or any(value is not None for value in given)
+
+    def chooses(self, message: Message, letter: DeadLetter | None, now: float) -> bool:
+        """Return True if all conditions are true. A message without an envelope has neither an error nor a reason.
+
+        Args:
+            now: Seconds of Unix time.
+        """
+        names = () if letter is None else (letter.error, letter.error.rpartition(".")[2])  # of a nested class
+        if self.error is not None and self.error not in names:
+            return False
+        if self.reason is not None and (letter is None or self.reason not in letter.reason):
+            return False
+        # Without an envelope, the time of the publish is that of giving up.
+        age = now - (message.timestamp / 1e9 if letter is None else letter.given_up_at)
+        if (self.older is not None and age < self.older) or (self.newer is not None and age > self.newer):
+            return False
+        return self.body_filter.chooses(message.body if letter is None else letter.body)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A message that has come.
+
+    Attributes:
+        due: When it comes again if it was left; monotonic seconds.
+        times: How often it has come.
+        is_confirmed: True if nsqd has confirmed its publication.
+    """
+
+    due: float
+    times: int = 1
+    is_confirmed: bool = False
+
+
+class _Run:
+    """Decides what happens to each message, and ends the run when messages come again.
+
+    Args:
+        to: Topic for all of them.
+        leave_for: Seconds until a message comes again that was left.
+        end: Ends the run.
+
+    Attributes:
+        seen: The messages that have come, by nsqd and id.
+        chosen, not_chosen: Numbers of messages.
+        without_topic: Number of the messages that are not chosen only since they have no topic to be published to.
+        lines: What a dry run shows.
+    """
+
+    def __init__(
+        self,
+        choice: _Choice,
+        to: str | None,
+        leave_for: float,
+        *,
+        is_dry: bool,
+        count: int | None,
+        end: Callable[[], object],
+    ) -> None:
+        self.seen: dict[tuple[str | None, bytes], _Seen] = {}
+        self.chosen = 0
+        self.not_chosen = 0
+        self.without_topic = 0
+        self.lines: list[str] = []
+        self._choice = choice
+        self._to = to
+        self._leave_for = leave_for
+        self._is_dry = is_dry
+        self._count = count
+        self._end = end
+
+    def on_confirmed(self, message: Message) -> None:
+        """Remember that a message was published. If its FIN is lost with the connection, it will come again."""
+        self.seen[message.nsqd, message.id].is_confirmed = True
+
+    def decide(self, received: Received) -> Step:
+        """Decide about a message."""
+        message = received.message
+        now = time.monotonic()
+        seen = self.seen.get((message.nsqd, message.id))
+        if seen is not None:
+            return self._decide_again(seen, now)
+        if self._is_dry and self.chosen == self._count:
+            self._end()
+            return Answer.KEEP
+        self.seen[message.nsqd, message.id] = _Seen(now + self._leave_for)
+        letter = decode_dead_letter(message.body)
+        topic = self._to or (None if letter is None else letter.topic)
+        is_chosen = self._choice.chooses(message, letter, time.time())
+        self.without_topic += is_chosen and topic is None
+        self.chosen += is_chosen and topic is not None
+        self.not_chosen += not is_chosen or topic is None
+        if self._is_dry:
+            self.lines.append(_line(message, letter, topic, is_chosen=is_chosen))
+            return Answer.KEEP
+        if not is_chosen or topic is None:
+            return Answer.LEAVE
+        return Publication(topic, message.body if letter is None else letter.body)
+
+    def _decide_again(self, seen: _Seen, now: float) -> Step:
+        """Decide about a message that has come before. If it was left, the others have come, too, and the run ends.
+
+        It may also come too early, since its answer was lost with a connection.
+        """
+        seen.times += 1
+        if seen.is_confirmed:
+            return Answer.FINISH
+        if now >= seen.due or seen.times > 2:
+            self._end()
+        return Answer.KEEP if self._is_dry else Answer.LEAVE
+
+
+def _line(message: Message, letter: DeadLetter | None, topic: str | None, *, is_chosen: bool) -> str:
+    """Write what would be done with a message. It is made harmless: the texts in a dead letter may be anything."""
+    what = "leave" if not is_chosen else "leave (needs --to)" if topic is None else f"publish to {topic}"
+    start = f"{message.id.decode('ascii', 'backslashreplace')} {what}:"
+    if letter is None:
+        return f"{start} no envelope, published {_time(message.timestamp / 1e9)}"
+    why = ": ".join(part for part in (letter.error, letter.reason) if part)
+    attempts = counted(letter.attempts, "attempt")
+    origin = f"{letter.topic}/{letter.channel}"
+    line = f"{start} from {origin}, given up {_time(letter.given_up_at)} after {attempts}: {why}"
+    return harmless(" ".join(line.split()))
+
+
+def _time(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"

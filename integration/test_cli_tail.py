@@ -1,0 +1,159 @@
+"""gnsq tail, pub, copy and requeue-dead with real nsqds, and beside the programs of NSQ."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnsq import Consumer, NsqdHTTPClient, Producer
+from gnsq.contrib.giveup import ProducerGiveupHandler
+from integration.servers import program, running
+from tests.helpers import bodies, channel_stats, child, run, wait_until
+
+ROOT = Path(__file__).parent.parent
+BODIES = [b"1", b'{"a": 2}', b"\xff\x00 three", b"four\ttabs", "größer".encode()] * 20
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.subprocess,
+    pytest.mark.skipif(not program("nsqd"), reason="starts nsqds of its own"),
+]
+
+
+def settings():
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GNSQ_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
+
+
+def words(nsqd, *arguments):
+    return [sys.executable, "-m", "gnsq", *arguments, "--nsqd", nsqd.tcp_address]
+
+
+def gnsq(nsqd, *arguments):
+    return run(*words(nsqd, *arguments), env=settings())
+
+
+def publish(nsqd, topic, *messages):
+    with Producer(nsqd.tcp_address) as producer:
+        producer.multipublish(topic, messages)
+
+
+def wait_received(nsqd, topic, expected):
+    """Read a topic until all expected bodies have come; fail for others."""
+    found = []
+    options = {"max_in_flight": 1000, "message_handler": lambda consumer, message: found.append(message.body)}
+    with Consumer(topic, "check", nsqd.tcp_address, **options):
+        wait_until(lambda: len(found) >= len(expected) and set(found) >= expected, 30)
+    assert set(found) == expected
+    return found
+
+
+def settled(nsqd, topic, channel):
+    stats = channel_stats(nsqd, topic, channel)
+    return stats["depth"] + stats["in_flight_count"] + stats["deferred_count"] == 0
+
+
+@pytest.fixture
+def nsqds():
+    with running("nsqd") as first, running("nsqd") as second:
+        yield first, second
+
+
+@pytest.mark.skipif(not shutil.which("nsq_tail"), reason="needs nsq_tail")
+def test_tail_writes_the_bytes_that_nsq_tail_writes(real_nsqd, topic, tmp_path):
+    for channel in ("ours", "theirs"):
+        client = NsqdHTTPClient.from_url(real_nsqd.http_address)
+        client.create_topic(topic)
+        client.create_channel(topic, channel)
+    publish(real_nsqd, topic, *BODIES)
+    count = str(len(BODIES))
+    theirs = ["nsq_tail", f"--topic={topic}", "--channel=theirs", f"--nsqd-tcp-address={real_nsqd.tcp_address}"]
+
+    written = {}
+    for name, command in (
+        ("ours", words(real_nsqd, "tail", topic, "--channel", "ours", "-n", count)),
+        ("theirs", [*theirs, "-n", count]),
+    ):
+        with open(tmp_path / name, "wb") as file, child(*command, env=settings(), stdout=file) as process:
+            assert process.wait(30) == 0
+        written[name] = sorted((tmp_path / name).read_bytes().split(b"\n"))
+
+    assert written["ours"] == written["theirs"] == sorted([*BODIES, b""])
+    assert settled(real_nsqd, topic, "ours")
+
+
+@pytest.mark.skipif(not shutil.which("to_nsq"), reason="needs to_nsq")
+def test_pub_publishes_what_to_nsq_publishes(real_nsqd, topic):
+    data = b"\n".join(BODIES) + b"\n"
+    theirs = ["to_nsq", f"-topic={topic}-theirs", f"-nsqd-tcp-address={real_nsqd.tcp_address}"]
+
+    for command in (words(real_nsqd, "pub", f"{topic}-ours"), theirs):
+        subprocess.run(command, input=data, env=settings(), check=True, timeout=30, capture_output=True)
+
+    assert sorted(bodies(real_nsqd, f"{topic}-ours")) == sorted(bodies(real_nsqd, f"{topic}-theirs")) == sorted(BODIES)
+
+
+def test_copy_moves_a_topic_to_another_nsqd(nsqds, topic):
+    source, target = nsqds
+    messages = {b"%d" % number for number in range(20_000)}
+    publish(source, topic, *messages)
+
+    result = gnsq(source, "copy", topic, "--to-nsqd", target.tcp_address, "--idle", "1")
+
+    assert result.returncode == 0, result.stderr
+    assert len(wait_received(target, topic, messages)) == len(messages)
+    assert settled(source, topic, "copy")
+
+
+def test_copy_that_is_killed_while_the_target_restarts_loses_nothing(nsqds, topic):
+    source, target = nsqds
+    messages = {b"%d" % number for number in range(50_000)}
+    publish(source, topic, *messages)
+    command = words(source, "copy", topic, "--to-nsqd", target.tcp_address, "--timeout", "2")
+
+    def copied():
+        found = NsqdHTTPClient.from_url(target.http_address).stats(topic)["topics"] or [{"message_count": 0}]
+        return found[0]["message_count"]
+
+    with child(*command, env=settings()) as process:
+        wait_until(lambda: copied() > 1000)
+        target.stop()
+        target.start()
+        wait_until(copied, 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, process.stderr.read()
+    # nsqd may deliver requeued messages of a new channel 5 s late.
+    result = gnsq(source, "copy", topic, "--to-nsqd", target.tcp_address, "--idle", "7")
+
+    assert result.returncode == 0, result.stderr
+    wait_received(target, topic, messages)
+
+
+def test_dead_letters_of_a_consumer_go_back(real_nsqd, topic):
+    def fail(consumer, message):
+        raise ValueError("no such country")
+
+    dead = f"{topic}-dead"
+    with contextlib.ExitStack() as opened:
+        producer = opened.enter_context(Producer(real_nsqd.tcp_address))
+        options = {"max_tries": 1, "requeue_delay": 0, "max_backoff_duration": 0}
+        consumer = Consumer(topic, "c", real_nsqd.tcp_address, message_handler=fail, **options)
+        consumer.on_giving_up.connect(ProducerGiveupHandler(dead, producer, envelope=True), weak=False)
+        opened.enter_context(consumer)
+        producer.multipublish(topic, [b"1", b"2"])
+        wait_until(lambda: consumer.stats().given_up == 2)
+    shown = gnsq(real_nsqd, "requeue-dead", dead, "--all", "--dry-run")
+    kept = gnsq(real_nsqd, "requeue-dead", dead, "--error", "KeyError", "--leave-for", "1s", "--idle", "0.5")
+    requeued = gnsq(real_nsqd, "requeue-dead", dead, "--reason", "country", "--idle", "7s")
+
+    assert shown.stdout.count(f"publish to {topic}: from {topic}/c, given up") == 2
+    assert "2 messages left in the channel" in kept.stderr
+    assert requeued.stderr.startswith("2 messages requeued"), requeued.stderr
+    assert requeued.returncode == 0
+    assert settled(real_nsqd, dead, "requeue-dead")
+    assert channel_stats(real_nsqd, topic, "c")["depth"] == 2

@@ -1,0 +1,57 @@
+"""Runs commands of gnsq: in this process, or as programs."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import gevent
+from click.testing import CliRunner
+
+from gnsq.cli.main import command_line
+from tests.helpers import child, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments):
+    """Run a command in this process, without the user's settings. Afterwards the log is as it was."""
+    settings = {name: None for name in os.environ if name.startswith("GNSQ_")}
+    logger = logging.getLogger("gnsq")
+    handlers, propagate, level = logger.handlers, logger.propagate, logger.level
+    try:
+        return CliRunner(env={**settings, "XDG_CONFIG_HOME": "/nowhere"}).invoke(command_line, arguments)
+    finally:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def gnsq(nsqd, *arguments):
+    """Run a command with an nsqd."""
+    return command(*arguments, "--nsqd", nsqd.tcp_address)
+
+
+@contextlib.contextmanager
+def signalled_when(condition, number=signal.SIGTERM):
+    """Send a signal to this process, in which a command runs, when a condition is true."""
+
+    def wait_and_send():
+        wait_until(condition)
+        os.kill(os.getpid(), number)
+
+    sender = gevent.spawn(wait_and_send)
+    try:
+        yield
+        sender.get(timeout=1)
+    finally:
+        sender.kill()
+
+
+def started(nsqd, *arguments, **options):
+    """Start a command as a program; returns the context manager of child()."""
+    words = [sys.executable, "-W", "error", "-m", "gnsq", *arguments, "--nsqd", nsqd.tcp_address]
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("GNSQ_")}
+    environment = {**settings, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
+    return child(*words, env=environment, limit=30, **options)

@@ -1,0 +1,181 @@
+"""gnsq copy: a message is finished after nsqd has confirmed its copy."""
+
+import gevent
+import pytest
+
+from fakensqd import FakeNsqd, on
+from fakensqd.faults import disconnect, error
+from tests.cli.programs import command, gnsq, signalled_when
+from tests.helpers import refused_port, wait_until
+
+
+@pytest.fixture
+def other():
+    with FakeNsqd(threaded=True, record=True) as nsqd:
+        yield nsqd
+
+
+def test_topic_is_copied_to_another_topic(fakensqd):
+    fakensqd.publish("t", *(b"%d" % number for number in range(500)))
+
+    result = gnsq(fakensqd, "copy", "t", "u", "-n", "500")
+
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert result.stderr.startswith("500 messages copied")
+    assert sorted(fakensqd.messages("u")) == sorted(fakensqd.messages("t"))
+    assert fakensqd.messages("t", "copy") == []
+
+
+def test_topic_is_copied_to_another_cluster_under_the_same_name(fakensqd, other):
+    fakensqd.publish("t", b"\xff\n")
+
+    result = gnsq(fakensqd, "copy", "t", "-n", "1", "--to-nsqd", other.tcp_address)
+
+    assert result.exit_code == 0
+    assert other.messages("t") == [b"\xff\n"]
+
+
+def test_count_leaves_the_other_messages(fakensqd):
+    fakensqd.publish("t", *(b"%d" % number for number in range(5)))
+
+    gnsq(fakensqd, "copy", "t", "u", "-n", "2")
+
+    assert len(fakensqd.messages("u")) == 2
+    assert sorted(fakensqd.messages("t", "copy") + fakensqd.messages("u")) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_messages_that_are_not_chosen_are_finished_and_counted(fakensqd):
+    fakensqd.publish("t", b'{"a": 1}', b'{"a": 2}', b"a")
+
+    result = gnsq(fakensqd, "copy", "t", "u", "--where", "a=2", "--idle", "0.3")
+
+    assert fakensqd.messages("u") == [b'{"a": 2}']
+    assert fakensqd.messages("t", "copy") == []
+    assert "1 message copied" in result.stderr
+    assert "2 messages not chosen, and finished" in result.stderr
+
+
+def test_signal_ends_in_order_and_loses_nothing(fakensqd):
+    fakensqd.publish("t", *(b"%d" % number for number in range(3000)))
+
+    with signalled_when(lambda: len(fakensqd.messages("u")) > 500):
+        result = gnsq(fakensqd, "copy", "t", "u")
+
+    assert result.exit_code == 0
+    left = fakensqd.messages("t", "copy")
+    assert sorted(fakensqd.messages("u") + left) == sorted(fakensqd.messages("t"))
+
+
+def test_signal_before_the_end_is_an_error(fakensqd):
+    fakensqd.publish("t", b"1")
+
+    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1):
+        result = gnsq(fakensqd, "copy", "t", "u", "-n", "2")
+
+    assert result.exit_code == 143
+    assert "SIGTERM: stopped before the end" in result.stderr
+
+
+# --- a topic onto itself
+
+
+@pytest.mark.parametrize("arguments", [["t"], ["t", "t"]], ids=str)
+def test_copy_onto_itself_is_refused(fakensqd, arguments):
+    result = gnsq(fakensqd, "copy", *arguments)
+
+    assert result.exit_code == 2
+    assert "are the same topic" in result.stderr
+
+
+def test_copy_onto_itself_by_another_name_of_the_host_is_refused(fakensqd):
+    port = fakensqd.tcp_address.rpartition(":")[2]
+
+    result = gnsq(fakensqd, "copy", "t", "--to-nsqd", f"localhost:{port}")
+
+    assert result.exit_code == 2
+    assert f"the same topic of the nsqd 127.0.0.1:{port}" in result.stderr
+
+
+@pytest.mark.fakecluster
+def test_copy_onto_an_nsqd_that_lookupd_names_is_refused(fakecluster):
+    fakecluster.nsqds[0].publish("t", b"1")
+    (lookupd,) = fakecluster.lookupd_http_addresses
+    arguments = ["copy", "t", "--lookupd", lookupd, "--to-nsqd", fakecluster.nsqds[0].tcp_address]
+
+    result = command(*arguments)
+
+    assert result.exit_code == 1
+    assert "would be copied onto itself" in result.stderr
+    assert fakecluster.nsqds[0].messages("t") == [b"1"]
+    assert fakecluster.nsqds[0].messages("t", "copy") == [b"1"]
+
+
+# --- failures
+
+
+def test_lost_response_is_copied_again_and_said(fakensqd, other):
+    fakensqd.publish("t", b"1")
+    other.add(on.reply("PUB"), disconnect())
+
+    result = gnsq(fakensqd, "copy", "t", "-n", "1", "--to-nsqd", other.tcp_address)
+
+    assert result.exit_code == 0
+    assert other.messages("t") == [b"1", b"1"]
+    assert "1 message requeued without a response, so they may be doubled" in result.stderr
+
+
+def test_copying_goes_on_when_the_target_is_back(fakensqd, other):
+    fakensqd.publish("t", b"1", b"2")
+    other.down()
+    restart = gevent.spawn(lambda: (wait_until(lambda: fakensqd.transcript.requeued("t") >= 2), other.up()))
+
+    result = gnsq(fakensqd, "copy", "t", "-n", "2", "--to-nsqd", other.tcp_address, "--timeout", "0.3")
+
+    restart.get(timeout=1)
+    assert result.exit_code == 0
+    assert sorted(other.messages("t")) == [b"1", b"2"]
+    assert "not published and requeued" in result.stderr
+    assert fakensqd.messages("t", "copy") == []
+
+
+def test_refused_message_stays_and_the_others_are_copied(fakensqd):
+    fakensqd.publish("t", b"1", b"x" * 100, b"2")
+
+    with FakeNsqd(threaded=True, max_msg_size=50) as small:
+        result = gnsq(fakensqd, "copy", "t", "--to-nsqd", small.tcp_address, "--idle", "0.5")
+        copied = small.messages("t")
+
+    assert result.exit_code == 1
+    assert sorted(set(copied)) == [b"1", b"2"]
+    assert "1 message refused and requeued" in result.stderr
+    assert fakensqd.messages("t", "copy") == [b"x" * 100]
+
+
+def test_topic_that_the_target_refuses_ends_the_command(fakensqd, other):
+    fakensqd.publish("t", b"1")
+    other.add(on.command("PUB").always(), error("E_UNAUTHORIZED"))
+
+    result = gnsq(fakensqd, "copy", "t", "--to-nsqd", other.tcp_address)
+
+    assert result.exit_code == 1
+    assert "Error: E_UNAUTHORIZED" in result.stderr
+    assert fakensqd.messages("t", "copy") == [b"1"]
+
+
+def test_idle_command_that_reaches_no_nsqd_fails(fakensqd):
+    arguments = ["copy", "t", "--nsqd", f"127.0.0.1:{refused_port()}", "--to-nsqd", fakensqd.tcp_address]
+
+    result = command(*arguments, "--idle", "0.1", "--timeout", "0.2")
+
+    assert result.exit_code == 1
+    assert "Error: t: no nsqd can be reached: 127.0.0.1:" in result.stderr
+
+
+def test_idle_command_says_which_nsqds_it_has_not_reached(fakensqd):
+    gone = f"127.0.0.1:{refused_port()}"
+
+    result = gnsq(fakensqd, "copy", "t", "u", "--nsqd", gone, "--idle", "0.3")
+
+    assert result.exit_code == 1
+    assert f"messages may be left there: {gone}" in result.stderr

@@ -1,0 +1,88 @@
+"""--where and --contains."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gnsq.cli.filters import filter_options
+
+BODY = {
+    "country": "NO",
+    "user": {"id": 7, "name": "Ada", "tags": ["new", "vip"]},
+    "items": [{"price": 9.5}],
+    "paid": True,
+    "one": 1,
+    "note": None,
+}
+
+
+@click.command()
+@filter_options
+def command(body_filter):
+    return body_filter.chooses
+
+
+def choice(*options):
+    """Return what the options choose, as a function of a body."""
+    return command.main(options, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("country=NO", True),
+        ("country=N", False),
+        ("country!=SE", True),
+        ("country!=NO", False),
+        ("country~N", True),
+        ("user.id=7", True),
+        ("user.id=7.0", True),
+        ("user.id=8", False),
+        ("user.name~da", True),
+        ("user.tags~vip", True),
+        ("user.tags.1=vip", True),
+        ("user.tags.2=vip", False),
+        ("items.0.price=9.5", True),
+        ("paid=true", True),
+        ("paid=1", False),
+        ("one=true", False),
+        ("note=null", True),
+        ("note=", False),
+        ("missing=null", False),
+        ("missing!=1", True),
+        ("missing~1", False),
+        ("user.id.x=7", False),
+        ('user.tags=["new", "vip"]', True),
+        ("country=NO=", False),
+    ],
+)
+def test_condition_on_a_field(condition, expected):
+    assert choice("--where", condition)(json.dumps(BODY).encode()) is expected
+
+
+@pytest.mark.parametrize("body", [b"text", b"\xff", b"", b"[" * 100_000], ids=["text", "bytes", "empty", "deep"])
+@pytest.mark.parametrize("condition", ["a=1", "a!=1"])
+def test_body_that_is_not_json_is_not_chosen_by_a_condition(body, condition):
+    assert not choice("--where", condition)(body)
+
+
+def test_all_conditions_must_be_true():
+    chooses = choice("--where", "a=1", "--where", "b=2", "--contains", "x")
+
+    assert chooses(b'{"a": 1, "b": 2, "c": "x"}')
+    assert not chooses(b'{"a": 1, "b": 3, "c": "x"}')
+    assert not chooses(b'{"a": 1, "b": 2}')
+
+
+def test_text_is_found_in_bytes():
+    assert choice("--contains", "größe")("\x00 größer".encode() + b"\xff")
+
+
+@pytest.mark.parametrize("condition", ["country", "=NO", ""])
+def test_condition_without_an_operator_is_refused(condition):
+    result = CliRunner().invoke(command, ["--where", condition])
+
+    assert result.exit_code == 2
+    assert "is not FIELD=VALUE" in result.output

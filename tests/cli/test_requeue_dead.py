@@ -1,0 +1,246 @@
+"""gnsq requeue-dead: a dead letter is finished after nsqd has confirmed its body; the others stay."""
+
+import signal
+import time
+
+import pytest
+
+from fakensqd import on
+from fakensqd.faults import disconnect
+from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
+from tests.cli.programs import command, gnsq, signalled_when
+from tests.helpers import refused_port
+
+
+def letter(body=b'{"n": 1}', *, age=0.0, error="ValueError", reason="bad country", topic="orders"):
+    return encode_dead_letter(
+        DeadLetter(
+            topic=topic,
+            channel="billing",
+            nsqd="127.0.0.1:4150",
+            id="0123456789abcdef",
+            timestamp=time.time_ns(),
+            attempts=6,
+            given_up_at=time.time() - age,
+            error=error,
+            reason=reason,
+            body=body,
+        )
+    )
+
+
+def requeue(nsqd, *arguments):
+    return gnsq(nsqd, "requeue-dead", "dead", "--idle", "0.3", *arguments)
+
+
+def left(nsqd):
+    return nsqd.messages("dead", "requeue-dead")
+
+
+def test_bodies_go_back_to_their_topics(fakensqd):
+    fakensqd.publish("dead", letter(b"1"), letter(b"\xff", topic="clicks"))
+
+    result = requeue(fakensqd, "--all")
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("2 messages requeued")
+    assert (fakensqd.messages("orders"), fakensqd.messages("clicks")) == ([b"1"], [b"\xff"])
+    assert left(fakensqd) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--error", "KeyError"], id="error"),
+        pytest.param(["--reason", "other"], id="reason"),
+        pytest.param(["--older", "2h"], id="older"),
+        pytest.param(["--where", "n=2"], id="where"),
+        pytest.param(["--contains", '"n": 2'], id="contains"),
+        pytest.param(["--error", "KeyError", "--older", "10m", "--newer", "2d"], id="several"),
+    ],
+)
+def test_only_chosen_letters_are_requeued(fakensqd, arguments):
+    chosen = letter(b'{"n": 2}', age=86_400, error="KeyError", reason="the other one")
+    fakensqd.publish("dead", letter(), chosen)
+
+    result = requeue(fakensqd, *arguments)
+
+    assert result.exit_code == 0
+    assert fakensqd.messages("orders") == [b'{"n": 2}']
+    assert [b"bad country" in body for body in left(fakensqd)] == [True]
+    assert "1 message left in the channel, deferred until 20" in result.stderr
+
+
+def test_newer_letters_are_chosen_by_the_time_of_giving_up(fakensqd):
+    fakensqd.publish("dead", letter(b"old", age=3600), letter(b"new", age=60))
+
+    requeue(fakensqd, "--newer", "30m")
+
+    assert fakensqd.messages("orders") == [b"new"]
+
+
+def test_class_within_a_class_or_function_is_found_by_its_own_name(fakensqd):
+    fakensqd.publish("dead", letter(b"1", error="Client.Refused"))
+
+    requeue(fakensqd, "--error", "Refused")
+
+    assert fakensqd.messages("orders") == [b"1"]
+
+
+def test_body_without_an_envelope_needs_a_topic(fakensqd):
+    fakensqd.publish("dead", b"bare", letter(b"1"))
+
+    result = requeue(fakensqd, "--all")
+
+    assert fakensqd.messages("orders") == [b"1"]
+    assert left(fakensqd) == [b"bare"]
+    assert "1 message of these without an envelope: give --to" in result.stderr
+
+
+def test_given_topic_gets_bodies_with_and_without_an_envelope(fakensqd):
+    fakensqd.publish("dead", b"bare", letter(b"1"))
+
+    requeue(fakensqd, "--all", "--to", "again")
+
+    assert sorted(fakensqd.messages("again")) == [b"1", b"bare"]
+    assert fakensqd.messages("orders") == left(fakensqd) == []
+
+
+def test_letters_that_were_left_come_again_later(fakensqd):
+    fakensqd.publish("dead", letter(b"1"), letter(b"2", error="KeyError"))
+    requeue(fakensqd, "--error", "KeyError", "--leave-for", "0.1s")
+
+    result = requeue(fakensqd, "--all", "--idle", "0.5")
+
+    assert "1 message requeued" in result.stderr
+    assert sorted(fakensqd.messages("orders")) == [b"1", b"2"]
+
+
+def test_run_ends_when_letters_come_again(fakensqd):
+    fakensqd.publish("dead", *(letter(b"%d" % number) for number in range(20)))
+
+    result = requeue(fakensqd, "--error", "KeyError", "--leave-for", "0.05", "--idle", "60s")
+
+    assert result.exit_code == 0
+    assert fakensqd.messages("orders") == []
+    assert len(left(fakensqd)) == 20
+    assert "20 messages left in the channel" in result.stderr
+
+
+def test_run_without_letters_says_why(fakensqd):
+    result = requeue(fakensqd, "--all")
+
+    assert result.exit_code == 0
+    assert "none came; those that an earlier run has left come again" in result.stderr
+
+
+def test_dry_run_lists_and_changes_nothing(fakensqd):
+    fakensqd.publish("dead", letter(b"1"), letter(b"2", error="KeyError", reason="\x1b[31m\nred"), b"bare")
+
+    result = requeue(fakensqd, "--newer", "1h", "--dry-run")
+
+    first, second, third = result.stdout.splitlines()
+    assert " publish to orders: from orders/billing, given up 20" in first
+    assert first.endswith("after 6 attempts: ValueError: bad country")
+    assert second.endswith("KeyError: \\x1b[31m red")
+    assert " leave (needs --to): no envelope" in third
+    assert "2 messages would be requeued, 1 left" in result.stderr
+    assert fakensqd.messages("orders") == []
+    assert fakensqd.depth("dead", "requeue-dead") == 3
+
+
+def test_dry_run_shows_as_many_as_asked_for(fakensqd):
+    fakensqd.publish("dead", *(letter(b"%d" % number) for number in range(5)))
+
+    result = requeue(fakensqd, "--all", "--dry-run", "-n", "2")
+
+    assert len(result.stdout.splitlines()) == 2
+    assert fakensqd.depth("dead", "requeue-dead") == 5
+
+
+def test_count_ends_the_run(fakensqd):
+    fakensqd.publish("dead", *(letter(b"%d" % number) for number in range(5)))
+
+    requeue(fakensqd, "--all", "-n", "2")
+
+    assert len(fakensqd.messages("orders")) == 2
+    assert fakensqd.depth("dead", "requeue-dead") == 3
+
+
+# --- failures
+
+
+def test_lost_response_leaves_the_letter(fakensqd):
+    fakensqd.publish("dead", letter(b"1"))
+    fakensqd.add(on.reply("PUB"), disconnect())
+
+    result = requeue(fakensqd, "--all")
+
+    assert result.exit_code == 1
+    assert "1 message requeued without a response, so they may be doubled" in result.stderr
+    assert len(left(fakensqd)) == 1
+
+
+@pytest.mark.fakensqd(msg_timeout=1)  # nsqd delivers a message again after this, if the connection is lost
+def test_letter_whose_fin_is_lost_is_not_published_twice(fakensqd):
+    fakensqd.publish("dead", letter(b"1"))
+    fakensqd.add(on.command("FIN"), disconnect())
+
+    result = requeue(fakensqd, "--all", "--idle", "2")
+
+    assert fakensqd.messages("orders") == [b"1"]
+    assert left(fakensqd) == []
+    assert "1 message came again after they were requeued, and were finished" in result.stderr
+
+
+def test_letter_with_a_bad_topic_stays(fakensqd):
+    fakensqd.publish("dead", letter(b"1", topic="not a topic"), letter(b"2"))
+
+    result = requeue(fakensqd, "--all")
+
+    assert result.exit_code == 1
+    assert fakensqd.messages("orders") == [b"2"]
+    assert len(left(fakensqd)) == 1
+    assert "1 message refused and requeued, last error:" in result.stderr
+    assert "not a topic" in result.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_before_the_end_is_an_error(fakensqd, number, status):
+    fakensqd.publish("dead", letter(b"1"), letter(b"2"))
+
+    with signalled_when(lambda: fakensqd.messages("orders"), number):
+        result = requeue(fakensqd, "--all", "--rate", "0.1")
+
+    assert result.exit_code == status
+    assert fakensqd.messages("orders") == [b"1"]
+    assert len(left(fakensqd)) == 1
+
+
+def test_nsqd_that_can_not_be_reached_is_an_error():
+    address = f"127.0.0.1:{refused_port()}"
+    arguments = ["requeue-dead", "dead", "--all", "--nsqd", address, "--idle", "0.1", "--timeout", "0.2"]
+
+    result = command(*arguments)
+
+    assert result.exit_code == 1
+    assert f"Error: dead: no nsqd can be reached: {address}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "no condition is given"),
+        (["--to", "again"], "no condition is given"),
+        (["--all", "--error", "ValueError"], "exclude each other"),
+        (["--all", "--to", "dead"], "is the topic of the dead letters"),
+        (["--older", "soon"], "'soon' is not a number of seconds"),
+        (["--all", "--idle", "0"], "'0' is below 0.1 s"),
+        (["--older", "-1"], "is not a number of seconds"),
+    ],
+)
+def test_wrong_options_are_refused(fakensqd, arguments, text):
+    result = requeue(fakensqd, *arguments)
+
+    assert result.exit_code == 2
+    assert text in result.stderr

@@ -1,0 +1,309 @@
+"""gnsq tail: the messages of a topic on stdout; each is finished after it was written."""
+
+import base64
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import gevent
+import pytest
+from rich.console import Console
+
+from gnsq import Message
+from gnsq.cli.formats import as_json, for_terminal, meta_line
+from gnsq.cli.inbox import Received
+from gnsq.cli.output import Output
+from gnsq.cli.tail import BATCH
+from gnsq.running import StopSignals
+from tests.cli.programs import gnsq, signalled_when, started
+from tests.helpers import run, wait_until
+
+BODIES = [b'{"a": 1}', b"two\nlines", b"\xff\x1b[31m"]
+
+
+def received(body):
+    return Received("t", Message(1_700_000_000_123_456_789, 2, b"0123456789abcdef", body))
+
+
+def on_terminal(body, color_system=None):
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=color_system, width=20)
+    return for_terminal(console)(received(body)).decode()
+
+
+# --- what is written
+
+
+def test_bodies_are_written_unchanged_if_stdout_is_no_terminal(fakensqd):
+    fakensqd.publish("t", *BODIES)
+
+    result = gnsq(fakensqd, "tail", "t", "-n", "3")
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout_bytes == b"\n".join(BODIES) + b"\n"
+    assert fakensqd.transcript.finished("t") == 3
+
+
+def test_json_has_all_of_a_message(fakensqd):
+    fakensqd.publish("t", *BODIES)
+
+    result = gnsq(fakensqd, "tail", "t", "-n", "3", "--json")
+
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record.get("body") for record in records] == ['{"a": 1}', "two\nlines", None]
+    assert base64.b64decode(records[2]["body_base64"]) == b"\xff\x1b[31m"
+    assert {record["nsqd"] for record in records} == {fakensqd.tcp_address}
+    assert {(record["topic"], record["attempts"], len(record["id"])) for record in records} == {("t", 1, 16)}
+    assert all(abs(time.time() - record["timestamp"] / 1e9) < 60 for record in records)
+
+
+def test_meta_adds_a_line_before_each_body(fakensqd):
+    fakensqd.publish("t", b"body")
+
+    lines = gnsq(fakensqd, "tail", "t", "-n", "1", "--meta").stdout.splitlines()
+
+    assert lines[0].startswith("20")
+    assert f" attempts=1 nsqd={fakensqd.tcp_address} topic=t" in lines[0]
+    assert lines[1:] == ["body"]
+
+
+def test_meta_line_has_the_time_of_the_publish_and_the_id():
+    line = meta_line(received(b""))
+
+    assert line.startswith(b"2023-11-14T22:13:20.123456Z id=0123456789abcdef attempts=2 ")
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        pytest.param(b'{"b":1,"a":["x",null]}', '{\n  "b": 1,\n  "a": [\n    "x",\n    null\n  ]\n}\n', id="JSON"),
+        pytest.param(b"42.10", "42.10\n", id="a number"),
+        pytest.param(b'{"a":1,"a":2}', '{"a":1,"a":2}\n', id="a key twice"),
+        pytest.param(b'{"a":0.12345678901234567890}', '{"a":0.12345678901234567890}\n', id="too many digits"),
+        pytest.param(b'{"a":NaN}', '{"a":NaN}\n', id="NaN"),
+        pytest.param(b"[" * 50_000, "[" * 50_000 + "\n", id="too deep"),
+        pytest.param(b"[1" + b" " * 70_000 + b"]", "[1" + " " * 70_000 + "]\n", id="too large for colors"),
+        pytest.param("größer\tals\n".encode(), "größer\tals\n\n", id="text"),
+        pytest.param(b"\xff\x00", "\\xff\\x00\n", id="no UTF-8"),
+        pytest.param(b"\x1b]0;title\x07\r\x9b", "\\x1b]0;title\\x07\\r\\x9b\n", id="escapes"),
+        pytest.param("\x9b31m\u202e\x7f".encode(), "\\x9b31m\\u202e\\x7f\n", id="C1 and bidi controls"),
+        pytest.param('["\u009b\u202e"]'.encode(), '[\n  "\\u009b\\u202e"\n]\n', id="controls in JSON"),
+        pytest.param(b"[red]text[/red] :smile:", "[red]text[/red] :smile:\n", id="markup"),
+        pytest.param(b"x" * 50, "x" * 50 + "\n", id="longer than a line"),
+    ],
+)
+def test_bodies_on_a_terminal_are_readable_and_harmless(body, shown):
+    assert on_terminal(body) == shown
+
+
+def test_json_on_a_terminal_is_colored():
+    assert "\x1b[" in on_terminal(b'{"a": 1}', "standard")
+    assert "\x1b" not in on_terminal(b"text \x1b[31m", "standard")
+
+
+def test_line_of_json_has_no_control_characters():
+    line = as_json(received("\u009b\u2028\U000e0001\n".encode())).decode()
+
+    assert line[:-1].isprintable()
+    assert json.loads(line)["body"] == "\u009b\u2028\U000e0001\n"
+
+
+@pytest.mark.subprocess
+def test_terminal_gets_colored_json(fakensqd):
+    fakensqd.publish("t", b'{"a":1}')
+    ours, theirs = pty.openpty()
+    try:
+        with started(fakensqd, "tail", "t", "-n", "1", stdout=theirs) as program:
+            assert program.wait(20) == 0
+            shown = os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+    assert shown.replace(b"\r\n", b"\n").startswith((b"\x1b[1m{", b"{\n"))
+    assert b'"a"' in shown
+
+
+# --- which messages
+
+
+def test_count_leaves_the_other_messages(fakensqd):
+    fakensqd.publish("t", *(b"%d" % number for number in range(5)))
+
+    result = gnsq(fakensqd, "tail", "t", "-n", "2", "--channel", "c")
+
+    assert result.stdout == "0\n1\n"
+    assert sorted(fakensqd.messages("t", "c")) == [b"2", b"3", b"4"]
+    assert fakensqd.transcript.finished("t") == 2
+
+
+def test_messages_that_are_not_chosen_are_finished(fakensqd):
+    fakensqd.publish("t", b'{"n": 1}', b'{"n": 2}', b"n", b'{"n": 2, "x": 1}')
+
+    result = gnsq(fakensqd, "tail", "t", "-n", "1", "--channel", "c", "--where", "n=2", "--contains", "x")
+
+    assert result.stdout == '{"n": 2, "x": 1}\n'
+    assert fakensqd.messages("t", "c") == []
+
+
+def test_several_topics_count_together(fakensqd):
+    fakensqd.publish("one", b"1")
+    fakensqd.publish("two", b"2")
+
+    result = gnsq(fakensqd, "tail", "one", "two", "one", "-n", "2", "--json")
+
+    assert sorted(json.loads(line)["topic"] for line in result.stdout.splitlines()) == ["one", "two"]
+
+
+def test_message_of_many_attempts_is_written(fakensqd):
+    fakensqd.publish("t", b"1")
+    gnsq(fakensqd, "tail", "t", "-n", "1", "--channel", "c", "--contains", "1")
+    fakensqd.publish("t", b"2")
+    for message in fakensqd.broker.topics["t"].channels["c"].stored():
+        message.attempts = 10
+
+    assert gnsq(fakensqd, "tail", "t", "-n", "1", "--channel", "c").stdout == "2\n"
+
+
+def test_default_channel_is_of_its_own_and_ends_with_the_command(fakensqd):
+    fakensqd.publish("t", b"1")
+
+    gnsq(fakensqd, "tail", "t", "-n", "1")
+
+    (subscribed,) = fakensqd.transcript.select("command", name="SUB")
+    assert subscribed.channel.endswith("#ephemeral")
+    wait_until(lambda: not fakensqd.broker.topics["t"].channels)
+
+
+def test_sample_is_asked_of_nsqd(fakensqd):
+    with signalled_when(lambda: fakensqd.sessions and fakensqd.transcript.commands("RDY")):
+        result = gnsq(fakensqd, "tail", "t", "--sample", "20")
+
+    assert result.exit_code == 0
+    assert '"sample_rate":20' in fakensqd.transcript.text().replace(" ", "")
+
+
+@pytest.mark.parametrize("other", ["--raw", "--meta"])
+def test_json_excludes_other_formats(fakensqd, other):
+    result = gnsq(fakensqd, "tail", "t", "--json", other)
+
+    assert result.exit_code == 2
+    assert "exclude each other" in result.stderr
+
+
+# --- the end
+
+
+def test_signal_ends_in_order(fakensqd):
+    fakensqd.publish("t", b"1")
+
+    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1):
+        result = gnsq(fakensqd, "tail", "t", "--channel", "c")
+
+    assert (result.exit_code, result.stdout) == (0, "1\n")
+    assert "CLS" in fakensqd.transcript.commands()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_before_the_count_is_reached_is_an_error(fakensqd, number, status):
+    fakensqd.publish("t", b"1")
+
+    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1, number):
+        result = gnsq(fakensqd, "tail", "t", "-n", "2")
+
+    assert result.exit_code == status
+
+
+def test_signal_ends_a_wait_for_the_rate(fakensqd):
+    fakensqd.publish("t", b"1", b"2")
+
+    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1):
+        result = gnsq(fakensqd, "tail", "t", "--channel", "c", "--rate", "0.01")
+
+    assert result.exit_code == 0
+    assert fakensqd.messages("t", "c") == [b"2"]
+
+
+@pytest.mark.subprocess
+def test_reader_that_ends_gets_no_traceback_and_loses_no_message(fakensqd):
+    fakensqd.publish("t", b"1")
+    with started(fakensqd, "tail", "t", "--channel", "c") as program:
+        assert program.stdout.readline() == "1\n"
+        wait_until(lambda: fakensqd.transcript.finished("t") == 1)
+        program.stdout.close()
+        code = program.wait(20)
+        fakensqd.publish("t", b"2")
+
+        assert (code, program.stderr.read()) == (0, "")
+    assert fakensqd.messages("t", "c") == [b"2"]
+
+
+@pytest.mark.subprocess
+def test_full_disk_is_an_error_in_one_line(fakensqd):
+    fakensqd.publish("t", b"1")
+
+    with open("/dev/full", "wb") as full, started(fakensqd, "tail", "t", "--channel", "c", stdout=full) as program:
+        code, error = program.wait(20), program.stderr.read()
+
+    assert (code, error) == (1, "Error: [Errno 28] No space left on device\n")
+    assert fakensqd.messages("t", "c") == [b"1"]
+
+
+@pytest.mark.subprocess
+def test_stopped_reader_holds_no_more_messages_than_are_being_written(fakensqd):
+    fakensqd.publish("t", *(b"%3d" % number + b"x" * 5000 for number in range(300)))
+    with started(fakensqd, "tail", "t", "--channel", "c", stdin=subprocess.DEVNULL) as program:
+        # The pipe is full, and the command requests no more messages.
+        wait_until(lambda: any(str(rdy).endswith("RDY t/c 0") for rdy in fakensqd.transcript.select(name="RDY")))
+        wait_until(lambda: fakensqd.in_flight("t", "c") <= BATCH)
+        program.send_signal(signal.SIGTERM)
+        code = program.wait(20)
+        out = program.stdout.read()
+
+        assert (code, program.stderr.read()) == (0, "")
+    written = {line[:3] for line in out.split("\n")[:-1]}
+    assert written
+    assert written | {body[:3].decode() for body in fakensqd.messages("t", "c")} == {f"{n:3}" for n in range(300)}
+
+
+def test_other_greenlets_run_while_a_write_waits():
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    waits = gevent.event.Event()
+
+    @contextlib.contextmanager
+    def stalled():
+        waits.set()
+        yield
+
+    with open(reader, "rb") as file, open(writer, "w") as pipe, contextlib.redirect_stdout(pipe):
+        write = gevent.spawn(Output(StopSignals()).write, [b"x" * 5000, b"y" * 5000], stalled)
+        assert waits.wait(10)
+        file.read(10_000)
+
+        assert write.get(timeout=10) == 2
+
+
+def test_signal_ends_a_write_that_waits_and_counts_what_is_written():
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    stop = StopSignals()
+    stop.requested.set()
+    with open(reader, "rb") as file, open(writer, "w") as pipe, contextlib.redirect_stdout(pipe):
+        assert Output(stop).write([b"x" * 100, b"y" * 5000]) == 1
+        file.read(5100)  # so that the thread ends before the pipe is closed
+
+
+@pytest.mark.subprocess
+def test_closed_stdout_is_an_error(fakensqd):
+    command = f"exec {os.sys.executable} -m gnsq tail t --nsqd {fakensqd.tcp_address} >&-"
+
+    result = run("sh", "-c", command)
+
+    assert result.returncode == 1
+    assert "stdout is closed" in result.stderr
