@@ -5,14 +5,16 @@ run() uses a Spark that runs already. The command line, in __main__.py, starts S
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
-from gnsq.spark.pipeline.report import Summary, batch_line, summary_lines
+from gnsq.spark.pipeline.report import Batch, Summary, batch_line, summary_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,12 +103,13 @@ def run_queries(
     # Check nsqd first, so that a typing error in the topic leaves no directories behind.
     check_nsq(config, survey(config), once=once, new_topic=new_topic)
     check_work(config)
-    with lock_work(config, stop.wait) as check_lock:
+    with lock_work(config, stop.wait) as check_lock, contextlib.ExitStack() as stack:
         if check_lock is None:
             return Summary()
         # Another run may have decided the layout before the lock was free.
         config = with_layout(config)
         check_places(config, take_over=take_over)
+        observe = _observer(config, report, stack)
         create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
         if stop.is_set():
             return Summary()
@@ -116,7 +119,7 @@ def run_queries(
             report(f"tables are written by {config.table_writer}: {MAINTAINED}")
         with open_spark() as spark:
             job = Job(
-                *(spark, config, lambda batch: report(batch_line(batch))),
+                *(spark, config, observe),
                 log=log,
                 check_lock=check_lock,
                 take_over=take_over,
@@ -146,6 +149,35 @@ def run_queries(
         if job.summary.finished:
             job.check_drained()
         return job.summary
+
+
+def _observer(
+    config: PipelineConfig, report: Callable[[str], object], stack: contextlib.ExitStack
+) -> Callable[[Batch], object]:
+    """Return a function that gets each progress: it reports the batches, and records all for Prometheus, if wanted.
+
+    Args:
+        stack: Closes the server of the metrics.
+    """
+
+    def observe(batch: Batch) -> None:
+        if batch.rows:
+            report(batch_line(batch))
+
+    if not config.metrics_address:
+        return observe
+    try:
+        from gnsq.spark.pipeline.exporter import PipelineCollector, serving
+    except ImportError as error:
+        raise JobFailed(f"setting metrics_address: {error}") from error
+    collector = PipelineCollector(config.queries)
+    report(f"metrics are at {stack.enter_context(serving(config.metrics_address, collector))}")
+
+    def record(batch: Batch) -> None:
+        collector.record(batch)
+        observe(batch)
+
+    return record
 
 
 def _sum_up(job: Job, config: PipelineConfig, report: Callable[[str], object]) -> None:
