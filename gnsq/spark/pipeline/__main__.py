@@ -66,6 +66,8 @@ def main(
 ) -> None:
     """Archive events from NSQ in a Delta table, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
 
+    A terminal shows the queries live; other output gets a line for each batch.
+
     maintain: only merge small files of the tables and delete files that are not needed any more, now; for cron, also
     while the job runs.
 
@@ -189,6 +191,7 @@ def run_job(
             new_topic=new_topic,
             take_over=take_over,
             is_killed_by_interrupt=True,
+            has_view=True,
         )
     if once and not summary.finished:
         raise JobStopped(f"stopped before all was read ({summary.progress() or 'nothing yet'}): start again")

@@ -170,8 +170,11 @@ class Job:
         finally:
             self._spark.conf.set(_PARTITIONS, before)
 
-    def wait(self, is_stopping: Callable[[], bool]) -> bool:
+    def wait(self, is_stopping: Callable[[], bool], refresh: Callable[[], object] = lambda: None) -> bool:
         """Wait until all queries have ended, or until is_stopping() returns True.
+
+        Args:
+            refresh: Called several times a second.
 
         Returns:
             True if the queries ended by themselves.
@@ -182,6 +185,7 @@ class Job:
         while not is_stopping():
             self._check_lock()
             self._handle_events(LOOK)
+            refresh()
             try:
                 ended = {name: query for name, query in self._queries.items() if not query.isActive}
                 for name, query in ended.items():
