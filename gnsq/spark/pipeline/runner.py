@@ -85,6 +85,7 @@ def run_queries(
     new_topic: bool,
     take_over: bool,
     is_killed_by_interrupt: bool = False,
+    observe: Callable[[Batch], object] | None = None,
     has_view: bool = False,
 ) -> Summary:
     """Check everything, lock the work directory, open Spark, and run the queries; the other arguments are run()'s.
@@ -93,6 +94,7 @@ def run_queries(
         open_spark: Makes the session, and ends its queries. It is called after all checks.
         log: Where Spark's messages are, for warnings.
         is_killed_by_interrupt: After a KeyboardInterrupt, call nothing of Spark: open_spark kills it.
+        observe: Called with each progress of a query, also of an idle one.
         has_view: While the queries run, show them live on stdout if that is a terminal, instead of a line for each
             batch.
     """
@@ -124,8 +126,10 @@ def run_queries(
             report(f"tables are written by {config.table_writer}: {MAINTAINED}")
         view = _view(config) if has_view else None
 
-        def observe(batch: Batch) -> None:
+        def take(batch: Batch) -> None:
             record(batch)
+            if observe is not None:
+                observe(batch)
             if view is not None:
                 view.record(batch)
             elif batch.rows:
@@ -133,7 +137,7 @@ def run_queries(
 
         with open_spark() as spark:
             job = Job(
-                *(spark, config, observe),
+                *(spark, config, take),
                 log=log,
                 check_lock=check_lock,
                 take_over=take_over,
