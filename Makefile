@@ -12,7 +12,8 @@ PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.su
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo         publish, run the Spark pipeline, show what came out (TOPIC_FILE=some.jsonl: your lines)"
+	@echo "make demo         publish, run the Spark pipeline, show what came out; writes demo/report.html"
+	@echo "                  (TOPIC_FILE=some.jsonl: your lines)"
 	@echo "make test         everything that needs no outside server"
 	@echo "make quick        the part of it that starts neither a JVM nor another process, in a minute"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
@@ -63,8 +64,8 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	@echo "==> installing gnsq with fakensqd and Spark into $(VENV) (once; about 500 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fakensqd,spark]'
+	@echo "==> installing gnsq with fakensqd, Spark and matplotlib into $(VENV) (once; about 500 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench,fakensqd,spark]'
 	@$(call java)
 	@touch $@
 

@@ -71,8 +71,8 @@ FOLDERS = {
     "cli": {*CLIENT, "consumer", "contrib", "producer", "running"},
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
-        *["addresses", "backofftimer", "concurrency", "consumer", "errors", "finish_all", "localfiles", "logs"],
-        *["options", "producer", "protocol", "texts"],
+        *["addresses", "backofftimer", "concurrency", "consumer", "contrib", "errors", "finish_all", "localfiles"],
+        *["logs", "options", "producer", "protocol", "texts"],
     },
 }
 

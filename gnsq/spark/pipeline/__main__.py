@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
+from gnsq.spark.pipeline.report import Batch
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def main(
     **settings: object,
 ) -> None:
     """Archive events from NSQ in a Delta table, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
+
+    A terminal shows the queries live; other output gets a line for each batch.
 
     maintain: only merge small files of the tables and delete files that are not needed any more, now; for cron, also
     while the job runs.
@@ -164,11 +167,13 @@ def run_job(
     once: bool,
     new_topic: bool = False,
     take_over: bool = False,
+    observe: Callable[[Batch], object] | None = None,
 ) -> bool:
     """Start Spark and run the job until its queries end, or until SIGINT or SIGTERM. Return False after a signal.
 
     Args:
         session: Makes the Spark session; None: open_session().
+        observe: Called with each progress of a query, also of an idle one.
 
     Raises:
         JobStopped: With once, if a signal has stopped the job before it has read all.
@@ -189,6 +194,8 @@ def run_job(
             new_topic=new_topic,
             take_over=take_over,
             is_killed_by_interrupt=True,
+            observe=observe,
+            has_view=True,
         )
     if once and not summary.finished:
         raise JobStopped(f"stopped before all was read ({summary.progress() or 'nothing yet'}): start again")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gnsq.addresses import parse_address
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
@@ -175,6 +176,9 @@ class PipelineConfig:
     max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
     trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0, maximum=YEAR)
     master: str = option("", "Spark master; default: spark-submit's, else local[*]")
+    metrics_address: str = option(
+        "", "host:port at which the job answers GET /metrics, for Prometheus; default: nowhere"
+    )
     log_file: str = option(
         "", "local file for Spark's messages; default: WORK/spark.log; if work is a URI, in the temporary directory"
     )
@@ -335,6 +339,8 @@ class PipelineConfig:
                     f"setting {field.name} has several addresses in one: give a list in TOML, repeat the option, or "
                     "put blanks between them in the environment"
                 )
+        if self.metrics_address:
+            _checked("metrics_address", _check_has_port, self.metrics_address)
 
     def _check_places(self) -> None:
         """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
@@ -696,6 +702,11 @@ def _plain(name: str) -> str:
 def option_names(kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
     """Map the names of options, in lower case and without underscores, to the names that Spark's users write."""
     return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
+
+
+def _check_has_port(address: str) -> None:
+    if not parse_address(address, 0)[1]:
+        raise ValueError(f"address {address!r} has no port: give host:port, such as 127.0.0.1:9100")
 
 
 def _checked(setting: str, check: Callable[[str], object], value: str) -> None:

@@ -1,37 +1,48 @@
 """``python -m gnsq.spark.pipeline.demo``: runs the job on one machine with emulated nsqds, and checks that no event is
-missing. The emulated nsqds run on other threads, since the main thread blocks natively while it waits for Spark.
+missing. demoreport.py makes a page of what has happened. The emulated nsqds run on other threads, since the main thread
+blocks natively while it waits for Spark.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib.metadata
 import itertools
 import json
+import os
+import platform
 import random
 import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from gnsq.spark.java import find_java
+from gnsq.spark.java import Java, find_java
 from gnsq.spark.pipeline.__main__ import run_job
 from gnsq.spark.pipeline.config import YEAR, PipelineConfig
+from gnsq.spark.pipeline.demoreport import DemoRun, ShownTable, demo_html
 from gnsq.spark.pipeline.process import JobStopped, StopRequest
+from gnsq.spark.pipeline.report import Batch, table_text
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
     from gnsq.spark.pipeline.session import OpenSession
 
-__all__ = ["account", "generate", "main", "read_lines"]
+__all__ = ["account", "generate", "main", "read_lines", "write_report"]
 
 TOPIC = "clicks"
+# In the working directory.
+REPORT = Path("demo/report.html")
+# Least number of batches of each query, so that the report has curves. Each batch costs some time.
+BATCHES = 6
 # Limits of one MPUB: nsqd refuses an MPUB of more than 5 MiB.
 MPUB_ROWS, MPUB_BYTES = 500, 1024 * 1024
 
@@ -72,7 +83,10 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
     try:
         with StopRequest() as stop:
             bodies = generate(messages, seed) if file is None else read_lines(file)
-            status = 0 if _demo(stop, work, bodies, total, session) else 1
+            run = _demo(stop, work, bodies, total, session, java, is_kept=keep)
+        write_report(run)
+        click.echo(f"took {run.seconds:.0f} s")
+        status = 0 if all(run.checks.values()) else 1
     except (JobStopped, KeyboardInterrupt):
         click.echo("stopped")
         status = 130
@@ -86,12 +100,31 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
     sys.exit(status)
 
 
-def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, session: OpenSession | None) -> bool:
-    """Publish the bodies, run the job, and print what account() returns; return True if all its conditions are
-    fulfilled. session: as in run_job()."""
+def _demo(
+    stop: StopRequest,
+    work: Path,
+    bodies: Iterable[bytes],
+    total: int,
+    session: OpenSession | None,
+    java: Java,
+    *,
+    is_kept: bool,
+) -> DemoRun:
+    """Publish the bodies, run the job, print what account() returns, and describe the run.
+
+    Args:
+        session: As in run_job().
+        is_kept: True if the output is kept although all agrees.
+    """
     from fakensqd import FakeCluster  # from the extra fakensqd, which only the demo needs
 
-    started = time.monotonic()
+    started_at, started = dt.datetime.now(dt.UTC), time.monotonic()
+    batches: list[tuple[float, Batch]] = []
+
+    def observe(batch: Batch) -> None:
+        if batch.rows:
+            batches.append((time.monotonic() - started, batch))
+
     with FakeCluster(nsqds=2, lookupds=1, threaded=True) as cluster:
         nsqds, lookupds = list(cluster.nsqd_tcp_addresses), list(cluster.lookupd_http_addresses)
         click.echo(f"nsqlookupd on {lookupds[0]}, nsqds on {' and '.join(nsqds)}; publishing {total:,} events")
@@ -100,7 +133,7 @@ def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, se
             output=str(work / "output"),
             work=str(work / "work"),
             lookupd_http_addresses=tuple(lookupds),
-            max_rows_per_batch=max(total // 4, 1000),
+            max_rows_per_batch=max(total // BATCHES, 1000),
             # Keep windows for a year, so that all events are counted even if those of a file are in any order.
             keep_windows=YEAR,
             master="local[2]",
@@ -112,34 +145,131 @@ def _demo(stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, se
                     raise JobStopped
                 producer.multipublish(TOPIC, batch)
                 published += len(batch)
-        run_job(config, session, once=True)
+        run_job(config, session, once=True, observe=observe)
         letters = cluster.depth(config.entries[0].dead_letters_to(TOPIC))
         changes = cluster.depth(config.metrics_to("metrics"))
-    archived, entered, in_counts, windows = _results(config)
+    results = _results(config)
     changed = counted(changes, "change", spec=",")
     click.echo(f"{published:12,} published, confirmed by nsqd")
-    click.echo(f"{archived:12,} archived in a table, by day")
+    click.echo(f"{results.archived:12,} archived in a table, by day")
     click.echo(f"{letters:12,} dead-lettered, with the reason")
-    click.echo(f"{in_counts:12,} counted in {windows:,} windows and pages ({changed} published)")
-    checks = account(published, archived, letters, entered, in_counts)
+    click.echo(f"{results.counted:12,} counted in {results.windows:,} windows and pages ({changed} published)")
+    checks = account(published, results.archived, letters, results.entered, results.counted)
     for text, agrees in checks.items():
         click.echo(f"{'agrees' if agrees else 'DOES NOT AGREE'}: {text}")
-    click.echo(f"took {time.monotonic() - started:.0f} s")
-    return all(checks.values())
+    return DemoRun(
+        started_at=started_at,
+        seconds=time.monotonic() - started,
+        published=published,
+        batches=batches,
+        account={
+            "published, confirmed by nsqd": published,
+            "archived in the table archive": results.archived,
+            f"dead-lettered, in the table dead and in the topic {config.letters_to(TOPIC)}": letters,
+            "have entered the aggregation": results.entered,
+            f"counted, in {results.windows:,} windows and pages": results.counted,
+            f"changes of counts, published to the topic {config.metrics_to('metrics')}": changes,
+        },
+        checks=checks,
+        minutes=results.minutes,
+        pages=results.pages,
+        reasons=results.reasons,
+        tables=results.tables,
+        kept=Path(config.output) if is_kept or not all(checks.values()) else None,
+        facts=_facts(config, java),
+    )
 
 
-def _results(config: PipelineConfig) -> tuple[int, int, int, int]:
-    """Read four numbers from the tables: events in the archive, events that have entered the aggregation, the sum of
-    all counts, the number of counts."""
+class Results(NamedTuple):
+    """What the tables have.
+
+    Attributes:
+        archived: Number of events in the archive.
+        entered: Number of events that have entered the aggregation.
+        counted, windows: Sum of all counts, and how many there are.
+        minutes, pages, reasons, tables: As in DemoRun.
+    """
+
+    archived: int
+    entered: int
+    counted: int
+    windows: int
+    minutes: Counter[dt.datetime]
+    pages: Counter[str]
+    reasons: Counter[str]
+    tables: list[ShownTable]
+
+
+def _results(config: PipelineConfig) -> Results:
     from deltalake import DeltaTable  # imports in this function load slowly
 
     from gnsq.spark.pipeline.layout import archive_tables, metrics_table
     from gnsq.spark.pipeline.windows import true_counts
 
+    archive, dead = archive_tables(config, TOPIC)
     metrics, metric = metrics_table(config, "metrics"), config.metric_queries["metrics"]
-    counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), metric).column("count").to_pylist()
-    entered = metrics.status().entered or 0
-    return archive_tables(config, TOPIC)[0].status().rows or 0, entered, sum(counts), len(counts)
+    counts = true_counts(DeltaTable(metrics.location).to_pyarrow_table(), metric)
+    minutes: Counter[dt.datetime] = Counter()
+    pages: Counter[str] = Counter()
+    columns = [counts.column(name).to_pylist() for name in ("window_start", "page", "count")]
+    for minute, page, count in zip(*columns, strict=True):
+        minutes[minute] += count
+        pages[page] += count
+    meanings = {
+        archive: "each event once, by day",
+        dead: "malformed bodies, with the reason",
+        metrics: "counts by minute and page, with a row for each change",
+    }
+    tables = []
+    for table, meaning in meanings.items():
+        status, schema = table.status(), DeltaTable(table.location).schema()
+        size = table_text(status.rows or 0, status.files or 0, status.size or 0)
+        tables.append(ShownTable(table.name, size, [field.name for field in schema.fields], meaning))
+    return Results(
+        archived=archive.status().rows or 0,
+        entered=metrics.status().entered or 0,
+        counted=sum(pages.values()),
+        windows=len(counts),
+        minutes=minutes,
+        pages=pages,
+        reasons=Counter(DeltaTable(dead.location).to_pyarrow_table(columns=["reason"]).column("reason").to_pylist()),
+        tables=tables,
+    )
+
+
+def _facts(config: PipelineConfig, java: Java) -> dict[str, str]:
+    packages = ("gnsq", "pyspark", "pyarrow", "deltalake", "gevent")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "versions": ", ".join(
+            [
+                f"Python {platform.python_version()}",
+                *(f"{name} {importlib.metadata.version(name)}" for name in packages),
+            ]
+        ),
+        "Java": f"{java.version} from {java.origin}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, {memory:.1f} GiB of memory",
+        "nsqd": "2 nsqds and 1 nsqlookupd of fakensqd, in the process of the demo",
+        "Spark": f"master {config.master}, receivers in the driver",
+        "max_rows_per_batch": f"{config.max_rows_per_batch:,}",
+        "keep_windows": f"{config.keep_windows:,.0f} s",
+    }
+
+
+def write_report(run: DemoRun) -> None:
+    """Write the report into the working directory, and print its path, or why there is none."""
+    try:
+        page = demo_html(run)
+    except ImportError as error:
+        click.echo(f"no report: it needs matplotlib: pip install 'gnsq[bench]' ({error})")
+        return
+    try:
+        REPORT.parent.mkdir(exist_ok=True)
+        REPORT.write_text(page, encoding="utf-8")
+    except OSError as error:
+        click.echo(f"no report: {REPORT} can't be written: {error.strerror}")
+        return
+    click.echo(f"report: {REPORT.resolve()}")
 
 
 # --- events

@@ -81,7 +81,8 @@ class Job:
     """The queries of one configuration.
 
     Args:
-        report: Called after each batch that has rows, in the thread that calls wait().
+        report: Called with each progress of a query, in the thread that calls wait(): after a batch, and regularly
+            while the query is idle. The Batch of an idle query has no rows, and shows what waits and the trouble.
         log: Where Spark's messages are, for warnings.
         check_lock: Raises LeaseLost when the queries must end, since another job may use the work directory.
         take_over: Accept tables that belong to other checkpoints.
@@ -169,8 +170,11 @@ class Job:
         finally:
             self._spark.conf.set(_PARTITIONS, before)
 
-    def wait(self, is_stopping: Callable[[], bool]) -> bool:
+    def wait(self, is_stopping: Callable[[], bool], refresh: Callable[[], object] = lambda: None) -> bool:
         """Wait until all queries have ended, or until is_stopping() returns True.
+
+        Args:
+            refresh: Called several times a second.
 
         Returns:
             True if the queries ended by themselves.
@@ -181,6 +185,7 @@ class Job:
         while not is_stopping():
             self._check_lock()
             self._handle_events(LOOK)
+            refresh()
             try:
                 ended = {name: query for name, query in self._queries.items() if not query.isActive}
                 for name, query in ended.items():
@@ -224,7 +229,7 @@ class Job:
                 progress = self._queries[name].lastProgress
                 if progress is not None:
                     # By its JSON: PySpark 4.1 has offsets in the object as texts that are no JSON.
-                    self._notice_silence(name, 0, source_of(json.loads(progress.json)))
+                    self._handle_idleness(name, json.loads(progress.json))
 
     def maintain(self) -> None:
         """Maintain the tables if a vacuum is due (once a day). Call this after queries have ended without failure."""
@@ -353,9 +358,10 @@ class Job:
         for file in self._committed.pop((name, batch.batch_id), ()):
             tables.setdefault(file.table, []).append(file.rows)
         batch = dataclasses.replace(batch, tables=tables)
-        self._notice_silence(name, batch.rows, source_of(progress))
+        trouble = self._notice_silence(name, batch.rows, source_of(progress))
         self._notebooks[name].finish(progress, batch)
         if not batch.rows:
+            self._report(dataclasses.replace(batch, trouble=trouble))
             return
         if name == "archive":
             self._maintenance.committed()
@@ -369,11 +375,23 @@ class Job:
         self._troubles[name] = batch.trouble
         self._report(batch)
 
-    def _notice_silence(self, name: str, rows: int, source: Any) -> None:  # Any: Spark's JSON
-        """Log a warning if a query gets no messages though it should: without batches, no report would show it."""
-        trouble = self._silence[name].notice(rows, source)
-        if trouble:
-            logger.warning("query %s: %s; see %s", name, trouble, self._log)
+    def _handle_idleness(self, name: str, progress: Any) -> None:  # Any: Spark's JSON
+        trouble = self._notice_silence(name, 0, source_of(progress))
+        idle = batch_of(name, progress)
+        # lastProgress may be that of the next batch already, which has an event of its own.
+        if not idle.rows:
+            self._report(dataclasses.replace(idle, trouble=trouble))
+
+    def _notice_silence(self, name: str, rows: int, source: Any) -> str:  # Any: Spark's JSON
+        """Log a warning if a query gets no messages though it should: without batches, no report would show it.
+
+        Returns:
+            The present trouble, "" for none.
+        """
+        silence = self._silence[name]
+        if silence.notice(rows, source):
+            logger.warning("query %s: %s; see %s", name, silence.trouble, self._log)
+        return silence.trouble
 
 
 def _raise_failure(name: str, query: StreamingQuery) -> None:

@@ -53,24 +53,27 @@ class Silence:
 
     Args:
         is_asked: True if an HTTP address is configured, so that the number of waiting messages is asked for.
+
+    Attributes:
+        trouble: The trouble that the last two progresses show; "" for none.
     """
 
     def __init__(self, *, is_asked: bool) -> None:
+        self.trouble = ""
         self._is_asked = is_asked
         self._before = False
-        self._told = False
 
-    def notice(self, rows: int, source: Mapping[str, Any]) -> str:
-        """Record a progress. Return the trouble, once, when two progresses in a row show one; otherwise "".
+    def notice(self, rows: int, source: Mapping[str, Any]) -> bool:
+        """Record a progress. Return True if it is the second one in a row that shows trouble.
 
         Args:
             source: Spark's latestOffset of the source: its backlog, and its trouble.
         """
         trouble = "" if rows else self._trouble(source)
-        is_due = bool(trouble) and self._before and not self._told
+        was_told = bool(self.trouble)
+        self.trouble = trouble if self._before else ""
         self._before = bool(trouble)
-        self._told = self._before and (self._told or is_due)
-        return trouble if is_due else ""
+        return bool(self.trouble) and not was_told
 
     def _trouble(self, source: Mapping[str, Any]) -> str:
         if source.get("trouble"):

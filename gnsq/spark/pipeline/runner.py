@@ -5,19 +5,23 @@ run() uses a Spark that runs already. The command line, in __main__.py, starts S
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
-from gnsq.spark.pipeline.report import Summary, batch_line, summary_lines
+from gnsq.spark.pipeline.report import Batch, Summary, batch_line, summary_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from gnsq.spark.pipeline.job import Job
+    from gnsq.spark.pipeline.view import LiveView
 
 __all__ = ["run", "run_queries"]
 
@@ -81,6 +85,8 @@ def run_queries(
     new_topic: bool,
     take_over: bool,
     is_killed_by_interrupt: bool = False,
+    observe: Callable[[Batch], object] | None = None,
+    has_view: bool = False,
 ) -> Summary:
     """Check everything, lock the work directory, open Spark, and run the queries; the other arguments are run()'s.
 
@@ -88,6 +94,9 @@ def run_queries(
         open_spark: Makes the session, and ends its queries. It is called after all checks.
         log: Where Spark's messages are, for warnings.
         is_killed_by_interrupt: After a KeyboardInterrupt, call nothing of Spark: open_spark kills it.
+        observe: Called with each progress of a query, also of an idle one.
+        has_view: While the queries run, show them live on stdout if that is a terminal, instead of a line for each
+            batch.
     """
     # Import these slow modules here: --help and errors in the settings do not need them.
     from gnsq.spark.pipeline.layout import with_layout
@@ -101,12 +110,13 @@ def run_queries(
     # Check nsqd first, so that a typing error in the topic leaves no directories behind.
     check_nsq(config, survey(config), once=once, new_topic=new_topic)
     check_work(config)
-    with lock_work(config, stop.wait) as check_lock:
+    with lock_work(config, stop.wait) as check_lock, contextlib.ExitStack() as stack:
         if check_lock is None:
             return Summary()
         # Another run may have decided the layout before the lock was free.
         config = with_layout(config)
         check_places(config, take_over=take_over)
+        record = _recorder(config, report, stack)
         create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
         if stop.is_set():
             return Summary()
@@ -114,17 +124,29 @@ def run_queries(
 
         if config.is_spark_writer:
             report(f"tables are written by {config.table_writer}: {MAINTAINED}")
+        view = _view(config) if has_view else None
+
+        def take(batch: Batch) -> None:
+            record(batch)
+            if observe is not None:
+                observe(batch)
+            if view is not None:
+                view.record(batch)
+            elif batch.rows:
+                report(batch_line(batch))
+
         with open_spark() as spark:
             job = Job(
-                *(spark, config, lambda batch: report(batch_line(batch))),
+                *(spark, config, take),
                 log=log,
                 check_lock=check_lock,
                 take_over=take_over,
             )
             try:
                 if not stop.is_set():
-                    job.start(once=once)
-                    job.summary.finished = job.wait(stop.is_set)
+                    with view or contextlib.nullcontext():
+                        job.start(once=once)
+                        job.summary.finished = job.wait(stop.is_set, _nothing if view is None else view.refresh)
                 if job.summary.finished:
                     job.maintain()
                 else:
@@ -146,6 +168,38 @@ def run_queries(
         if job.summary.finished:
             job.check_drained()
         return job.summary
+
+
+def _view(config: PipelineConfig) -> LiveView | None:
+    # Output that is no terminal does not need rich, which is slow to load.
+    if not sys.stdout.isatty():
+        return None
+    from gnsq.spark.pipeline.view import terminal_view
+
+    return terminal_view(f"gnsq-pipeline {', '.join(entry.name for entry in config.entries)}", config.queries)
+
+
+def _recorder(
+    config: PipelineConfig, report: Callable[[str], object], stack: contextlib.ExitStack
+) -> Callable[[Batch], object]:
+    """Start to serve metrics if there is a metrics_address. Return a function that takes each progress for them.
+
+    Args:
+        stack: Ends the server.
+    """
+    if not config.metrics_address:
+        return _nothing
+    try:
+        from gnsq.spark.pipeline.exporter import PipelineCollector, serving
+    except ImportError as error:
+        raise JobFailed(f"setting metrics_address: {error}") from error
+    collector = PipelineCollector(config.queries)
+    report(f"metrics are at {stack.enter_context(serving(config.metrics_address, collector))}")
+    return collector.record
+
+
+def _nothing(*args: object) -> None:
+    """Stand in for a function that is not needed."""
 
 
 def _sum_up(job: Job, config: PipelineConfig, report: Callable[[str], object]) -> None:

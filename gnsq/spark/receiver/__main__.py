@@ -161,7 +161,7 @@ def _receive(options: ReadOptions, spool: Spool, health_address: str, stop: Even
     tune_gc()
     receiver = Receiver(options, spool)
     checks = {"/live": lambda: why_not_live(receiver), "/ready": lambda: why_not_ready(receiver)}
-    with _serving(health_address, checks):
+    with _serving(health_address, checks, receiver):
         # The file system may hang. Until it answers, no message is received, and a signal may end the process.
         starting = gevent.spawn(wrap_errors(Exception, receiver.start))
         gevent.wait([stop, starting], count=1)
@@ -196,17 +196,26 @@ def _supervise(processes: int, health_address: str, stop: Event) -> bool:
 
     supervisor = Supervisor(command, processes)
     # The supervisor itself kills a child that hangs, so it is live as long as it answers.
-    with _serving(health_address, {"/live": str, "/ready": supervisor.why_not_ready}):
+    with _serving(health_address, {"/live": str, "/ready": supervisor.why_not_ready}, supervisor):
         return supervisor.run(stop)
 
 
 @contextlib.contextmanager
-def _serving(address: str, checks: Mapping[str, Callable[[], str]]) -> Iterator[None]:
+def _serving(address: str, checks: Mapping[str, Callable[[], str]], measured: Receiver | Supervisor) -> Iterator[None]:
+    """Serve the checks, and the metrics of a receiver or a supervisor, during the block; nothing without an address."""
     if not address:
         yield
         return
+    checks, pages = dict(checks), {}
     try:
-        server = HealthServer(address, checks)
+        from gnsq.spark.receiver.metrics import application
+
+        pages["/metrics"] = application(measured)
+    except ImportError as error:
+        reason = str(error)
+        checks["/metrics"] = lambda: reason
+    try:
+        server = HealthServer(address, checks, pages)
     except OSError as error:
         raise click.ClickException(
             f"--health-address {address}: {error.strerror}: give a free address of this machine"
@@ -265,7 +274,8 @@ main = click.Command(
             default="",
             envvar="GNSQ_RECEIVER_HEALTH_ADDRESS",
             metavar="TEXT",
-            help="host:port, or path of a unix socket, at which GET /live and /ready answer 200, or 503 and the reason",
+            help="host:port, or path of a unix socket, at which GET /live and /ready answer 200, or 503 and the "
+            "reason, and GET /metrics answers for Prometheus",
         ),
         click.Option(["--supervised"], is_flag=True, hidden=True),
         click.Option(["-v", "--verbose"], is_flag=True, help="Log what connections do."),

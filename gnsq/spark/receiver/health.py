@@ -1,7 +1,7 @@
 """Health of a receiver over HTTP, for the probes of Kubernetes and for the supervisor.
 
-``GET /live`` and ``GET /ready`` answer 200 and ``ok``, or 503 and the reason. Other paths answer 404. Any answer shows
-that the hub runs.
+``GET /live`` and ``GET /ready`` answer 200 and ``ok``, or 503 and the reason. ``GET /metrics`` answers with metrics for
+Prometheus, see metrics.py. Other paths answer 404. Any answer shows that the hub runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -21,12 +22,16 @@ from gnsq.addresses import is_unix, parse_address
 if TYPE_CHECKING:
     from gnsq.spark.receiver.receiver import Receiver
 
-__all__ = ["HealthServer", "ask_health", "parse_health_address", "why_not_live", "why_not_ready"]
+__all__ = ["HealthServer", "ask_health", "get", "parse_health_address", "why_not_live", "why_not_ready"]
 
 # Seconds after which a call of the file system counts as hung.
 IO_TIMEOUT = 60.0
 # Returns the reason for 503, or "" for 200.
 Check = Callable[[], str]
+# A WSGI application.
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+NO_PAGES: Mapping[str, Application] = MappingProxyType({})
 
 
 def why_not_live(receiver: Receiver, io_timeout: float = IO_TIMEOUT) -> str:
@@ -67,17 +72,18 @@ def parse_health_address(address: str) -> tuple[str, int]:
 
 
 class HealthServer:
-    """Serves checks by their paths, until close().
+    """Serves checks and other pages by their paths, until close().
 
     Raises:
         ValueError: If the address is not valid.
         OSError: If it can't be listened on.
     """
 
-    def __init__(self, address: str, checks: Mapping[str, Check]) -> None:
+    def __init__(self, address: str, checks: Mapping[str, Check], pages: Mapping[str, Application] = NO_PAGES) -> None:
         host, port = parse_health_address(address)
         self._path = host if is_unix(host) else ""
         self._checks = checks
+        self._pages = pages
         listener = _listen_on_path(host) if self._path else (host, port)
         # Requests are not logged: a probe comes every few seconds.
         self._server = WSGIServer(listener, self._respond, log=None, error_log=None)
@@ -89,10 +95,13 @@ class HealthServer:
         if self._path:
             _remove_socket(self._path)
 
-    def _respond(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
-        check = self._checks.get(environ["PATH_INFO"])
+    def _respond(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
+        path = environ["PATH_INFO"]
+        if path in self._pages:
+            return self._pages[path](environ, start_response)
+        check = self._checks.get(path)
         if check is None:
-            status, text = "404 Not Found", f"known are {', '.join(self._checks)}"
+            status, text = "404 Not Found", f"known are {', '.join([*self._checks, *self._pages])}"
         else:
             reason = check()
             status, text = ("503 Service Unavailable", reason) if reason else ("200 OK", "ok")
@@ -103,15 +112,25 @@ class HealthServer:
 def ask_health(path: str, check: str, timeout: float) -> str:
     """Ask the server on a unix socket for a check; return the reason for 503, or why there is no answer, or ""."""
     try:
-        with gevent.Timeout(timeout, TimeoutError(f"no answer within {timeout:g} s")), _connected(path) as connection:
-            connection.sendall(f"GET {check} HTTP/1.0\r\n\r\n".encode())
-            answer = b""
-            while part := connection.recv(65536):
-                answer += part
+        is_ok, body = get(path, check, timeout)
     except OSError as error:
         return f"{check} does not answer: {error}"
+    return "" if is_ok else body.strip() or f"{check} has an empty answer"
+
+
+def get(path: str, page: str, timeout: float) -> tuple[bool, str]:
+    """Ask the server on a unix socket for a page. Return whether the status is 200, and the body.
+
+    Raises:
+        OSError: If there is no answer within timeout seconds.
+    """
+    with gevent.Timeout(timeout, TimeoutError(f"no answer within {timeout:g} s")), _connected(path) as connection:
+        connection.sendall(f"GET {page} HTTP/1.0\r\n\r\n".encode())
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
     head, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
-    return "" if head.partition("\r\n")[0].split()[1:2] == ["200"] else body.strip() or f"{check} has an empty answer"
+    return head.partition("\r\n")[0].split()[1:2] == ["200"], body
 
 
 @contextlib.contextmanager

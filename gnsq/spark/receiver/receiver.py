@@ -218,6 +218,16 @@ class Receiver:
         return self._io_thread.busy_seconds
 
     @property
+    def spool_bytes(self) -> int:
+        """Unread bytes of the spool, of all its receivers: as last listed, and what this receiver has written since."""
+        return self._spool_size.size
+
+    @property
+    def is_spool_full(self) -> bool:
+        """True while no messages are asked for, since the spool is full."""
+        return self._spool_size.is_full
+
+    @property
     def is_started(self) -> bool:
         """True after start() has opened the spool."""
         return self._write_greenlet is not None

@@ -212,14 +212,14 @@ class Subscriptions:
         if self._lookupds:
             self._poller = gevent.spawn(self._poll)
             self._poller.name = f"gnsq-topics-{self._options.source}"
-        self._start(self._consumers)
+        self._start(self.consumers)
 
     def close(self) -> None:
         """Receive no more messages. Delivered messages can still be finished or requeued, until join() returns."""
         if self._poller is not None:
             self._poller.kill()
         self._starting.kill()
-        for consumer in self._consumers:
+        for consumer in self.consumers:
             consumer.pause()
             consumer.close()
         for lookupd in self._lookupds:
@@ -227,22 +227,23 @@ class Subscriptions:
 
     def join(self, timeout: float) -> None:
         """Wait until all connections are closed, at most ``timeout`` seconds."""
-        gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self._consumers])
+        gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self.consumers])
 
     def pause(self) -> None:
         """Ask for no more messages, also in topics that are added later."""
         self._paused = True
-        for consumer in self._consumers:
+        for consumer in self.consumers:
             consumer.pause()
 
     def resume(self) -> None:
         """Undo pause()."""
         self._paused = False
-        for consumer in self._consumers:
+        for consumer in self.consumers:
             consumer.resume()
 
     @property
-    def _consumers(self) -> list[Consumer]:
+    def consumers(self) -> list[Consumer]:
+        """The present consumers of all topics."""
         return [consumer for subscription in self._subscriptions.values() for consumer in subscription.consumers]
 
     @property

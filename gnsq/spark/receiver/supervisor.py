@@ -18,7 +18,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.backofftimer import exponential_delay
-from gnsq.spark.receiver.health import ask_health
+from gnsq.spark.receiver.health import ask_health, get
 
 __all__ = ["Supervisor", "SupervisorTimes", "ended_with"]
 
@@ -70,12 +70,16 @@ class Supervisor:
     Args:
         command: Returns the command of a child that serves its health on this unix socket.
         count: Number of children.
+
+    Attributes:
+        restarts: How often each child was started again, by its number from 1.
     """
 
     def __init__(self, command: Callable[[str], Sequence[str]], count: int, times: SupervisorTimes = TIMES) -> None:
         self._command = command
         self._count = count
         self._times = times
+        self.restarts = dict.fromkeys(range(1, count + 1), 0)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._folder = ""
 
@@ -100,6 +104,20 @@ class Supervisor:
         asked = {number: gevent.spawn(self._ask, number, "/ready") for number in numbers}
         gevent.joinall(list(asked.values()))
         return "; ".join(f"receiver {number}: {each.value}" for number, each in asked.items() if each.value)
+
+    def answers(self, page: str) -> dict[int, str]:
+        """Ask all children for a page. Return the answers of those that answer with 200, by their numbers."""
+        asked = {number: gevent.spawn(self._get, number, page) for number in self._children}
+        gevent.joinall(list(asked.values()))
+        return {number: each.value for number, each in asked.items() if each.value is not None}
+
+    def _get(self, number: int, page: str) -> str | None:
+        try:
+            is_ok, body = get(self._socket(number), page, self._times.check_interval)
+        except OSError as error:
+            logger.warning("receiver %d: %s does not answer: %s", number, page, error)
+            return None
+        return body if is_ok else None
 
     def _ask(self, number: int, check: str) -> str:
         if number not in self._children:
@@ -132,6 +150,7 @@ class Supervisor:
             pause = exponential_delay(failures, times.restart_initial, times.restart_maximum)
             logger.error("receiver %d %s after %.1f s; next start in %.1f s", number, reason, lived, pause)
             stop.wait(pause)
+            self.restarts[number] += 1
 
     def _watch(self, number: int, child: subprocess.Popen[bytes], stop: Event) -> None:
         """Wait until a child has ended or stop is set. Kill the child if it is not live for long."""

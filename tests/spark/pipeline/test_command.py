@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import requests
 from click.testing import CliRunner
 
 from fakensqd import on
@@ -19,6 +20,7 @@ from gnsq.spark.pipeline.layout import archive_tables, metrics_table
 from gnsq.spark.pipeline.process import lock_job
 from gnsq.spark.pipeline.windows import Metric, true_counts
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
+from tests.helpers import refused_port
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import config_for, delta_table, published, table_rows
 
@@ -110,6 +112,28 @@ def test_once_without_nsqd_is_told_before_spark_starts(fakensqd, tmp_path):
 
     [line] = lines_of(run(command))
     assert line.startswith("Error: neither nsqd nor nsqlookupd answers: ")
+
+
+def test_metrics_address_in_use_is_told_before_spark_starts(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS[:1])
+
+    done = run(arguments(fakensqd, tmp_path, "--metrics-address", fakensqd.http_address), PATH="", JAVA_HOME="")
+
+    [line] = lines_of(done)
+    assert line.startswith(f"Error: setting metrics_address {fakensqd.http_address}: Address already in use: give a ")
+
+
+def test_metrics_without_their_package_say_what_to_install(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS[:1])
+    code = "import sys; sys.modules['prometheus_client'] = None; from gnsq.spark.pipeline.__main__ import main; main()"
+    given = arguments(fakensqd, tmp_path, "--metrics-address", "127.0.0.1:9")[len(COMMAND) :]
+
+    [line] = lines_of(run([sys.executable, "-c", code, *given]))
+
+    assert line == (
+        "Error: setting metrics_address: prometheus_client is not installed; it comes with: "
+        "pip install 'gnsq[prometheus]'"
+    )
 
 
 def test_missing_java_says_what_to_install(fakensqd, tmp_path):
@@ -248,9 +272,12 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
 @pytest.mark.timeout(150)
 def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakensqd, tmp_path):
     publish(fakensqd, "clicks", EVENTS)
-    small = ["--once", "--max-rows-per-batch", "50", "--nsq", "segmentRows=50"]
+    rows = re.compile(r'^gnsq_pipeline_rows_total{query="archive"} [1-9]', re.MULTILINE)
+    address = f"127.0.0.1:{refused_port()}"
+    small = ["--once", "--max-rows-per-batch", "50", "--nsq", "segmentRows=50", "--metrics-address", address]
     with running(arguments(fakensqd, tmp_path, *small)) as process:
         wait_for(lambda: list((tmp_path / "out" / "archive").glob("*.parquet")), limit=90)
+        wait_for(lambda: re.search(rows, requests.get(f"http://{address}/metrics", timeout=10).text))
         # As Ctrl-C in a terminal: Java and the workers get it, too.
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=30)

@@ -12,6 +12,19 @@ def config(**changes):
     return PipelineConfig(**{**GIVEN, **changes})
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        pytest.param("127.0.0.1", "'127.0.0.1' has no port: give host:port, such as 127.0.0.1:9100", id="no port"),
+        pytest.param("/run/metrics", "'/run/metrics' has no port", id="path"),
+        pytest.param("a:b", "port 'b' of address 'a:b' is not a number", id="no number"),
+    ],
+)
+def test_metrics_address_needs_host_and_port(address, words):
+    with pytest.raises(ValueError, match=f"^setting metrics_address: .*{words}"):
+        config(metrics_address=address)
+
+
 def test_options_that_the_job_sets_are_refused_in_nsq():
     made = config()
 

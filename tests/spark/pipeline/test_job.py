@@ -32,11 +32,16 @@ BAD = [b"not json", b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}']
 
 @pytest.fixture
 def run(spark, fakensqd, config):
-    """Runs a job to its end; gives what it reported, and its summary."""
+    """Runs a job to its end; gives the batches that it reported, and its summary."""
 
     def run(job_config=config, *, take_over=False, **changes):
         reports = []
-        job = Job(spark, replace(job_config, **changes), reports.append, take_over=take_over)
+
+        def report(batch):
+            if batch.rows:
+                reports.append(batch)
+
+        job = Job(spark, replace(job_config, **changes), report, take_over=take_over)
         create_channels(job_config, once=True, wait=lambda seconds: False)
         try:
             job.start(once=True)
@@ -218,13 +223,18 @@ def test_query_that_does_not_start_fails_the_job(spark, config, tmp_path):
 @pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.1 does not ask the source what is wrong")
 def test_query_that_gets_nothing_is_told_of(spark, tmp_path, caplog):
     config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
-    job = Job(spark, config, pytest.fail)
+    idle = {}
+    job = Job(spark, config, lambda batch: idle.update({batch.query: batch}))
     setting = "spark.sql.streaming.noDataProgressEventInterval"
     spark.conf.set(setting, "100")
     try:
         job.start(once=False)
         words = [f"query {query}: 127.0.0.1:1 not connected" for query in ("archive", "metrics")]
         assert not job.wait(lambda: all(word in caplog.text for word in words))
+        assert {query: (batch.rows, words[0][15:] in batch.trouble) for query, batch in idle.items()} == {
+            "archive": (0, True),
+            "metrics": (0, True),
+        }
     finally:
         spark.conf.unset(setting)
         for query in spark.streams.active:

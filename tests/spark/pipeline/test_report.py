@@ -61,11 +61,12 @@ def test_summary_of_nothing():
 def test_silence_is_told_once_when_it_lasts(source, words):
     silence = Silence(is_asked=True)
 
-    assert silence.notice(0, source) == ""
-    assert words in silence.notice(0, source)
-    assert silence.notice(0, source) == ""
-    assert [silence.notice(rows, source) for rows in (5, 0)] == ["", ""]
-    assert words in silence.notice(0, source)
+    assert [silence.notice(0, source) for _ in range(3)] == [False, True, False]
+    assert words in silence.trouble
+    assert [silence.notice(rows, source) for rows in (5, 0)] == [False, False]
+    assert silence.trouble == ""
+    assert silence.notice(0, source)
+    assert words in silence.trouble
 
 
 @pytest.mark.parametrize(
@@ -79,4 +80,5 @@ def test_silence_is_told_once_when_it_lasts(source, words):
 def test_idle_query_is_no_trouble(is_asked, source):
     silence = Silence(is_asked=is_asked)
 
-    assert [silence.notice(0, source) for _ in range(3)] == ["", "", ""]
+    assert [silence.notice(0, source) for _ in range(3)] == [False, False, False]
+    assert silence.trouble == ""

@@ -117,12 +117,16 @@ def test_supervisor_starts_a_killed_receiver_again(fakensqd, spool, tmp_path):
         assert other in children(process)
         publish(fakensqd, "clicks", numbered(100))
         wait_for(lambda: len(bodies_of(spool)) == 100)
+        shown = requests.get(f"http://{address}/metrics", timeout=10).text
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
 
     assert process.returncode == 0
     assert re.search(r"receiver 1 \(process \d+\) has ended with signal SIGKILL after .* next start in 0.5 s", output)
     assert output.count("stopped in order: ") == 2
+    rows = re.findall(r'^gnsq_receiver_rows_total{channel="archive",receiver="[12]"} (\d+)', shown, re.MULTILINE)
+    assert sum(map(int, rows)) == 100
+    assert 'gnsq_receiver_restarts_total{receiver="1"} 1.0\n' in shown
 
 
 def test_receivers_of_a_killed_supervisor_stop_in_order(fakensqd, spool, tmp_path):

@@ -1,0 +1,110 @@
+"""Metrics of receivers and their supervisor for Prometheus."""
+
+import pytest
+
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.receiver import Receiver
+from gnsq.spark.receiver.health import HealthServer, get
+from gnsq.spark.receiver.metrics import ReceiverCollector, application, merged
+from tests.spark.helpers import numbered, publish, wait_for
+
+
+@pytest.fixture
+def start(fakensqd, spool, hub):
+    """Start a receiver; it is closed at the end."""
+    receivers = []
+
+    def start(**options):
+        given = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
+        receivers.append(hub.call(Receiver, ReadOptions(**given), spool, write_timeout=0.2))
+        hub.call(receivers[-1].start)
+        return receivers[-1]
+
+    yield start
+    for receiver in receivers:
+        hub.call(receiver.close)
+
+
+def samples(collector):
+    return values_of(collector.collect())
+
+
+def values_of(families):
+    """All values, by tuples of the name and the values of the labels."""
+    found = [sample for family in families for sample in family.samples]
+    return {(sample.name, *sample.labels.values()): sample.value for sample in found}
+
+
+def test_receiver_shows_its_spool_and_the_consumers_of_all_topics(fakensqd, hub, start):
+    for topic in ("clicks", "views"):
+        publish(fakensqd, topic, numbered(30))
+    receiver = start(topic="clicks,views")
+    wait_for(lambda: receiver.rows == 60)
+
+    found = hub.call(samples, ReceiverCollector(receiver))
+
+    received = ["gnsq_consumer_messages_received_total", "archive", fakensqd.tcp_address]
+    assert [found[received[0], topic, *received[1:]] for topic in ("clicks", "views")] == [30, 30]
+    assert found["gnsq_receiver_rows_total", "archive"] == 60
+    assert found["gnsq_receiver_segments_total", "archive"] == receiver.segments > 0
+    assert found["gnsq_receiver_spool_bytes", "archive"] > 0
+    assert found["gnsq_receiver_spool_limit_bytes", "archive"] == receiver.options.max_spool_bytes
+    states = ("not_finished_total", "spool_full", "spool_failing")
+    assert [found[f"gnsq_receiver_{name}", "archive"] for name in states] == [0, 0, 0]
+
+
+def test_full_spool_is_shown(fakensqd, hub, start):
+    publish(fakensqd, "clicks", numbered(10))
+    receiver = start(max_spool_bytes=1)
+
+    wait_for(lambda: hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_full", "archive"] == 1)
+
+
+def test_failing_spool_is_shown(fakensqd, hub, start, disk):
+    disk.fail(".arrow", OSError(28, "No space left on device"))
+    publish(fakensqd, "clicks", numbered(1))
+    receiver = start()
+
+    wait_for(lambda: hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_failing", "archive"] == 1)
+
+
+def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, start):
+    publish(fakensqd, "clicks", numbered(10))
+    receiver = start()
+    collector = ReceiverCollector(receiver)
+    wait_for(lambda: receiver.rows == 10)
+    before = hub.call(samples, collector)
+
+    hub.call(receiver.close)
+    receiver.subscriptions._subscriptions.clear()
+
+    after = hub.call(samples, collector)
+    received = [key for key in before if key[0] == "gnsq_consumer_messages_received_total"]
+    assert sum(after[key] for key in received) == sum(before[key] for key in received) == 10
+    assert not [key for key in after if key[0] == "gnsq_consumer_connections"]
+
+
+def test_metrics_are_a_page_beside_the_checks(hub, start, tmp_path):
+    path = str(tmp_path / "health")
+    server = hub.call(HealthServer, path, {"/live": str}, {"/metrics": application(start())})
+
+    assert hub.call(get, path, "/live", 5.0) == (True, "ok\n")
+    is_ok, text = hub.call(get, path, "/metrics", 5.0)
+    assert is_ok
+    assert 'gnsq_receiver_rows_total{channel="archive"} 0.0\n' in text
+    assert hub.call(get, path, "/", 5.0) == (False, "known are /live, /metrics\n")
+    hub.call(server.close)
+
+
+def test_supervisor_shows_the_metrics_of_all_receivers():
+    text = '# TYPE gnsq_receiver_rows counter\ngnsq_receiver_rows_total{channel="archive"} %d.0\n'
+
+    found = values_of(merged({1: text % 5, 3: text % 7}, {1: 0, 2: 4, 3: 0}))
+
+    rows = {key: value for key, value in found.items() if key[0] == "gnsq_receiver_rows_total"}
+    assert rows == {
+        ("gnsq_receiver_rows_total", "1", "archive"): 5,
+        ("gnsq_receiver_rows_total", "3", "archive"): 7,
+    }
+    assert [found["gnsq_receiver_up", number] for number in "123"] == [1, 0, 1]
+    assert [found["gnsq_receiver_restarts_total", number] for number in "123"] == [0, 4, 0]
