@@ -230,7 +230,7 @@ _SPARK_METRICS = {
 
 
 def metrics_table(side: str) -> str:
-    """Make the table of the metrics of a side: ``consumer``, ``producer``, ``nsq`` (servers), or one of _SPARK_METRICS."""
+    """Make the table of the metrics of a side: ``consumer``, ``producer``, ``nsq``, or one of _SPARK_METRICS."""
     from gnsq.contrib.prometheus import _FAMILIES, _NSQD_FAMILIES
 
     if side in _SPARK_METRICS:

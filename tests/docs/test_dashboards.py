@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from gnsq.contrib.prometheus import _FAMILIES, _NSQD_FAMILIES
-from gnsq.spark.pipeline.exporter import FAMILIES as PIPELINE_FAMILIES
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, hooks
 
 FOLDER = ROOT / "docs/pages/observability"
 DASHBOARDS = ("consumers", "producers", "pipeline")
@@ -19,8 +18,13 @@ _METRIC = re.compile(r"\bgnsq_\w+")
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 METRICS = {
     f"gnsq_{family.name}{suffix}": family.labels
-    for family in (*_FAMILIES.values(), *_NSQD_FAMILIES.values(), *PIPELINE_FAMILIES)
+    for family in (*_FAMILIES.values(), *_NSQD_FAMILIES.values())
     for suffix in _SUFFIXES[family.kind]
+} | {
+    f"gnsq_{prefix}_{name}{suffix}": (label,)
+    for path, prefix, label in hooks._SPARK_METRICS.values()
+    for name, kind, _ in hooks._named(path)
+    for suffix in _SUFFIXES[kind]
 }
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus' promtool is not installed")
 

@@ -44,21 +44,9 @@ DOCUMENTED = sorted(documented())
 MODULES = [
     "gnsq",
     *("gnsq.consumer", "gnsq.producer", "gnsq.errors", "gnsq.signals", "gnsq.stats", "gnsq.contrib.batch"),
-    *(
-        "gnsq.contrib.dead_letter",
-        "gnsq.contrib.envelope",
-        "gnsq.contrib.giveup",
-        "gnsq.contrib.health",
-        "gnsq.contrib.opentelemetry",
-    ),
-    *(
-        "gnsq.contrib.prometheus",
-        "gnsq.contrib.queue",
-        "gnsq.contrib.sentry",
-        "gnsq.spark",
-        "gnsq.spark.pipeline",
-        "gnsq.spark.rowkey",
-    ),
+    *("gnsq.contrib.dead_letter", "gnsq.contrib.envelope", "gnsq.contrib.giveup", "gnsq.contrib.health"),
+    *("gnsq.contrib.opentelemetry", "gnsq.contrib.prometheus", "gnsq.contrib.queue", "gnsq.contrib.sentry"),
+    *("gnsq.spark", "gnsq.spark.pipeline", "gnsq.spark.rowkey"),
     *("fakensqd", "fakensqd.faults", "fakensqd.faults.toxics", "fakensqd.pytest_plugin"),
 ]
 # In the page of options, or names that are the same as others.
