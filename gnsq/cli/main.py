@@ -30,8 +30,8 @@ and so on), or in ~/.config/gnsq.toml:
     tls_ca = "ca.pem"               # relative to this file
     auth_secret_file = "secret"
 
-Exit status: 0 done, or stopped in order; 1 failed, with the reason on stderr; 2 wrong options or settings; 130 or 143
-ended by a second Ctrl-C or SIGTERM.
+Exit status: 0 done, or stopped if the command runs until it is stopped; 1 failed, with the reason on stderr; 2 wrong
+options or settings; 130 or 143 stopped by Ctrl-C or SIGTERM before the end, or ended at once by a second one.
 """
 
 

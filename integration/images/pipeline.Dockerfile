@@ -6,7 +6,7 @@ FROM python:3.11-slim
 RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 COPY --from=java /opt/java/openjdk /opt/java/openjdk
 COPY . /src
-RUN pip install --no-cache-dir '/src[spark]' && rm -rf /src
+RUN pip install --no-cache-dir '/src[prometheus,spark]' && rm -rf /src
 COPY integration/images/entrypoint.sh integration/images/job.py /opt/gnsq/
 ENV JAVA_HOME=/opt/java/openjdk \
     SPARK_HOME=/usr/local/lib/python3.11/site-packages/pyspark \
