@@ -437,7 +437,8 @@ def collect_nsqds():
 def test_nsqd_collector_has_depths_of_all_nsqds_of_an_nsqlookupd(fakecluster, collect_nsqds):
     first, second = fakecluster.nsqds
     first.publish("t", b"1", b"2", b"3")
-    second.publish("t", b"4")
+    # Another topic: an nsqd that makes a topic asks the nsqlookupd for its channels.
+    second.publish("u", b"4")
     NsqdHTTPClient.from_url(first.http_address).create_channel("t", "c")
     collector = collect_nsqds(lookupd_http_addresses=fakecluster.lookupd_http_addresses)
 
@@ -446,9 +447,9 @@ def test_nsqd_collector_has_depths_of_all_nsqds_of_an_nsqlookupd(fakecluster, co
     assert depths == {(first.http_address, "t", "c"): 3}
     assert nsqd_values(collector, "nsqd_topic_depth") == {
         (first.http_address, "t"): 0,
-        (second.http_address, "t"): 1,
+        (second.http_address, "u"): 1,
     }
-    assert nsqd_values(collector, "nsqd_topic_messages_total")[second.http_address, "t"] == 1
+    assert nsqd_values(collector, "nsqd_topic_messages_total")[second.http_address, "u"] == 1
     assert set(nsqd_values(collector, "nsqd_up").values()) == {1}
     assert set(nsqd_values(collector, "nsqlookupd_up").values()) == {1}
 

@@ -152,21 +152,22 @@ class Addresses:
     """Puts addresses of emulators in place of those in a page, and back."""
 
     def __init__(self, nsqd: object, lookupd: object) -> None:
-        self._pairs = [
-            ("127.0.0.1:4150", nsqd.tcp_address),
-            ("127.0.0.1:4151", nsqd.http_address),
-            ("127.0.0.1:4161", lookupd.http_address),
-        ]
+        self._used = {
+            "127.0.0.1:4150": nsqd.tcp_address,
+            "127.0.0.1:4151": nsqd.http_address,
+            "127.0.0.1:4161": lookupd.http_address,
+        }
 
     def put_in(self, code: str) -> str:
-        for usual, used in self._pairs:
-            code = code.replace(usual, used)
-        return code
+        return _replaced(code, self._used)
 
     def take_out(self, text: str) -> str:
-        for usual, used in self._pairs:
-            text = text.replace(used, usual)
-        return text
+        return _replaced(text, {used: usual for usual, used in self._used.items()})
+
+
+def _replaced(text: str, replacements: dict[str, str]) -> str:
+    """Replace whole addresses, all at once: port 41501 begins with 4150, and a used port may contain a usual one."""
+    return re.sub(rf"(?:{'|'.join(map(re.escape, replacements))})(?!\d)", lambda found: replacements[found[0]], text)
 
 
 def check_printed(block: Block, got: str) -> None:
