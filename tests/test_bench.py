@@ -68,6 +68,7 @@ def test_addresses_of_one_nsqd_differ_and_lead_to_it():
 
 @pytest.mark.subprocess
 def test_report_has_medians_spread_ratios_and_each_value(tmp_path):
+    pytest.importorskip("matplotlib")
     results = Results()
     for client, rates in (("raw", [100.0, 300.0, 200.0]), ("go-nsq", [400.0, 400.0, 400.0])):
         results.add(Figure("consume", "10 in flight", client, RATE, "messages/s", 10), *rates[:1])
@@ -88,6 +89,7 @@ def test_report_has_medians_spread_ratios_and_each_value(tmp_path):
 
 @pytest.mark.subprocess
 def test_name_of_a_part_that_is_not_there_is_refused():
+    pytest.importorskip("pyarrow")
     command = [sys.executable, "-m", "integration.bench", "consume,consum"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)

@@ -42,11 +42,14 @@ class Counter:
 
     def __enter__(self) -> Self:
         self._started = self._updated = time.monotonic()
-        self._progress.start()
+        if not self._progress.disable:
+            self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
+        # Before rich 15, stop() writes a line end even if the progress is not shown.
+        if not self._progress.disable:
+            self._progress.stop()
 
     def add(self, messages: int, read: int = 0) -> None:
         """Count messages, and bytes that were read."""

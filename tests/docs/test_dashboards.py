@@ -12,6 +12,8 @@ import yaml
 from gnsq.contrib.prometheus import _FAMILIES, _NSQD_FAMILIES
 from tests.docs.pages import ROOT, hooks
 
+pytest.importorskip("pyspark")
+
 FOLDER = ROOT / "docs/pages/observability"
 DASHBOARDS = ("consumers", "producers", "pipeline")
 _METRIC = re.compile(r"\bgnsq_\w+")
