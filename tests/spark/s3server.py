@@ -42,11 +42,30 @@ class S3Server:
                 self.requests.append(" ".join(match.groups()))
 
 
+# moto checks the condition of a PUT (If-None-Match) and stores the object in two steps. If it handled another PUT
+# between them, both would succeed, which no real store allows. So it handles one request at a time.
+SERVER = """
+import threading
+import moto.server
+
+lock, run_simple = threading.Lock(), moto.server.run_simple
+
+def run_one_at_a_time(host, port, application, **options):
+    def locked(environ, start_response):
+        with lock:
+            return list(application(environ, start_response))
+    run_simple(host, port, locked, **options)
+
+moto.server.run_simple = run_one_at_a_time
+moto.server.main(["-H", "127.0.0.1", "-p", "0"])
+"""
+
+
 @contextlib.contextmanager
 def s3_server():
     """Run the server until the end of the block."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+        [sys.executable, "-c", SERVER],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
