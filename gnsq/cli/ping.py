@@ -80,11 +80,11 @@ def ping(cluster: Cluster, topic: str | None, as_json: bool) -> None:  # the tex
                 _print(console, server)
         if stop.number is not None:
             sys.exit(128 + stop.number)
-    is_ok = not any(check.status is Status.FAILED for server in servers for check in server.checks)
-    if as_json:
-        click.echo(json.dumps({"ok": is_ok, "checks": [each for server in servers for each in _documents(server)]}))
-    else:
-        _summarize(console, servers)
+        is_ok = not any(check.status is Status.FAILED for server in servers for check in server.checks)
+        if as_json:
+            click.echo(json.dumps({"ok": is_ok, "checks": [each for server in servers for each in _documents(server)]}))
+        else:
+            _summarize(console, servers)
     sys.exit(0 if is_ok else 1)
 
 
