@@ -139,7 +139,7 @@ def _report(run: _Run, requeuer: Republisher, counter: Counter, leave_for: float
         return
     until = datetime.now().astimezone() + timedelta(seconds=leave_for)
     left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
-    again = "came again after they were requeued, and were finished"
+    again = "came again after being requeued: finished, and not published again"
     counts = replace(requeuer.counts, left=run.not_chosen)  # a letter that came again counts once
     parts = [counter.summary(), *summary(counts, finished=again, left=left)]
     if run.without_topic:

@@ -426,6 +426,7 @@ class _MessageWriter:
             f"{reason}. {counted(len(left), 'message was', 'messages were')} requeued. Free space, or repair the file "
             "system, and start again"
         )
+        self._consumer.pause()  # otherwise nsqd would deliver the messages here again until the close
         _requeue_all(left)
 
 
