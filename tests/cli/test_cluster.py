@@ -130,6 +130,12 @@ def test_address_of_the_command_line_is_not_mixed_with_addresses_of_the_environm
     assert (cluster.nsqds, cluster.lookupds, cluster.nsqds_http) == (("given:1",), (), ())
 
 
+def test_timeout_limits_publishes_and_the_close_of_a_producer(load):
+    options = load("--nsqd", "a", "--timeout", "7").producer().options
+
+    assert (options.publish_timeout, options.close_timeout) == (7.0, 7.0)
+
+
 def test_http_address_may_be_added_to_the_servers_of_the_environment(load):
     cluster = load("--nsqd-http", "given:2", GNSQ_NSQD="variable:1")
 

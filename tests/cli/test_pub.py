@@ -341,6 +341,15 @@ def test_signal_ends_the_wait_for_a_named_pipe_that_nobody_writes(fakensqd, tmp_
 
 
 @pytest.mark.subprocess
+def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
+    command = f"echo 1 | {sys.executable} -m gnsq pub t --nsqd 127.0.0.1:{refused_port()} --timeout 0.2 2>&1 | true"
+
+    result = run("bash", "-c", f"{command}; exit ${{PIPESTATUS[1]}}")
+
+    assert result.returncode == 1
+
+
+@pytest.mark.subprocess
 def test_closed_stdin_is_an_error(fakensqd):
     result = run("sh", "-c", f"exec {sys.executable} -m gnsq pub t --nsqd {fakensqd.tcp_address} <&-")
 
