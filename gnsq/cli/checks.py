@@ -22,7 +22,7 @@ from gevent import socket
 from gnsq.addresses import format_address, is_unix, parse_address
 from gnsq.cli import advice
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.nodes import http_address
+from gnsq.cli.nodes import http_address, short_address
 from gnsq.discovery import listed_producers, producer_address
 from gnsq.errors import NSQException, NSQHttpError, NSQTimeout, make_error
 from gnsq.http.responses import shown
@@ -139,7 +139,7 @@ def check_lookupd(client: LookupdClient, *, is_only_source: bool) -> tuple[list[
     Args:
         is_only_source: True if no nsqd is given, so that an answer without nsqds is a failure.
     """
-    recorder, targets, url = _Recorder(), [], _short(client.address)
+    recorder, targets, url = _Recorder(), [], short_address(client.address)
 
     def explain(error: Exception) -> advice.Explanation:
         kind = _kind_of_server(client.host, client.port, client.options.timeout)
@@ -162,10 +162,6 @@ def check_lookupd(client: LookupdClient, *, is_only_source: bool) -> tuple[list[
                 raise ValueError("knows no nsqd")
             found.warning, found.advice = advice.NO_NSQD
     return recorder.checks, targets
-
-
-def _short(address: str) -> str:
-    return address.removeprefix("http://").rstrip("/")
 
 
 def _version(client: LookupdClient) -> str:
@@ -447,7 +443,7 @@ class NsqdChecker:
             if status is Status.WARNING:
                 return
         else:
-            self._recorder.add("health", Status.OK, time.monotonic() - started, f"OK ({_short(client.address)})")
+            self._recorder.add("health", Status.OK, time.monotonic() - started, f"OK ({short_address(client.address)})")
         if self._is_own_topic and Status.OK in (done["publish"], done["subscribe"]):
             self._delete_topic(client)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gnsq.addresses import parse_addresses
 from gnsq.cli.running import log_to_stderr
@@ -122,8 +123,9 @@ class Cluster:
         return make(topic, channel, self.nsqds, self.lookupds, **keywords)
 
     def producer(self, **options: Any) -> Producer:  # Any: each option has its own type
-        """Make a producer to these servers, whose publishes end after ``timeout`` seconds unless an option is given."""
-        keywords = {"lookupd_options": self.http, "publish_timeout": self.timeout, **self.connection, **options}
+        """Make a producer to these servers, whose publishes and close() end after ``timeout`` seconds."""
+        limits = {"publish_timeout": self.timeout, "close_timeout": self.timeout}
+        keywords = {"lookupd_options": self.http, **limits, **self.connection, **options}
         return Producer(self.nsqds, lookupd_http_addresses=self.lookupds, **keywords)
 
     def lookupd_clients(self) -> list[LookupdClient]:
@@ -159,11 +161,30 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any:
     @functools.wraps(function)
     def with_cluster(**values: Any) -> Any:
         log_to_stderr(_LEVELS[min(values.pop("verbose"), len(_LEVELS) - 1)])
-        given = {name: values.pop(name) for name in SETTINGS}
+        given = given_settings(click.get_current_context())
+        for name in SETTINGS:
+            del values[name]
         return function(cluster=load_cluster(values.pop("cluster"), values.pop("config_file"), given), **values)
 
     _add_options(with_cluster, _CONNECTION_OPTIONS)
     return with_cluster
+
+
+def given_settings(context: click.Context) -> dict[str, Any]:  # Any: each setting has its own type
+    """Return the settings of the command line and, for the others, of the environment.
+
+    If the command line names servers or a cluster, the addresses in the environment are not used: they may lead to
+    another cluster.
+    """
+    given = {name: context.params.get(name) for name in SETTINGS}
+    on_line = {
+        name
+        for name in (*ADDRESSES, HTTP_ADDRESSES, "cluster")
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    if not on_line.isdisjoint((*ADDRESSES, "cluster")):
+        given |= dict.fromkeys({*ADDRESSES, HTTP_ADDRESSES} - on_line)
+    return given
 
 
 _TARGET_OPTIONS = [

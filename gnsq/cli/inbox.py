@@ -15,7 +15,7 @@ from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.message import Message
 
-__all__ = ["Inbox", "Received", "in_flight_for", "receive", "requeue_all"]
+__all__ = ["Inbox", "Received", "in_flight_for", "receive", "requeue_all", "touching"]
 
 # Seconds. With a limit of the rate, messages of this time are in flight: they must not time out while they wait.
 RATE_AHEAD = 10.0
@@ -88,6 +88,15 @@ def requeue_all(messages: Sequence[Message], delay: float | None = 0.0, *, backo
     for message in messages:
         with contextlib.suppress(NSQException):
             message.requeue(None if delay is None else round(delay * 1000), backoff=backoff)
+
+
+@contextlib.contextmanager
+def touching(messages: Iterable[Message]) -> Iterator[None]:
+    """Keep messages from timing out while a block waits."""
+    with contextlib.ExitStack() as opened:
+        for message in messages:
+            opened.enter_context(message.touching())
+        yield
 
 
 def in_flight_for(rate: float | None, count: int | None, most: int) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import click
 import gevent
 from gevent.pool import Group
 
-from gnsq.cli.cluster import SETTINGS, Cluster, load_cluster
+from gnsq.cli.cluster import Cluster, given_settings, load_cluster
 from gnsq.cli.nodes import http_address
 from gnsq.errors import NSQHttpError
 from gnsq.lookupd import LookupdClient
@@ -22,16 +21,16 @@ __all__ = ["server_names"]
 LIMIT = 0.5
 
 
-def server_names(values: Mapping[str, Any], topic: str | None) -> set[str]:  # Any: values of options
+def server_names(context: click.Context, topic: str | None) -> set[str]:
     """Return the names of all topics, or of a topic's channels, that servers know.
 
     Args:
-        values: The options of the command, which may have no cluster or a wrong one.
+        context: Of the command, whose options may have no cluster or a wrong one.
         topic: The topic whose channels are wanted; None for the topics.
     """
-    given = {name: values.get(name) for name in SETTINGS}
+    values = context.params
     try:
-        cluster = load_cluster(values.get("cluster"), values.get("config_file"), given)
+        cluster = load_cluster(values.get("cluster"), values.get("config_file"), given_settings(context))
     except click.UsageError:
         return set()
     found: set[str] = set()

@@ -17,7 +17,7 @@ from gnsq.errors import NSQHttpError
 from gnsq.nsqd import NsqdHTTPClient
 from gnsq.texts import without_address
 
-__all__ = ["NodePoller", "http_address"]
+__all__ = ["NodePoller", "http_address", "short_address"]
 
 
 def http_address(nsqd: str) -> str:
@@ -30,6 +30,11 @@ def http_address(nsqd: str) -> str:
     if is_unix(host) or not is_port(port + 1):
         raise ValueError(f"{nsqd} has no HTTP port one above it; give its HTTP address: --nsqd-http HOST:PORT")
     return format_address(host, port + 1)
+
+
+def short_address(url: str) -> str:
+    """Write the URL of a server without what all of them have in common."""
+    return url.removeprefix("http://").rstrip("/")
 
 
 @dataclass

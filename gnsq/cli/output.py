@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, cast
 
-import click
 import gevent
 from gevent.event import AsyncResult, Event
 from gevent.socket import wait_read
@@ -36,14 +35,9 @@ class Output:
 
     Attributes:
         closed: Set when the reader of stdout has ended, such as ``head``.
-
-    Raises:
-        click.ClickException: If the program has no stdout.
     """
 
     def __init__(self, stop: StopSignals) -> None:
-        if sys.stdout is None:
-            raise click.ClickException("stdout is closed; give the command a file or a pipe to write to")
         buffer = sys.stdout.buffer
         # Without Python's own buffer, the number of written bytes is known. Nothing is left for the interpreter's end.
         self._file = cast(BinaryIO, getattr(buffer, "raw", buffer))

@@ -35,7 +35,7 @@ class _Name(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
             topic = next((name for name in topics if isinstance(name, str)), None)
             if topic is None:
                 return []
-        return [CompletionItem(name) for name in sorted(server_names(ctx.params, topic)) if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in sorted(server_names(ctx, topic)) if name.startswith(incomplete)]
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from gnsq.cli.checks import Check, NsqdChecker, Status, Target, check_lookupd
 from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.nodes import short_address
 from gnsq.cli.parameters import TOPIC
 from gnsq.cli.running import running
 from gnsq.running import StopSignals
@@ -80,11 +81,11 @@ def ping(cluster: Cluster, topic: str | None, as_json: bool) -> None:  # the tex
                 _print(console, server)
         if stop.number is not None:
             sys.exit(128 + stop.number)
-    is_ok = not any(check.status is Status.FAILED for server in servers for check in server.checks)
-    if as_json:
-        click.echo(json.dumps({"ok": is_ok, "checks": [each for server in servers for each in _documents(server)]}))
-    else:
-        _summarize(console, servers)
+        is_ok = not any(check.status is Status.FAILED for server in servers for check in server.checks)
+        if as_json:
+            click.echo(json.dumps({"ok": is_ok, "checks": [each for server in servers for each in _documents(server)]}))
+        else:
+            _summarize(console, servers)
     sys.exit(0 if is_ok else 1)
 
 
@@ -140,8 +141,7 @@ def _documents(server: _Server) -> list[dict[str, object]]:
 
 
 def _print(console: Console, server: _Server) -> None:
-    address = server.address.removeprefix("http://").rstrip("/")
-    console.print(Text(f"{server.kind} {address}", style="bold"))
+    console.print(Text(f"{server.kind} {short_address(server.address)}", style="bold"))
     for check in server.checks:
         if check.status is not Status.SKIPPED:
             _print_check(console, check)

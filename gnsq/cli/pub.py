@@ -73,8 +73,11 @@ def pub(
     with running() as stop, contextlib.ExitStack() as opened:
         descriptor = 0
         if file != "-":
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            # Without O_NONBLOCK, opening a named pipe that no process writes would wait, also after a signal.
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             opened.callback(os.close, descriptor)
+        elif sys.stdin is None:
+            raise click.ClickException("stdin is closed; give the command a FILE, or a pipe to read")
         elif os.isatty(descriptor):
             click.echo("reading lines from the terminal; Ctrl-D ends", err=True)
         size = os.fstat(descriptor).st_size if _is_file(descriptor) else None
@@ -220,7 +223,10 @@ class _Publisher:
                 gevent.sleep(0)  # other greenlets, such as the one that reads responses, run meanwhile
             elif not self._wait_readable(descriptor):
                 return
-            data = os.read(descriptor, READ_SIZE)
+            try:
+                data = os.read(descriptor, READ_SIZE)
+            except BlockingIOError:  # another process has read it
+                continue
             if not data:
                 return
             yield data

@@ -16,7 +16,7 @@ import click
 import gevent
 from gevent.event import Event
 
-from gnsq.cli.inbox import Inbox, Received, requeue_all
+from gnsq.cli.inbox import Inbox, Received, requeue_all, touching
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
@@ -240,7 +240,8 @@ class Republisher:
     def _publish(self, steps: Sequence[tuple[Message, Publication]]) -> None:
         if not steps:
             return
-        self._limiter.wait(len(steps))
+        with touching([message for message, _ in steps] if self._limiter.step == 1 else ()):  # a slow rate
+            self._limiter.wait(len(steps))
         if self._stop.number is not None:
             return
         assert self._producer is not None

@@ -15,6 +15,7 @@ from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import harmless
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
+from gnsq.cli.output import Output
 from gnsq.cli.parameters import CHANNEL, DURATION, IDLE, RATE, TOPIC
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
@@ -117,11 +118,12 @@ def requeue_dead(
             requeuer.run(count, idle, cluster.timeout)
         finally:
             _report(run, requeuer, counter, leave_for, is_dry=dry_run)
-        status = _status(requeuer, stop, consumer.stats().failures)
+        failures = consumer.stats().failures
         is_starved = dry_run and requeuer.is_idle and consumer.is_starved
-    # The letters are given back before this, since the reader of stdout may be slow.
-    for line in run.lines:
-        click.echo(line)
+        # Give the letters back before this, since the reader of stdout may be slow.
+        opened.close()
+        Output(stop).write([f"{line}\n".encode() for line in run.lines])
+        status = _status(requeuer, stop, failures)
     if is_starved:
         text = f"a dry run keeps the letters in flight, so it looked at the first {len(run.seen):,} only"
         click.echo(f"{text}; there may be more", err=True)
@@ -137,7 +139,7 @@ def _report(run: _Run, requeuer: Republisher, counter: Counter, leave_for: float
         return
     until = datetime.now().astimezone() + timedelta(seconds=leave_for)
     left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
-    again = "came again after they were requeued, and were finished"
+    again = "came again after being requeued: finished, and not published again"
     counts = replace(requeuer.counts, left=run.not_chosen)  # a letter that came again counts once
     parts = [counter.summary(), *summary(counts, finished=again, left=left)]
     if run.without_topic:

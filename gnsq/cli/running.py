@@ -32,9 +32,11 @@ def running() -> Iterator[StopSignals]:
         try:
             yield stop
         except BrokenPipeError:
-            # The reader of stdout, such as head, has ended. Python would write the rest at its end, and fail again.
+            # The reader of stdout or stderr, such as head, has ended. Python would write the rest at its end, and fail
+            # again.
             with contextlib.suppress(OSError):
                 sys.stdout.close()
+            sys.exit(1)
         except (NSQException, OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
 

@@ -14,6 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from gnsq.cli.nodes import short_address
 from gnsq.cli.snapshot import ChannelCounts, Node, Row, Snapshot, TopicCounts
 from gnsq.texts import counted, printable
 
@@ -225,7 +226,7 @@ class StatsView:
 
     def _nsqd_lines(self, row: Row, indent: str) -> Iterator[_Line]:
         for address, counts in sorted(row.by_nsqd.items()) if self._by_nsqd else ():
-            yield _Line(f"{indent}@ {_short(address)}", counts, "", "dim")
+            yield _Line(f"{indent}@ {short_address(address)}", counts, "", "dim")
 
     def _table(self, lines: Sequence[_Line], options: ConsoleOptions) -> Table:
         cells = [[self._cell(column, line) for column in _COLUMNS] for line in lines]
@@ -280,12 +281,14 @@ class StatsView:
         snapshot = self._snapshot
         for address, error in snapshot.lookupds.items():
             if error:
-                yield Text(f"nsqlookupd {_short(address)}: {error}", style="red")
+                yield Text(f"nsqlookupd {short_address(address)}: {error}", style="red")
         for node in snapshot.unreached:
-            yield Text(f"nsqd {_short(node.address)}: {printable(node.error)}", style="red")
+            yield Text(f"nsqd {short_address(node.address)}: {printable(node.error)}", style="red")
         for node in sorted(snapshot.nodes, key=lambda node: (_is_healthy(node), node.address)):
             if node.same_as:
-                yield Text(f"nsqd {_short(node.address)}: the same nsqd as {_short(node.same_as)}, counted once")
+                yield Text(
+                    f"nsqd {short_address(node.address)}: the same nsqd as {short_address(node.same_as)}, counted once"
+                )
             elif node.stats is not None:
                 yield Text(_describe(node), style=Style() if _is_healthy(node) else "red")
         if not snapshot.nodes and not all(snapshot.lookupds.values()):
@@ -300,7 +303,7 @@ def _overflow(options: ConsoleOptions) -> Literal["crop", "ellipsis"]:
 def _describe(node: Node) -> str:
     assert node.stats is not None  # only nsqds that have answered are described
     stats = node.stats
-    parts = [f"nsqd {_short(node.address)}", f"version {printable(stats.version) or 'unknown'}"]
+    parts = [f"nsqd {short_address(node.address)}", f"version {printable(stats.version) or 'unknown'}"]
     parts.append(f"health {printable(stats.health) or 'unknown'}")
     if stats.start_time is not None:
         parts.append(f"up since {_date(stats.start_time)}")
@@ -317,8 +320,3 @@ def _date(seconds: int) -> str:
         return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, OSError, ValueError):  # a server may send any number
         return str(seconds)
-
-
-def _short(address: str) -> str:
-    """Write the URL of a server without what all of them have in common."""
-    return address.removeprefix("http://").rstrip("/")

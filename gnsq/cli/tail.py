@@ -14,7 +14,7 @@ from rich.console import Console
 from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
-from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive, requeue_all
+from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive, requeue_all, touching
 from gnsq.cli.output import Output
 from gnsq.cli.parameters import CHANNEL, RATE, TOPIC
 from gnsq.cli.progress import Counter, RateLimiter
@@ -157,7 +157,8 @@ class _Printer:
             kept = {id(each.message) for each in chosen}
             finish_all(each.message for each in received if id(each.message) not in kept)
         messages = [each.message for each in chosen]
-        self._limiter.wait(len(chosen))
+        with touching(messages if self._limiter.step == 1 else ()):  # a slow rate
+            self._limiter.wait(len(chosen))
         if self._is_over:
             requeue_all(messages)
         elif chosen:
@@ -181,9 +182,7 @@ class _Printer:
         for consumer in self._consumers:
             consumer.pause()
         self._inbox.requeue_waiting()
-        with contextlib.ExitStack() as touching:
-            for message in messages:
-                touching.enter_context(message.touching())
+        with touching(messages):
             yield
         for consumer in self._consumers:
             consumer.resume()

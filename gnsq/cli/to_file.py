@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.inbox import requeue_all
 from gnsq.cli.parameters import CHANNEL, DURATION, SIZE, TOPIC
 from gnsq.cli.progress import Counter
 from gnsq.cli.rotating_file import LEVELS, Recovery, RotatingFile, compression, file_stem, recover
@@ -316,7 +317,7 @@ class _MessageWriter:
         if self.error is not None or self._is_closed:
             room = 0
         if room < len(messages):
-            _requeue_all(messages[room:])
+            requeue_all(messages[room:])
             messages = messages[:room]
         if not messages:
             return
@@ -426,10 +427,5 @@ class _MessageWriter:
             f"{reason}. {counted(len(left), 'message was', 'messages were')} requeued. Free space, or repair the file "
             "system, and start again"
         )
-        _requeue_all(left)
-
-
-def _requeue_all(messages: Iterable[Message]) -> None:
-    for message in messages:
-        with contextlib.suppress(NSQException):  # the connection is lost: nsqd requeues the message when it times out
-            message.requeue(0, backoff=False)
+        self._consumer.pause()  # otherwise nsqd would deliver the messages here again until the close
+        requeue_all(left)

@@ -385,11 +385,11 @@ class NsqdCollector:
             is_up = lookupd.address not in self._nodes.report.failures
             families["lookupd_up"].add_metric((format_address(lookupd.host, lookupd.port),), is_up)
         nsqds = {format_address(client.host, client.port): client for client in (*self._given, *self._found.values())}
-        answers = Group().map(_stats_of, nsqds.values())
-        for address, topics in zip(nsqds, answers, strict=True):
-            families["up"].add_metric((address,), topics is not None)
-            for topic in topics or ():
-                _add_topic(families, address, topic)
+        answers = Group().map(_samples_of, nsqds.values())
+        for address, samples in zip(nsqds, answers, strict=True):
+            families["up"].add_metric((address,), samples is not None)
+            for name, labels, value in samples or ():
+                families[name].add_metric((address, *labels), value)
         return list(families.values())
 
     def _find_nsqds(self) -> None:
@@ -400,32 +400,35 @@ class NsqdCollector:
             self._found.pop(address).close()
 
 
-def _stats_of(client: NsqdHTTPClient) -> list[Any] | None:  # Any: the server may send any JSON
-    """Return the topics of an nsqd; None if it does not answer."""
+# Name of a metric, its labels after that of the nsqd, and its value.
+_NsqdSample = tuple[str, tuple[str, ...], float]
+
+
+def _samples_of(client: NsqdHTTPClient) -> list[_NsqdSample] | None:
+    """Return the values of an nsqd's topics and channels; None if it does not answer, or another server does."""
     try:
-        return client.stats(include_clients=False, include_mem=False)["topics"] or []
-    except (NSQHttpError, KeyError, TypeError):
+        topics = client.stats(include_clients=False, include_mem=False)["topics"] or []
+        return [sample for topic in topics for sample in _topic_samples(topic)]
+    except (NSQHttpError, AttributeError, KeyError, TypeError, ValueError):  # the server may send any JSON
         return None
 
 
-def _add_topic(families: Mapping[str, Any], nsqd: str, topic: Mapping[str, Any]) -> None:
+def _topic_samples(topic: Mapping[str, Any]) -> Iterator[_NsqdSample]:  # Any: JSON
     name = topic["topic_name"]
     if name.endswith("#ephemeral"):
         return
-    _add_values(families, "topic", (nsqd, name), topic)
+    yield from _level_samples("topic", (name,), topic)
     for channel in topic["channels"] or ():
         if not channel["channel_name"].endswith("#ephemeral"):
-            labels = (nsqd, name, channel["channel_name"])
-            _add_values(families, "channel", labels, channel)
+            labels = (name, channel["channel_name"])
+            yield from _level_samples("channel", labels, channel)
             # nsqd before 1.2 has no client_count, and sends the list of clients in any case.
-            clients = channel.get("client_count", len(channel.get("clients") or ()))
-            families["channel_clients"].add_metric(labels, clients)
+            yield "channel_clients", labels, float(channel.get("client_count", len(channel.get("clients") or ())))
 
 
-def _add_values(
-    families: Mapping[str, Any], level: str, labels: tuple[str, ...], statistics: Mapping[str, Any]
-) -> None:
+def _level_samples(level: str, labels: tuple[str, ...], statistics: Mapping[str, Any]) -> Iterator[_NsqdSample]:
+    # Any: JSON
     for _, name, _, key in _NSQD[level]:
         # Old servers do not send all keys.
         if key is not None and key in statistics:
-            families[name].add_metric(labels, statistics[key])
+            yield name, labels, float(statistics[key])

@@ -285,7 +285,7 @@ class Connection:
         except gevent.Timeout as expired:
             if expired is not deadline:
                 raise
-            text = "%s: not closed in order within %s s, %s in flight"
+            text = "%s: not closed in order within %.3g s, %s in flight"
             logger.warning(text, self._subject, timeout, counted(self.in_flight, "message"))
         except NSQException as error:
             self._log_loss_while_closing(error)

@@ -105,13 +105,41 @@ def test_variable_may_turn_off_a_flag_of_the_file(load, file):
 
 @pytest.mark.parametrize(
     ("arguments", "environment"),
-    [(["--nsqd", "given:1"], {}), ([], {"GNSQ_NSQD": "given:1"})],
+    [
+        (["--cluster", "other", "--nsqd", "given:1"], {}),
+        ([], {"GNSQ_CLUSTER": "other", "GNSQ_NSQD": "given:1"}),
+    ],
     ids=["option", "variable"],
 )
 def test_given_address_replaces_all_addresses_of_the_file(load, file, arguments, environment):
-    cluster = load("--cluster", "other", *arguments, **environment)
+    cluster = load(*arguments, **environment)
 
     assert (cluster.nsqds, cluster.lookupds, cluster.timeout) == (("given:1",), (), 3.0)
+
+
+def test_cluster_of_the_command_line_is_not_mixed_with_addresses_of_the_environment(load, file):
+    cluster = load("--cluster", "other", GNSQ_NSQD="variable:1", GNSQ_NSQD_HTTP="variable:2")
+
+    assert (cluster.nsqds, cluster.nsqds_http) == ((), ())
+    assert cluster.lookupds == ("lookupd-1:4161", "lookupd-2")
+
+
+def test_address_of_the_command_line_is_not_mixed_with_addresses_of_the_environment(load):
+    cluster = load("--nsqd", "given:1", GNSQ_LOOKUPD="variable:1", GNSQ_NSQD_HTTP="variable:2")
+
+    assert (cluster.nsqds, cluster.lookupds, cluster.nsqds_http) == (("given:1",), (), ())
+
+
+def test_timeout_limits_publishes_and_the_close_of_a_producer(load):
+    options = load("--nsqd", "a", "--timeout", "7").producer().options
+
+    assert (options.publish_timeout, options.close_timeout) == (7.0, 7.0)
+
+
+def test_http_address_may_be_added_to_the_servers_of_the_environment(load):
+    cluster = load("--nsqd-http", "given:2", GNSQ_NSQD="variable:1")
+
+    assert (cluster.nsqds, cluster.nsqds_http) == (("variable:1",), ("given:2",))
 
 
 def test_paths_in_the_file_are_relative_to_it(load, config_folder, file, fakensqd_certificates):

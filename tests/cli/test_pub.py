@@ -12,7 +12,8 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import disconnect, drop, error
 from gnsq.cli.pub import READ_SIZE
-from tests.helpers import LIMIT, child, refused_port, run_program, wait_until
+from tests.cli.programs import started
+from tests.helpers import LIMIT, child, refused_port, run, run_program, wait_until
 
 
 @pytest.fixture
@@ -316,9 +317,9 @@ def test_second_signal_ends_at_once_and_shows_the_cursor_again(fakensqd):
         process.send_signal(signal.SIGINT)
 
         assert process.wait(LIMIT) == 130
-        with contextlib.suppress(OSError):  # raised at the end, since no process has the other side any more
-            while True:
-                shown += os.read(terminal, 4096)
+        with contextlib.suppress(OSError):  # EIO: all is read
+            while data := os.read(terminal, 4096):
+                shown += data
     os.close(terminal)
 
     assert b"SIGINT for the second time: ended at once" in shown
@@ -326,7 +327,53 @@ def test_second_signal_ends_at_once_and_shows_the_cursor_again(fakensqd):
     assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
 
 
+@pytest.mark.subprocess
+def test_signal_ends_the_wait_for_a_named_pipe_that_nobody_writes(fakensqd, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    with started(fakensqd, "pub", "t", str(tmp_path / "pipe"), stderr=subprocess.PIPE) as process:
+        wait_until(lambda: "command IDENTIFY" in fakensqd.report())
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 130
+    assert "SIGINT: stopped; to go on: --from-line 1" in errors
+
+
+@pytest.mark.subprocess
+def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
+    command = f"echo 1 | {sys.executable} -m gnsq pub t --nsqd 127.0.0.1:{refused_port()} --timeout 0.2 2>&1 | true"
+
+    result = run("bash", "-c", f"{command}; exit ${{PIPESTATUS[1]}}")
+
+    assert result.returncode == 1
+
+
+@pytest.mark.subprocess
+def test_closed_stdin_is_an_error(fakensqd):
+    result = run("sh", "-c", f"exec {sys.executable} -m gnsq pub t --nsqd {fakensqd.tcp_address} <&-")
+
+    assert result.returncode == 1
+    assert "stdin is closed; give the command a FILE" in result.stderr
+
+
 # --- the program
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("arguments", ["--help", "completion bash", "ping --json", "stats"])
+@pytest.mark.parametrize(
+    ("stdout", "error"), [("/dev/full", "No space left on device"), ("&-", "stdout is closed")], ids=["full", "closed"]
+)
+def test_stdout_that_can_not_be_written_is_an_error_in_one_line(fakensqd, arguments, stdout, error):
+    command = f"GNSQ_NSQD={fakensqd.tcp_address} exec {sys.executable} -m gnsq {arguments} >{stdout}"
+
+    result = run("sh", "-c", command)
+
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("Error: ")
+    assert error in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.subprocess

@@ -1,6 +1,8 @@
 """gnsq requeue-dead: a dead letter is finished after nsqd has confirmed its body; the others stay."""
 
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,8 +10,8 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import disconnect
 from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
-from tests.cli.programs import command, gnsq, signalled_when
-from tests.helpers import refused_port
+from tests.cli.programs import command, gnsq, signalled_when, started
+from tests.helpers import LIMIT, channel_stats, refused_port, run, wait_until
 
 
 def letter(body=b'{"n": 1}', *, age=0.0, error="ValueError", reason="bad country", topic="orders"):
@@ -181,16 +183,16 @@ def test_lost_response_leaves_the_letter(fakensqd):
     assert len(left(fakensqd)) == 1
 
 
-@pytest.mark.fakensqd(msg_timeout=1)  # nsqd delivers a message again after this, if the connection is lost
+@pytest.mark.fakensqd(msg_timeout=0.5)  # nsqd delivers a message again after this, if the connection is lost
 def test_letter_whose_fin_is_lost_is_not_published_twice(fakensqd):
     fakensqd.publish("dead", letter(b"1"))
     fakensqd.add(on.command("FIN"), disconnect())
 
-    result = requeue(fakensqd, "--all", "--idle", "2")
+    result = requeue(fakensqd, "--all", "--idle", "1")
 
     assert fakensqd.messages("orders") == [b"1"]
     assert left(fakensqd) == []
-    assert "1 message came again after they were requeued, and were finished" in result.stderr
+    assert "1 message came again after being requeued: finished, and not published again" in result.stderr
 
 
 def test_letter_with_a_bad_topic_stays(fakensqd):
@@ -244,3 +246,39 @@ def test_wrong_options_are_refused(fakensqd, arguments, text):
 
     assert result.exit_code == 2
     assert text in result.stderr
+
+
+@pytest.mark.subprocess
+def test_dry_run_ends_in_order_if_its_reader_does(fakensqd):
+    fakensqd.publish("dead", *[letter(reason="x" * 300)] * 500)  # more than a pipe holds
+    dry_run = f"{sys.executable} -m gnsq requeue-dead dead --all --dry-run --idle 0.3 --nsqd {fakensqd.tcp_address}"
+
+    result = run("bash", "-c", f"{dry_run} | head -n 1 >/dev/null; exit ${{PIPESTATUS[0]}}")
+
+    assert result.returncode == 0
+    assert result.stderr.startswith("500 messages would be requeued")
+
+
+@pytest.mark.subprocess
+def test_signal_ends_a_dry_run_whose_reader_is_stopped(fakensqd):
+    fakensqd.publish("dead", *[letter(reason="x" * 300)] * 500)
+
+    arguments = ["dead", "--all", "--dry-run", "--idle", "0.3"]
+    with started(fakensqd, "requeue-dead", *arguments, stdout=subprocess.PIPE) as process:
+        wait_until(lambda: fakensqd.depth("dead", "requeue-dead") == 500)
+        process.stdout.read(1)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(LIMIT)
+
+    assert status == 128 + signal.SIGTERM
+
+
+@pytest.mark.fakensqd(msg_timeout=0.5)
+def test_message_does_not_time_out_while_a_slow_rate_delays_it(fakensqd):
+    fakensqd.publish("dead", letter(b"1"), letter(b"2"))
+
+    result = requeue(fakensqd, "--all", "--rate", "1", "-n", "2")
+
+    assert result.exit_code == 0
+    assert fakensqd.messages("orders") == [b"1", b"2"]
+    assert channel_stats(fakensqd, "dead", "requeue-dead")["timeout_count"] == 0

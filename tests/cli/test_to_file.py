@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from gnsq.cli.main import command_line
 from gnsq.cli.rotating_file import recover
-from tests.helpers import child, refused_port, wait_until
+from tests.helpers import channel_stats, child, refused_port, wait_until
 
 ROTATE_NEVER = ("--rotate-interval", "0")
 
@@ -217,6 +217,7 @@ def test_full_disk_is_an_error_and_the_messages_are_requeued(fakensqd, to_file, 
     assert list(out.iterdir()) == []
     assert fakensqd.transcript.finished("t") == 0
     assert fakensqd.depth("t", "to-file") + fakensqd.in_flight("t", "to-file") == 10
+    assert channel_stats(fakensqd, "t", "to-file")["requeue_count"] == 10
 
 
 def test_file_that_can_not_get_its_name_stays_and_is_recovered(fakensqd, to_file, out, monkeypatch):
@@ -347,16 +348,16 @@ def test_two_processes_share_a_directory(fakensqd, start, out):
 @pytest.mark.subprocess
 @pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
 def test_kill_loses_no_message(fakensqd, start, out, compress):
-    arguments = ("--compress", compress, "--sync-interval", "0.005", "--rotate-size", "3K", "--max-in-flight", "40")
+    arguments = ("--compress", compress, "--sync-interval", "0.005", "--rotate-size", "1K", "--max-in-flight", "20")
     rng, total = random.Random(1), 0
 
     # Each round kills the process after another number of FINs, while it writes more messages.
-    for _ in range(3):
+    for _ in range(2):
         before = fakensqd.transcript.finished("t")
         with start(*arguments) as killed:
-            fakensqd.publish("t", *bodies(400, total))
-            total += 400
-            wanted = before + rng.randrange(1, 300)
+            fakensqd.publish("t", *bodies(150, total))
+            total += 150
+            wanted = before + rng.randrange(1, 100)
             fakensqd.wait_until(lambda nsqd, wanted=wanted: nsqd.transcript.finished("t") >= wanted)
             killed.kill()
         assert len(finished(fakensqd)) >= wanted

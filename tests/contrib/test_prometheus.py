@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.contrib.prometheus import NsqdCollector, StatsCollector
 from gnsq.stats import ConnectionStats, ConsumerStats, Histogram, MessageCounts, ProducerConnectionStats, ProducerStats
-from tests.helpers import refused_port, run_program, wait_until
+from tests.helpers import peer, refused_port, run_program, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
 
@@ -475,6 +475,22 @@ def test_nsqd_collector_shows_servers_that_do_not_answer(fakensqd, collect_nsqds
     assert nsqd_values(collector, "nsqd_up") == {(fakensqd.http_address,): 1, (gone,): 0}
     assert nsqd_values(collector, "nsqlookupd_up") == {(gone,): 0}
     assert nsqd_values(collector, "nsqd_topic_depth") == {(fakensqd.http_address, "t"): 1}
+
+
+def test_nsqd_collector_shows_another_server_as_down_and_the_nsqds_nevertheless(fakensqd, collect_nsqds):
+    json = b"Content-Type: application/json"
+    body = b'{"topics": [{"topic_name": "t", "depth": "many", "channels": []}]}'
+
+    def answer(connection):
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n%b\r\nContent-Length: %d\r\n\r\n%b" % (json, len(body), body))
+
+    with peer(answer) as other:
+        collector = collect_nsqds(nsqd_http_addresses=[fakensqd.http_address, other])
+
+        up = nsqd_values(collector, "nsqd_up")
+
+    assert up == {(fakensqd.http_address,): 1, (other,): 0}
 
 
 def test_nsqd_collector_needs_an_address():
