@@ -25,6 +25,8 @@ __all__ = ["pub"]
 
 # Bytes of one read. The lines of one read are published together, as an MPUB.
 READ_SIZE = 256 * 1024
+# Bytes. A line without an end would fill the memory; by default nsqd takes messages of up to 1 MiB.
+MAX_LINE = 256 * 1024 * 1024
 # Number of deferred messages that wait for their responses: nsqd has no MPUB for them.
 DEFERRED_AT_ONCE = 200
 
@@ -141,12 +143,17 @@ class _Publisher:
         if self._limiter.step is not None:
             step = min(self._limiter.step, step or self._limiter.step)
         begun: list[bytes] = []  # parts of a line whose end was not read yet
+        size = 0  # their bytes
         for data in self._reads(descriptor):
             first, *others = data.split(b"\n")
             begun.append(first)
+            size += len(first)
+            if size > MAX_LINE:
+                text = f"line of more than {MAX_LINE} bytes, the limit of gnsq pub: has the input no lines?"
+                raise _Stopped(self._line + 1, self._line + 1, ValueError(text))
             if others:
                 *lines, rest = b"".join(begun), *others
-                begun = [rest]
+                begun, size = [rest], len(rest)
                 self._publish_some(lines, step)
             self._counter.add(0, len(data))
         if any(begun) and self._stop.number is None:

@@ -357,6 +357,16 @@ def test_closed_stdin_is_an_error(fakensqd):
     assert "stdin is closed; give the command a FILE" in result.stderr
 
 
+@pytest.mark.subprocess
+def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, start):
+    with open("/dev/zero", "rb") as zeros, start("pub", "t", "--nsqd", fakensqd.tcp_address, stdin=zeros) as process:
+        _, err = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 1
+    assert "stopped at line 1: line of more than 268435456 bytes, the limit of gnsq pub" in err
+    assert fakensqd.messages("t") == []
+
+
 # --- the program
 
 
