@@ -16,7 +16,7 @@ from rich.text import Text
 from gnsq.cli.inbox import Received
 from gnsq.message import Message
 
-__all__ = ["Format", "as_json", "as_raw", "for_terminal", "harmless", "meta_line"]
+__all__ = ["Format", "as_json", "as_raw", "for_terminal", "harmless", "message_record", "meta_line"]
 
 Format = Callable[[Received], bytes]
 
@@ -35,9 +35,8 @@ def as_raw(received: Received) -> bytes:
     return received.message.body + b"\n"
 
 
-def as_json(received: Received) -> bytes:
-    """Write a JSON object with all of a message, in a line. It has no control characters."""
-    topic, message = received
+def message_record(topic: str, message: Message) -> dict[str, object]:
+    """Return an object for JSON with all of a message. ``body_base64`` takes the place of a body that is not UTF-8."""
     record: dict[str, object] = {
         "id": message.id.decode("ascii", "backslashreplace"),
         "timestamp": message.timestamp,
@@ -49,7 +48,12 @@ def as_json(received: Received) -> bytes:
         record["body"] = message.body.decode()
     except UnicodeDecodeError:
         record["body_base64"] = base64.b64encode(message.body).decode()
-    return _harmless_json(json.dumps(record, ensure_ascii=False)).encode() + b"\n"
+    return record
+
+
+def as_json(received: Received) -> bytes:
+    """Write message_record() in a line, without control characters."""
+    return _harmless_json(json.dumps(message_record(*received), ensure_ascii=False)).encode() + b"\n"
 
 
 def for_terminal(console: Console) -> Format:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import json
@@ -21,6 +20,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.formats import message_record
 from gnsq.cli.inbox import requeue_all
 from gnsq.cli.parameters import CHANNEL, DURATION, SIZE, TOPIC
 from gnsq.cli.progress import Counter
@@ -71,8 +71,8 @@ DISK_GRACE = 10.0
     default="lines",
     show_default=True,
     type=click.Choice(["lines", "json"]),
-    help="lines: each body and a newline. json: one object in each line, with id, timestamp (ns), attempts, topic, and "
-    "body, or body_base64 if the body is not UTF-8.",
+    help="lines: each body and a newline. json: one object in each line, with id, timestamp (ns), attempts, nsqd, "
+    "topic, and body, or body_base64 if the body is not UTF-8.",
 )
 @click.option("--rotate-size", metavar="BYTES", type=SIZE, help="Let no file get larger, such as 100M or 1G.")
 @click.option(
@@ -212,17 +212,7 @@ def _encode_line(message: Message) -> bytes:
 
 
 def _encode_json(topic: str, message: Message) -> bytes:
-    record: dict[str, object] = {
-        "id": message.id.decode("ascii", "backslashreplace"),
-        "timestamp": message.timestamp,
-        "attempts": message.attempts,
-        "topic": topic,
-    }
-    try:
-        record["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        record["body_base64"] = base64.b64encode(message.body).decode()
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(message_record(topic, message), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 class _BatchConsumer(Consumer):

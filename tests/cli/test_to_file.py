@@ -102,7 +102,7 @@ def test_json_has_the_fields_of_a_message(fakensqd, to_file, out):
     to_file("-n", "2", "--format", "json")
 
     first, second = (json.loads(line) for line in lines(out))
-    assert set(first) == {"id", "timestamp", "attempts", "topic", "body"}
+    assert set(first) == {"id", "timestamp", "attempts", "nsqd", "topic", "body"}
     assert (first["topic"], first["body"], first["attempts"]) == ("t", "grün\n", 1)
     assert base64.b64decode(second["body_base64"]) == b"\xff"
     assert files(out)[0].suffix == ".jsonl"
