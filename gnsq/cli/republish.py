@@ -42,7 +42,7 @@ REQUEUE_LATENESS = 5.0
 
 
 class Answer(enum.Enum):
-    """What happens to a message that is not published."""
+    """Answer to a message that is not published."""
 
     FINISH = "finish it"
     LEAVE = "requeue it with the delay of the policy"
@@ -51,7 +51,7 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True)
 class Publication:
-    """What is published for a message, and where."""
+    """Body and topic to publish for a message."""
 
     topic: str
     body: bytes

@@ -1,4 +1,4 @@
-"""What all commands do while they run: log to stderr, end in order at a signal, and turn errors into one line."""
+"""Shared by all commands while they run: log to stderr, end in order at a signal, and turn errors into one line."""
 
 from __future__ import annotations
 

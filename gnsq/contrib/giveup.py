@@ -224,7 +224,7 @@ class ProducerGiveupHandler:
 
 
 class _Form:
-    """What is published of a given up message: its dead letter, or its bare body.
+    """The body to publish for a given up message: its dead letter, or its bare body.
 
     Args:
         envelope: True: the dead letter, if nsqd does not refuse it for its size.

@@ -127,6 +127,7 @@ def test_files_have_a_largest_size(fakensqd, to_file, out):
     assert f"to {len(files(out))} files in" in result.output
 
 
+@pytest.mark.subprocess
 def test_file_of_an_idle_topic_is_complete_after_its_interval(fakensqd, start, out):
     fakensqd.publish("t", b"1")
 
@@ -190,6 +191,7 @@ def test_messages_are_touched_while_the_disk_is_slow(fakensqd, to_file, out, mon
 
 
 @pytest.mark.fakensqd(msg_timeout=1.0)
+@pytest.mark.subprocess
 def test_message_is_written_before_its_timeout_even_if_the_interval_is_longer(fakensqd, start, out):
     fakensqd.publish("t", b"1")
 
