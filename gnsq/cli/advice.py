@@ -47,7 +47,7 @@ Explanation = tuple[str, str]
 
 
 class Kind(enum.Enum):
-    """What listens on a port."""
+    """Kind of the server on a port."""
 
     UNKNOWN = "no server of NSQ that could be recognized"
     HTTP = "an HTTP server, neither nsqd's nor nsqlookupd's"
@@ -59,7 +59,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What listens on a port.
+    """The server on a port.
 
     Attributes:
         tcp_port: TCP port of an nsqd whose HTTP port it is; None if unknown.
@@ -71,7 +71,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about an nsqd whose step has failed.
+    """Facts about an nsqd whose step has failed.
 
     Attributes:
         address: Its TCP address.

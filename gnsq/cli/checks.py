@@ -89,7 +89,7 @@ class Target:
 
 @dataclass
 class _Found:
-    """What a step wants to report if it does not fail."""
+    """Report of a step that has not failed."""
 
     text: str = ""
     warning: str = ""

@@ -357,7 +357,7 @@ def _give_name(part: Path, name: str, suffix: str) -> Path:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What recover() has done with a file that a killed process has left.
+    """Result of recover() for a file that a killed process has left.
 
     Attributes:
         part: Its path before.

@@ -77,7 +77,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """What one nsqd has answered.
+    """The answer of one nsqd.
 
     Attributes:
         start_time: Start of nsqd in seconds of Unix time; None for servers that do not say it.

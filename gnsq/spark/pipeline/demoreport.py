@@ -50,7 +50,7 @@ class ShownTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRun:
-    """What the report shows.
+    """Content of the report.
 
     Attributes:
         seconds: How long the demo took.

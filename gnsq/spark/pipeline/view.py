@@ -61,7 +61,7 @@ class _Column(NamedTuple):
 
 
 class _Query:
-    """What the view knows of one query."""
+    """The numbers of one query."""
 
     def __init__(self, name: str) -> None:
         self.name = name
