@@ -14,6 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import gevent
+from gevent.core import READ
 from gevent.event import Event
 
 from gnsq.concurrency.threads import allocate_lock, hub_call_queue, start_thread
@@ -62,12 +63,13 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         self._queue = hub_call_queue()
+        try:
+            self._waker = _HubWaker()
+        except ValueError as error:
+            raise ValueError("only the main thread can receive signals: call this there") from error
         for number in (signal.SIGTERM, signal.SIGINT):
             if (before := signal.getsignal(number)) is not signal.SIG_IGN:
-                try:
-                    signal.signal(number, self._receive)
-                except ValueError as error:
-                    raise ValueError("only the main thread can receive signals: call this there") from error
+                signal.signal(number, self._receive)
                 self._before[number] = before
         return self
 
@@ -75,6 +77,7 @@ class StopSignals:
         for number, handler in self._before.items():
             # None: the handler was not set by Python, and can't be set by it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._waker.close()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         # Python calls this between two instructions of any greenlet, even of a handler that blocks the hub.
@@ -85,6 +88,38 @@ class StopSignals:
             with contextlib.suppress(Exception):
                 self._before_end()
             _end_at_once(signal.Signals(number))
+
+
+class _HubWaker:
+    """Wakes the hub when a signal comes.
+
+    The hub lets Python handle signals, and then waits for I/O. A signal that comes between the two does not interrupt
+    the wait: the hub would handle the signal when something else happens, if ever. So Python also writes to a pipe.
+
+    Raises:
+        ValueError: If another thread than the main thread calls the constructor.
+    """
+
+    def __init__(self) -> None:
+        self._before = signal.set_wakeup_fd(-1)
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+        # ref=False: the watcher does not keep the hub running.
+        self._watcher = gevent.get_hub().loop.io(self._read_end, READ, ref=False)
+        self._watcher.start(self._empty)
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+
+    def close(self) -> None:
+        """Restore the file descriptor that Python wrote to before."""
+        signal.set_wakeup_fd(self._before)
+        self._watcher.close()
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+    def _empty(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read_end, 4096)
 
 
 def _end_at_once(number: signal.Signals) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import gevent
 import pytest
@@ -295,6 +296,43 @@ def test_handlers_of_signals_are_set_back():
         assert signal.getsignal(signal.SIGTERM) != before[0]
 
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_signal_that_does_not_interrupt_the_wait_of_the_hub_wakes_it():
+    # A signal that comes right before the wait does not interrupt it, nor does one that another thread receives.
+    def send():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        time.sleep(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        with StopSignals() as signals:
+            thread = threading.Thread(target=send)
+            thread.start()
+            began = time.monotonic()
+            signals.requested.wait(LIMIT)
+            waited = time.monotonic() - began
+            thread.join()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    assert waited < LIMIT / 2
+
+
+def test_wakeup_file_descriptor_is_set_back():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write)
+    try:
+        with StopSignals():
+            pass
+    finally:
+        after = signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+    assert after == write
 
 
 def test_signal_that_the_program_ignores_stays_ignored():
