@@ -73,11 +73,14 @@ _READ_ROWS = 64
 # Colours, arrows, stack frames and XML headers in errors of the stores' libraries.
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n\s*(\d+: |at \./).*|<\?xml[^>]*>")
 _ERROR_LENGTH = 400
-# Words in the text of an error -> what to do about it.
-_ADVICE = (
-    (("expired", "invalid_token", "invalidtoken"), "renew the credentials"),
-    (("no space left", "quota"), "make room"),
-    (("403", "access_denied", "accessdenied", "permission denied"), "let the job read, write and list there"),
+# Words in the text of an error, in small letters -> what to do about it. Not words in the path of a file.
+_ADVICE = tuple(
+    (re.compile(rf"(?<![\w./-])(?:{words})(?![\w.=-]*/)"), what)
+    for words, what in (
+        ("expired|invalid_?token", "renew the credentials"),
+        ("no space left|quota", "make room"),
+        ("403|access_?denied|permission denied", "let the job read, write and list there"),
+    )
 )
 
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -458,12 +461,7 @@ def _publish(
 def store_error(location: str, error: Exception) -> JobFailed:
     """Make the JobFailed that says in one line why a table's store can't be used, and what to do."""
     words = " ".join(_NOISE.sub(" ", str(error)).split())
-    lower = words.lower()
-    advice = "mend that"
-    for signs, what in _ADVICE:
-        if any(sign in lower for sign in signs):
-            advice = what
-            break
+    advice = next((what for signs, what in _ADVICE if signs.search(words.lower())), "mend that")
     return JobFailed(
         f"table {redact_uri(location)}: {words[:_ERROR_LENGTH]}: {advice}, then start the job again: nothing is lost"
     )

@@ -183,6 +183,7 @@ def test_directory_that_is_gone_is_told_in_one_line(tmp_path):
         ("[Errno 28] No space left on device: 'x'", "make room, then start"),
         ("AWS Error ACCESS_DENIED during PutObject operation", "let the job read, write and list there"),
         ("403 Forbidden\n <Code>ExpiredToken</Code>", "renew the credentials"),
+        ("[Errno 2] No such file or directory: '/run-403/quota/day=expired/part'", "mend that"),
     ],
 )
 def test_errors_of_a_store_say_what_to_do(text, words):

@@ -7,6 +7,7 @@ import signal
 import sys
 
 import gevent
+import gevent.signal
 import pytest
 from gevent.event import Event
 
@@ -44,8 +45,8 @@ SLEEP = "time.sleep(60)"
 def supervise(hub, tmp_path):
     """Run a supervisor on a hub thread. Returns the supervisor, a function for its starts, and one that stops it."""
     # After tests that run fakensqd's command line here, gevent's main loop takes the exit statuses of all children of
-    # this process.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # this process. With gevent's function, the next Popen of gevent has its main loop do so again.
+    gevent.signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     path = tmp_path / "starts"
     path.touch()
     running = []
