@@ -37,7 +37,7 @@ class Subscriber(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """What the messages in flight of one delivery have in common.
+    """Data that the messages in flight of one delivery share.
 
     Attributes:
         owner: The subscriber that got the messages.
@@ -105,7 +105,7 @@ class MessageQueue:
 
     @property
     def backend_depth(self) -> int:
-        """How many messages are on disk."""
+        """The number of messages on disk."""
         return len(self._stored)
 
     def on_disk(self) -> list[QueuedMessage]:

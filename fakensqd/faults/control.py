@@ -26,7 +26,7 @@ class AddedRules:
 
     @property
     def fired(self) -> int:
-        """How often the rules have fired, all together."""
+        """The number of times that the rules have fired, all together."""
         return sum(rule.fired for rule in self.rules)
 
     def remove(self) -> None:

@@ -58,7 +58,7 @@ class BrokerEvents:
 
 
 class _Broker(Protocol):
-    """What MessageHolder and Channel use of Broker."""
+    """Methods of Broker that MessageHolder and Channel use."""
 
     options: NsqdOptions
     events: BrokerEvents
@@ -68,7 +68,7 @@ class _Broker(Protocol):
 
 
 class MessageHolder:
-    """What topics and channels have in common: a name, a queue, and a pause.
+    """Base of topics and channels: a name, a queue, and a pause.
 
     Args:
         channel_name: None for a topic.
@@ -93,12 +93,12 @@ class MessageHolder:
 
     @property
     def depth(self) -> int:
-        """How many messages are queued. A topic's queued messages are in no channel yet."""
+        """The number of queued messages. A topic's queued messages are in no channel yet."""
         return len(self._queue)
 
     @property
     def backend_depth(self) -> int:
-        """How many queued messages are on disk, or would be on disk with a data path."""
+        """The number of queued messages that are on disk, or would be on disk with a data path."""
         return self._queue.backend_depth
 
     def stored(self) -> list[QueuedMessage]:
@@ -140,12 +140,12 @@ class Channel(MessageHolder):
 
     @property
     def in_flight_count(self) -> int:
-        """How many delivered messages are not finished, requeued or timed out."""
+        """The number of delivered messages that are not finished, requeued or timed out."""
         return len(self._in_flight)
 
     @property
     def deferred_count(self) -> int:
-        """How many messages wait for the end of their delay."""
+        """The number of messages that wait for the end of their delay."""
         return len(self._deferred)
 
     # --- new messages -------------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ class Session(ConnectionSession, Subscriber):
 
     @property
     def _capacity(self) -> int:
-        """How many more messages RDY allows now.
+        """The number of messages that RDY still allows.
 
         With `rdy_counts_down`, as in nsqd 0.2.31, each message that is sent reduces the RDY count by 1.
 

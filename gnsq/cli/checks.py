@@ -46,7 +46,7 @@ MIN_DAYS = 30
 
 
 class Status(enum.Enum):
-    """How a step has ended."""
+    """Outcome of a step."""
 
     OK = "ok"
     WARNING = "warning"

@@ -1,4 +1,4 @@
-"""How gnsq tail writes a message: as its body, as a line of JSON, or for people at a terminal. Bytes to bytes."""
+"""Formats of gnsq tail: a message as its body, as a line of JSON, or for people at a terminal. Bytes to bytes."""
 
 from __future__ import annotations
 

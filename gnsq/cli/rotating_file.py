@@ -56,7 +56,7 @@ class _Decompressor(Protocol):
 
 @dataclass(frozen=True)
 class Compression:
-    """How records are stored: as they are, or as gzip members or zstd frames, one for all records of a write.
+    """Format of the stored records: as they are, or as gzip members or zstd frames, one for all records of a write.
 
     So all that was synced can be read even if the process is killed, by any program, and each member has a checksum.
     One stream that is flushed after each write would be smaller, by 35% with 10 records of 150 bytes in a write, by 8%

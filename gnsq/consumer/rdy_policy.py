@@ -42,7 +42,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class _Mode(enum.Enum):
-    """How max_in_flight is distributed."""
+    """Distribution of max_in_flight over the connections."""
 
     STOPPED = "RDY 0, except that of the probe"
     TURNS = "RDY 1 by turns"

@@ -45,7 +45,7 @@ class RunningHandler(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """What a worker does now.
+    """State of a worker.
 
     Attributes:
         worker: Its greenlet.

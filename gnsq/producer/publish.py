@@ -60,7 +60,7 @@ class Failure(enum.Enum):
 
 
 class Decision(enum.Enum):
-    """What happens next to a publish that was not confirmed."""
+    """Next step of a publish that was not confirmed."""
 
     RETRY = "send it again"
     RETRY_ALONE = "send it again, outside of a batch"
@@ -163,7 +163,7 @@ class PublishCounts:
 
 
 class WaitingFor(enum.Enum):
-    """What a publish waits for."""
+    """Event that a publish waits for."""
 
     CAPACITY = "capacity"
     BATCH = "its batch to fill"

@@ -1,6 +1,7 @@
 """gnsq completion: the scripts of the shells, and names of topics and channels from the servers."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -116,17 +117,53 @@ def test_unknown_shell_is_refused(gnsq):
     assert "'csh' is not one of" in result.stderr
 
 
+@pytest.fixture
+def program(tmp_path):
+    """The program gnsq, in a directory of its own."""
+    file = tmp_path / "gnsq"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} -m gnsq "$@"\n')
+    file.chmod(0o755)
+    return file
+
+
 @pytest.mark.subprocess
-def test_bash_completes_with_the_script(orders, gnsq, tmp_path):
-    program = tmp_path / "gnsq"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gnsq "$@"\n')
-    program.chmod(0o755)
+def test_bash_completes_with_the_script(orders, gnsq, program):
     line = ["gnsq", "stats", *options_of(orders), "orders", "arch"]
     script = gnsq("completion", "bash").stdout + (
         f"COMP_WORDS=({' '.join(line)}) COMP_CWORD={len(line) - 1}\n_gnsq_completion {program}\necho ${{COMPREPLY[@]}}"
     )
 
     result = run("bash", "-c", script, env=os.environ, stdin=subprocess.DEVNULL)
+
+    assert result.stdout.split() == ["archive"]
+    assert result.stderr == ""
+
+
+@pytest.mark.subprocess
+@pytest.mark.skipif(not shutil.which("fish"), reason="there is no fish on PATH")
+def test_fish_completes_with_the_script(orders, gnsq, program):
+    line = " ".join(["gnsq", "stats", *options_of(orders), "orders", "arch"])
+    script = f"{gnsq('completion', 'fish').stdout}\ncomplete -C '{line}'"
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(program.parent)}
+
+    result = run("fish", "--no-config", "-c", script, env=environment, stdin=subprocess.DEVNULL)
+
+    assert result.stdout.split() == ["archive"]
+    assert result.stderr == ""
+
+
+@pytest.mark.subprocess
+@pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh on PATH")
+def test_zsh_completes_with_the_script(orders, gnsq, program):
+    # zsh completes only in its line editor. So this calls the script's function, and prints what it passes to zsh.
+    line = ["gnsq", "stats", *options_of(orders), "orders", "arch"]
+    script = (
+        f"compdef() {{ }}\ncompadd() {{ print -l -- ${{(P)@[-1]}} }}\n{gnsq('completion', 'zsh').stdout}\n"
+        f"words=({' '.join(line)}) CURRENT={len(line)}\n_gnsq_completion"
+    )
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+    result = run("zsh", "-f", "-c", script, env=environment, stdin=subprocess.DEVNULL)
 
     assert result.stdout.split() == ["archive"]
     assert result.stderr == ""

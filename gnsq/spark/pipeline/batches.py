@@ -69,7 +69,7 @@ class CommittedBatch:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """What is known of a table.
+    """State of a table, as far as it is known.
 
     Attributes:
         rows, files, size: Of the table's newest version; size in bytes. None if only Spark could tell.

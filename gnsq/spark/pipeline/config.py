@@ -475,7 +475,7 @@ class PipelineConfig:
 
     @functools.cached_property
     def all_metrics(self) -> tuple[Metric, ...]:
-        """What is counted, each with its topic."""
+        """The metrics, each with its topic."""
         only = self.entries[0].name if len(self.entries) == 1 and not self.entries[0].is_expression else ""
         if self.metrics is None:
             return (Metric(topic=only),) if only and not self.entries[0].raw else ()
@@ -563,12 +563,12 @@ class PipelineConfig:
 
     @property
     def is_spark_writer(self) -> bool:
-        """Whether the cluster's own Delta or Iceberg writes the tables."""
+        """True if the cluster's own Delta or Iceberg writes the tables."""
         return self.table_writer != "delta-rs"
 
     @property
     def is_remote(self) -> bool:
-        """Whether output is on an object store."""
+        """True if output is on an object store."""
         return is_uri(self.output)
 
     def metrics_to(self, query: str) -> str:
@@ -580,7 +580,7 @@ class PipelineConfig:
 
     @property
     def is_work_remote(self) -> bool:
-        """Whether work is on an object store."""
+        """True if work is on an object store."""
         return is_uri(self.work)
 
     @property

@@ -94,7 +94,7 @@ _PERIODS: dict[str, tuple[int, Any, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """How the rows of a table are divided: by the day or the hour of a time, or by a field.
+    """Division of the rows of a table: by the day or the hour of a time, or by a field.
 
     Attributes:
         column: "day", "hour", or the field.
@@ -137,7 +137,7 @@ def partition_text(value: Any) -> str | None:  # Any: as the partition column's 
 
 @dataclass(frozen=True)
 class TableTarget:
-    """What a task needs to know to write into a table. It is pickled for the tasks.
+    """Data that a task needs to write into a table. It is pickled for the tasks.
 
     Attributes:
         name: The table's name, for descriptions and errors.

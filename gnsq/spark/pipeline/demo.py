@@ -181,7 +181,7 @@ def _demo(
 
 
 class Results(NamedTuple):
-    """What the tables have.
+    """Contents of the tables.
 
     Attributes:
         archived: Number of events in the archive.

@@ -315,7 +315,7 @@ def _put_made_with(config: PipelineConfig, query: str, facts: Mapping[str, objec
 
 @dataclass(slots=True)
 class Survey:
-    """How many nsqds and nsqlookupds were asked over HTTP, the errors of those that failed, and all topics found."""
+    """The number of nsqds and nsqlookupds asked over HTTP, the errors of those that failed, and all topics found."""
 
     asked: int = 0
     failures: list[str] = field(default_factory=list)

@@ -60,7 +60,7 @@ _CONCURRENT_SYNCS = 16
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Where a query stands.
+    """Progress of a query.
 
     Attributes:
         committed, committed_at: Its last batch that Spark has committed, and when; -1 if there is none.

@@ -87,7 +87,7 @@ class Silence:
 
 @dataclass(slots=True)
 class Summary:
-    """What a run has done; mappings by the names of queries.
+    """Result of a run; mappings by the names of queries.
 
     Attributes:
         finished: True if the queries have ended by themselves: with once, all messages have been read.

@@ -27,7 +27,7 @@ __all__ = ["SpoolState", "depth_of", "spool_state", "status_lines", "table_state
 
 @dataclass(frozen=True, slots=True)
 class SpoolState:
-    """What is in a query's spool.
+    """Contents of a query's spool.
 
     Attributes:
         rows, size: Messages and bytes that are in no committed batch.

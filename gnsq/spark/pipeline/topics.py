@@ -131,7 +131,7 @@ class TopicEntry:
 
     @property
     def shape(self) -> tuple[EventSchema, float] | None:
-        """What the parsing of bodies depends on; None with raw."""
+        """Values that the parsing of bodies depends on; None with raw."""
         return None if self.raw else (self.schema, self.max_ahead)
 
     @property
@@ -217,7 +217,7 @@ def topic_pattern(entries: Iterable[TopicEntry], outputs: Iterable[str], flat: s
 
 @dataclass(frozen=True)
 class Layout:
-    """What was decided at the first start of a job, and what the job has had at its last start.
+    """Decisions of the first start of a job, and what the job has had at its last start.
 
     A job that begins with one topic has the topic's tables directly in output; all other tables are in output/TOPIC. A
     job that begins with one metric has the query, the channel and the topic TOPIC-metrics of this metric without the

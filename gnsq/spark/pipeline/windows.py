@@ -45,7 +45,7 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is counted by window and keys.
+    """Aggregation by window and keys.
 
     Args:
         topic: Topic with the events; "": the job's only topic.

@@ -63,7 +63,7 @@ class Depth:
 
 
 class Outcome(Enum):
-    """How a drain ends."""
+    """End of a drain."""
 
     DRAINED = auto()
     # Messages may be left, so the caller must log a warning.
@@ -82,7 +82,7 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True)
 class DepthSample:
-    """What the planner knows at one time about the spool and the channel.
+    """The planner's knowledge of the spool and the channel at one time.
 
     Attributes:
         rows: Rows that came into the spool since the drain began. The spool is listed after the request for the

@@ -1,4 +1,4 @@
-"""What PySpark 4.1 lacks for the reader of a stream: read limits, Trigger.AvailableNow, and the start of a batch.
+"""Reader for PySpark 4.1, which has neither read limits nor Trigger.AvailableNow, nor tells the start of a batch.
 
 latestOffset() of PySpark 4.1 has no arguments. Without the end of the last batch, a reader could neither limit the next
 batch nor know which segments were read. After a restart, Spark tells that end only if the last batch must run again, by

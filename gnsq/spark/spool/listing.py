@@ -29,7 +29,7 @@ PAGE = 1000
 
 
 class ListedStore(Protocol):
-    """What a listing needs of a store. All methods may raise OSError.
+    """Methods of a store that a listing needs. All methods may raise OSError.
 
     Attributes:
         lists_in_order: True if names() lists names in their order, and can begin after one of them.
@@ -56,7 +56,7 @@ class ListedStore(Protocol):
 
 @dataclass(slots=True)
 class _Directory:
-    """What is known of one receiver's directory: its files (None: not a segment), and the highest number ever seen."""
+    """State of one receiver's directory: its files (None: not a segment), and the highest number ever seen."""
 
     files: dict[str, Segment | None] = field(default_factory=dict)
     highest: int = 0

@@ -47,7 +47,7 @@ def _removed_path(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReaderState:
-    """What the file of a reader says.
+    """Contents of the file of a reader.
 
     Attributes:
         position: Empty if the file is damaged: then the reader may need all segments.

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long segments stay in a spool after all queries have read them. Without any limit they do not stay.
+    """Limits for segments that stay in a spool after all queries have read them. Without any limit they do not stay.
 
     Attributes:
         seconds: Limit of the time since a segment was received.
