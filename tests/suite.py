@@ -2,8 +2,8 @@
 
 The tests that need a JVM share one in each worker, and wait most of the time. So the first worker begins with their
 files, and the others with all other files. A worker that has finished its own files takes the others'. Files with much
-text come first among those that need a JVM, since they take long: else a worker would end long after the others. All
-tests of a file run in one worker, since they share daemons and queries.
+text come first, since they take long: else a worker would end long after the others. All tests of a file run in one
+worker, since they share daemons and queries.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ def pytest_xdist_make_scheduler(config, log):
 
         def _assign_work_unit(self, node):
             sign = -1 if node is self.nodes[0] else 1
-            sizes = {scope: _size(config.rootpath / scope) for scope in self.workqueue}
-            # Those of the same size in the order of collection.
-            scope = min(sizes, key=lambda scope: (sign * bool(sizes[scope]), -sizes[scope]))
-            self.workqueue.move_to_end(scope, last=False)
+            keys = {}
+            for scope in self.workqueue:
+                needs_jvm, size = _file(config.rootpath / scope)
+                keys[scope] = (sign * needs_jvm, -size)
+            self.workqueue.move_to_end(min(keys, key=keys.get), last=False)
             super()._assign_work_unit(node)
 
-    # In the order of collection, not the files with the most tests first.
+    # Not the files with the most tests first.
     config.option.loadscopereorder = False
     return SparkFirst(config, log)
 
 
 @functools.cache
-def _size(path):
-    """Return the length of a file if its tests need a JVM, else 0."""
+def _file(path):
+    """Return whether tests of a file need a JVM, and the length of the file in bytes."""
     text = path.read_bytes()
-    return len(text) if b"mark.spark" in text else 0
+    return b"mark.spark" in text, len(text)
 
 
 def _refuse_processes(event, arguments):
