@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# Tests start some hundred processes: each would compile all modules if none may keep the result.
-unexport PYTHONDONTWRITEBYTECODE
+# Tests start some hundred processes: each would compile all modules if none may keep the result. And they write to
+# stdout as they do for most users, through a buffer.
+unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 # Three workers, since tests wait; and a line of progress in place of a dot for each test; see tests/suite.py.
 PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 3
 

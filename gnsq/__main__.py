@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import TextIO
 
 __all__ = ["main"]
 
@@ -18,13 +19,37 @@ def main() -> None:
         sys.exit(f"gnsq's command line needs click and rich: pip install 'gnsq[cli]' ({error})")
     if sys.stdout is None:
         sys.exit("Error: stdout is closed; give the command a file or a pipe to write to")
+    status: int | str | None
     try:
-        command_line(prog_name="gnsq")
+        status = command_line(prog_name="gnsq")
+    except SystemExit as ended:
+        status = ended.code
     except OSError as error:  # such as that of a full disk
-        # Python would write the rest at its end, and fail again.
+        status = f"Error: {error}"
+    # click wraps both if a reader has ended. At its end Python flushes both; if it can't, the status is 120.
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    if (failure := _flush(sys.stdout)) is not None and not status:
+        status = 1 if isinstance(failure, BrokenPipeError) else f"Error: {failure}"
+    if isinstance(status, str):
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{status}\n")
+        status = 1
+    _flush(sys.stderr)
+    sys.exit(status)
+
+
+def _flush(stream: TextIO | None) -> OSError | None:
+    """Write what a stream has buffered. If that fails, close the stream, and return the error."""
+    if stream is None or stream.closed:
+        return None
+    try:
+        stream.flush()
+    except OSError as error:
         with contextlib.suppress(OSError):
-            sys.stdout.close()
-        sys.exit(f"Error: {error}")
+            stream.close()
+        return error
+    return None
 
 
 if __name__ == "__main__":

@@ -350,6 +350,21 @@ def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
 
 
 @pytest.mark.subprocess
+@pytest.mark.parametrize("buffered", [True, False], ids=["fails at the end", "fails at once"])
+@pytest.mark.parametrize("stderr", ["&1", "/dev/null", "&-"])
+@pytest.mark.parametrize("arguments", ["--help", "stats"])
+def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, buffered):
+    environment = {**os.environ, "GNSQ_NSQD": fakensqd.tcp_address, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    read, write = os.pipe()
+    os.close(read)
+
+    result = run("sh", "-c", f"exec {sys.executable} -m gnsq {arguments} 2>{stderr}", env=environment, stdout=write)
+    os.close(write)
+
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+@pytest.mark.subprocess
 def test_closed_stdin_is_an_error(fakensqd):
     result = run("sh", "-c", f"exec {sys.executable} -m gnsq pub t --nsqd {fakensqd.tcp_address} <&-")
 
@@ -371,14 +386,15 @@ def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, sta
 
 
 @pytest.mark.subprocess
+@pytest.mark.parametrize("buffered", [True, False], ids=["fails at the end", "fails at once"])
 @pytest.mark.parametrize("arguments", ["--help", "completion bash", "ping --json", "stats"])
 @pytest.mark.parametrize(
     ("stdout", "error"), [("/dev/full", "No space left on device"), ("&-", "stdout is closed")], ids=["full", "closed"]
 )
-def test_stdout_that_can_not_be_written_is_an_error_in_one_line(fakensqd, arguments, stdout, error):
-    command = f"GNSQ_NSQD={fakensqd.tcp_address} exec {sys.executable} -m gnsq {arguments} >{stdout}"
+def test_stdout_that_can_not_be_written_is_an_error_in_one_line(fakensqd, arguments, stdout, error, buffered):
+    environment = {**os.environ, "GNSQ_NSQD": fakensqd.tcp_address, "PYTHONUNBUFFERED": "" if buffered else "1"}
 
-    result = run("sh", "-c", command)
+    result = run("sh", "-c", f"exec {sys.executable} -m gnsq {arguments} >{stdout}", env=environment)
 
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("Error: ")
