@@ -44,7 +44,9 @@ FLUSH_TIMEOUT = 0.5
 class StopSignals:
     """Receives SIGTERM and SIGINT in a ``with`` block: the first one sets an event, the second one ends the process.
 
-    A signal that the process ignores when the block begins stays ignored, such as SIGINT in a background job.
+    A signal that the process ignores when the block begins stays ignored, such as SIGINT in a background job. After the
+    block, signals are handled as before it. But if one came shortly before, a copy of it must not end the process with
+    the signal's own status, since all was drained: so copies are ignored, also while the interpreter ends.
 
     Args:
         before_end: Called before the second signal ends the process. It must not wait.
@@ -60,6 +62,7 @@ class StopSignals:
         self._before_end = before_end
         self._first = 0.0
         self._before: dict[signal.Signals, Any] = {}  # Any: a handler of any kind
+        self._is_over = False
 
     def __enter__(self) -> Self:
         self._queue = hub_call_queue()
@@ -71,23 +74,47 @@ class StopSignals:
             if (before := signal.getsignal(number)) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
                 self._before[number] = before
+        # Registered now, so that it is called after what the block registers, such as the closing of clients.
+        atexit.register(self._ignore_copies_at_exit)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            # None: the handler was not set by Python, and can't be set by it.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._is_over = True
         self._waker.close()
+        if not self._may_be_copy():
+            self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         # Python calls this between two instructions of any greenlet, even of a handler that blocks the hub.
-        if self.number is None:
+        if self._may_be_copy():
+            return
+        if self._is_over:
+            self._restore()
+            signal.raise_signal(number)
+        elif self.number is None:
             self.number, self._first = signal.Signals(number), time.monotonic()
             self._queue.call_soon_threadsafe(self.requested.set)
-        elif time.monotonic() - self._first >= SECOND_SIGNAL_AFTER:
+        else:
             with contextlib.suppress(Exception):
                 self._before_end()
             _end_at_once(signal.Signals(number))
+
+    def _may_be_copy(self) -> bool:
+        """Return True if a signal that comes now counts as the first one."""
+        return self.number is not None and time.monotonic() - self._first < SECOND_SIGNAL_AFTER
+
+    def _restore(self) -> None:
+        atexit.unregister(self._ignore_copies_at_exit)
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._receive:  # otherwise the program has set another one meanwhile
+                # None: the handler was not set by Python, and can't be set by it.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _ignore_copies_at_exit(self) -> None:
+        # Python soon replaces its handlers by the default actions, but leaves ignored signals ignored.
+        if self._may_be_copy():
+            for number in self._before:
+                signal.signal(number, signal.SIG_IGN)
 
 
 class _HubWaker:

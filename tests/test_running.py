@@ -359,6 +359,47 @@ def test_second_signal_right_after_the_first_one_is_the_same():
     assert signals.number is signal.SIGINT
 
 
+def test_later_signal_after_the_block_is_for_the_handler_before_it():
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(time.monotonic()))
+    try:
+        with StopSignals() as signals:
+            began = time.monotonic()
+            stop(signal.SIGINT)
+            signals.requested.wait(LIMIT)
+        stop(signal.SIGINT)
+        wait_until(lambda: stop(signal.SIGINT) or received)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert received[0] - began >= 0.25
+
+
+@pytest.mark.subprocess
+def test_signal_right_after_the_first_one_does_not_end_the_end_of_the_program(fakensqd):
+    # Python sets the actions of signals back after its atexit functions, before it clears the modules.
+    code = """
+        import atexit, os, signal, sys
+        import gnsq
+
+        class SignalledAtTheEnd:
+            def __del__(self, kill=os.kill, pid=os.getpid(), write=os.write):
+                write(1, b"end")
+                kill(pid, 15)
+
+        def stop():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        last = SignalledAtTheEnd()
+        atexit.register(stop)
+        gnsq.run(gnsq.Producer(sys.argv[1]), on_ready=stop)
+    """
+    with child(sys.executable, "-c", textwrap.dedent(code), fakensqd.tcp_address) as process:
+        out, err = process.communicate(timeout=LIMIT)
+
+    assert (out, err, process.returncode) == ("end", "", 0)
+
+
 PROGRAM = """
     import logging, sys, time
     import gevent, gnsq
