@@ -63,7 +63,6 @@ MISSPELT = [
     pytest.param(lambda: NsqdHTTPClient("a", 1, tmeout=1), "NsqdHTTPClient", "timeout", id="NsqdHTTPClient"),
     pytest.param(lambda: LookupdClient("a", 1, ca_cert="x"), "LookupdClient", "ca_certs", id="LookupdClient"),
     pytest.param(lambda: LookupdClient("a", 1, user_agent="x"), "LookupdClient", "useragent", id="its parameter"),
-    pytest.param(lambda: Producer(nsqd_http_addresses="a", http_options={"header": {}}), "", "headers", id="HTTP"),
     pytest.param(
         lambda: Consumer("t", "c", lookupd_http_addresses="a", lookupd_options={"ca_cert": "x"}),
         "LookupdClient",

@@ -196,7 +196,7 @@ class Consumer:
         self._clock = clock if clock is not None else RealClock()
         self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
         self._connection_options = connection
-        self._pool: ConnectionPool[Connection] = ConnectionPool(
+        self._pool = ConnectionPool(
             reconnect,
             self._clock,
             make=self._make_connection,

@@ -61,9 +61,7 @@ class MessageDispatcher:
         closed_counts: Sum of the message counts of closed connections.
     """
 
-    def __init__(
-        self, consumer: DispatcherOwner, pool: ConnectionPool[Connection], clock: Clock, overrides: Set[str]
-    ) -> None:
+    def __init__(self, consumer: DispatcherOwner, pool: ConnectionPool, clock: Clock, overrides: Set[str]) -> None:
         self.closed_counts = MessageCounts()
         self._busy_poller: BusyPoller | None = None
         self._next_read = _Read()

@@ -12,7 +12,6 @@ from gnsq.clock import Clock
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.errors import NSQException
 from gnsq.message import Message
-from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool
 from gnsq.texts import counted
 
@@ -39,7 +38,7 @@ class Shutdown:
         self,
         timeout: float,
         workers: WorkerPool,
-        pool: ConnectionPool[Connection],
+        pool: ConnectionPool,
         clock: Clock,
         label: str,
         log: logging.Logger,

@@ -1,6 +1,6 @@
 """Keeps one connection open to each of several nsqds, and reopens lost connections.
 
-Owns one greenlet for each address. Knows neither messages nor publishes. A connection may be of TCP or of HTTP.
+Owns one greenlet for each address. Knows neither messages nor publishes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypedDict, TypeVar
+from typing import TypedDict
 
 import gevent
 from gevent.event import Event
@@ -21,7 +21,7 @@ from gnsq.backofftimer import exponential_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
-from gnsq.nsqd.connection import InternalError
+from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import Options, option
 from gnsq.texts import without_address
 
@@ -70,32 +70,6 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class PoolConnection(Protocol):
-    """Connection of a pool. The pool opens it once, and makes another connection after this one is closed."""
-
-    @property
-    def error(self) -> NSQException | None:
-        """Why the connection was closed; None if it was not closed by an error."""
-
-    def open(self) -> object:
-        """Connect. If this method raises an exception, the attempt has failed."""
-
-    def close(self, timeout: float) -> None:
-        """Drain and close within a number of seconds."""
-
-    def abort(self, error: NSQException | None = None) -> None:
-        """Close immediately."""
-
-    def wait_closed(self) -> object:
-        """Wait until the connection is closed."""
-
-    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a greenlet is one of the connection's own."""
-
-
-_Connection = TypeVar("_Connection", bound=PoolConnection)
-
-
 @dataclass(eq=False)
 class _Reconnector:
     """State of one address.
@@ -120,7 +94,7 @@ class _Reconnector:
     greenlet: gevent.Greenlet | None = None
 
 
-class ConnectionPool(Generic[_Connection]):
+class ConnectionPool:
     """Connections by address.
 
     Args:
@@ -136,20 +110,18 @@ class ConnectionPool(Generic[_Connection]):
         not_attempted: Number of addresses to which the first attempt to connect has not ended.
     """
 
-    not_connected_text, lost_text = "not connected", "connection lost"
-
     def __init__(
         self,
         reconnect: ReconnectOptions,
         clock: Clock,
         *,
-        make: Callable[[str], _Connection],
-        setup: Callable[[_Connection], None],
-        on_lost: Callable[[_Connection], object] = lambda connection: None,
-        closed_without_fault: Callable[[_Connection], bool] = lambda connection: False,
+        make: Callable[[str], Connection],
+        setup: Callable[[Connection], None],
+        on_lost: Callable[[Connection], object] = lambda connection: None,
+        closed_without_fault: Callable[[Connection], bool] = lambda connection: False,
         owner: LogOwner | None = None,
     ) -> None:
-        self.connections: dict[str, _Connection] = {}
+        self.connections: dict[str, Connection] = {}
         self._reconnect = reconnect
         self._clock = clock
         self._make = make
@@ -161,7 +133,7 @@ class ConnectionPool(Generic[_Connection]):
         self.not_attempted = 0
         # Last failures of addresses that were removed because they are not permanent.
         self._past_failures: dict[str, NSQException] = {}
-        self._opening: set[_Connection] = set()
+        self._opening: set[Connection] = set()
         self._closing = False
         # Id of the process that opens connections. Its forked children open none.
         self._pid: int | None = None
@@ -276,7 +248,7 @@ class ConnectionPool(Generic[_Connection]):
                         wait = self._wait_without_backoff(reconnector)
                     else:
                         reconnector.failures += 1
-                        wait = self._wait_with_backoff(reconnector.failures, connection)
+                        wait = self._reconnect.delay(reconnector.failures)
                 # A loss without fault means that nsqd refused a publish. The publish raises the error, so do not warn.
                 level = logging.INFO if no_fault or reconnector.released else logging.WARNING
                 self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
@@ -303,7 +275,7 @@ class ConnectionPool(Generic[_Connection]):
         an nsqd may be down for days."""
         error = reconnector.last_failure
         bug = error.__cause__ if isinstance(error, InternalError) else None
-        what = self.lost_text if was_open else self.not_connected_text
+        what = "connection lost" if was_open else "not connected"
         if wait is not None:
             then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         else:
@@ -320,11 +292,11 @@ class ConnectionPool(Generic[_Connection]):
             since=reconnector.stable,
         )
 
-    def _wait_lost(self, address: str, connection: _Connection, reconnector: _Reconnector) -> bool:
+    def _wait_lost(self, address: str, connection: Connection, reconnector: _Reconnector) -> bool:
         """Wait until a connection is lost. Return True if the nsqd did not cause the loss."""
         opened = self._clock.monotonic()
         connection.wait_closed()
-        if self._is_stable(connection, self._clock.monotonic() - opened):
+        if self._clock.monotonic() - opened >= STABLE_AFTER:
             reconnector.failures, reconnector.stable = 0, opened
         reconnector.last_failure = connection.error
         self.connections.pop(address, None)
@@ -338,15 +310,7 @@ class ConnectionPool(Generic[_Connection]):
         initial = self._reconnect.reconnect_initial
         return initial if reconnector.last_no_fault - before < initial else 0.0
 
-    def _wait_with_backoff(self, failures: int, connection: _Connection | None) -> float:
-        """Return the seconds to wait after failures in a row. connection is None if the last attempt failed."""
-        return self._reconnect.delay(failures)
-
-    def _is_stable(self, connection: _Connection, seconds: float) -> bool:
-        """Return True if a connection that was lost after these seconds was stable. Then failures is set to 0."""
-        return seconds >= STABLE_AFTER
-
-    def _try_open(self, address: str, reconnector: _Reconnector) -> _Connection | None:
+    def _try_open(self, address: str, reconnector: _Reconnector) -> Connection | None:
         connection = self._make(address)
         self._opening.add(connection)
         try:

@@ -391,7 +391,7 @@ class Dispatcher:
         """End a publish whose topic nsqd refused; after NSQUnauthorized, all publishes to this topic on the same link.
 
         With NSQUnauthorized nsqd closes the connection, and executes nothing after the refused command. If the other
-        publishes were retried, nsqd would refuse them, too, and close a connection each time. HTTP has no such error.
+        publishes were retried, nsqd would refuse them, too, and close a connection each time.
 
         Source: nsqd protocol_v2.go, CheckAuth.
         """

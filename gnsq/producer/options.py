@@ -20,7 +20,6 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     allow_duplicates: bool
     strategy: str | Callable[..., Any]  # Any: the function returns one of the links that it was given
     connections_per_nsqd: int
-    http_requests_at_once: int
     max_pending_bytes: int
     max_msg_size: int | None
     max_body_size: int | None
@@ -55,9 +54,6 @@ class ProducerOptions(Options):
     )
     connections_per_nsqd: int = option(
         1, "number of the connections to each nsqd", unit="connections", minimum=1, maximum=100
-    )
-    http_requests_at_once: int = option(
-        8, "over HTTP: limit of the concurrent requests to each nsqd", unit="requests", minimum=1, maximum=1000
     )
     max_pending_bytes: int = option(
         64 * 1024 * 1024, "limit of the publishes without a response; further publishes wait", unit="bytes", minimum=1

@@ -22,7 +22,6 @@ from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ReconnectOptions, State
 from gnsq.options import ConnectionOptions
-from gnsq.producer.http import check_no_tcp_options, make_http_clients
 from gnsq.producer.lifecycle import ProducerLifecycle, publish_from_thread
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
@@ -51,16 +50,12 @@ class Producer:
 
     Args:
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
-        nsqd_http_addresses: URL or ``host[:port]``, or a list, tuple or set of these: publish over HTTP, not over TCP.
         max_backoff_duration: Seconds; longest wait before the producer connects to an nsqd again, but not more than a
             quarter of publish_timeout, nor less than 0.1. The option reconnect_maximum replaces these limits.
         lookupd_http_addresses: URL or ``host[:port]`` of an nsqlookupd, or a list or tuple of these: publish to all
             nsqds that the nsqlookupds know.
         lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to nsqlookupd. The
             defaults of ``timeout`` and ``max_response_size`` are 5 s and 16 MiB.
-        http: Publish over HTTP to the nsqds that nsqlookupd knows. Not needed together with nsqd_http_addresses.
-        http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for publishing over HTTP. Over HTTP,
-            max_name_length is the only option of ConnectionOptions that can be given.
         threaded: Run on a thread with a hub of its own, for programs that block threads without running a hub.
         name: Name of the producer in log lines; default: ``producer-1`` and so on.
         keywords: Options of ProducerOptions, ReconnectOptions and ConnectionOptions.
@@ -78,8 +73,7 @@ class Producer:
     publish() raises RuntimeError there. Use publish_async() instead.
 
     Raises:
-        ValueError: If there is no address at all, if an address or option is not valid, or if some of them are for
-            TCP and others for HTTP.
+        ValueError: If there is no address at all, or if an address or option is not valid.
         TypeError: If an address or option has the wrong type, or an option does not exist.
     """
 
@@ -88,11 +82,8 @@ class Producer:
         nsqd_tcp_addresses: Addresses = (),
         max_backoff_duration: float = 128,
         *,
-        nsqd_http_addresses: Addresses = (),
         lookupd_http_addresses: Addresses = (),
         lookupd_options: HttpOptionsDict | None = None,
-        http: bool = False,
-        http_options: HttpOptionsDict | None = None,
         threaded: bool = False,
         name: str | None = None,
         clock: Clock | None = None,
@@ -104,14 +95,8 @@ class Producer:
         self.addresses = parse_addresses(nsqd_tcp_addresses)
         self.nsqd_tcp_addresses = set(self.addresses)
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
-        self.http_clients = make_http_clients(nsqd_http_addresses, http_options, self.options, http=http)
-        if self.http_clients is not None:
-            check_no_tcp_options(self.addresses, self.options, options)
-            self.addresses = self.http_clients.addresses
         if not self.addresses and not self.lookupds:
-            raise ValueError(
-                "producer has no address: give nsqd_tcp_addresses, nsqd_http_addresses or lookupd_http_addresses"
-            )
+            raise ValueError("producer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         self.max_backoff_duration = max_backoff_duration
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
@@ -187,7 +172,6 @@ class Producer:
             connection=self.connection_options,
             addresses=self.addresses,
             lookupds=self.lookupds,
-            http_clients=self.http_clients,
             clock=self.clock,
             owner=self.log_owner,
             counts=self._counts,
@@ -295,7 +279,7 @@ class Producer:
         )
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Add an nsqd to publish to, and start the producer if needed. Over HTTP, the port is an HTTP port.
+        """Add an nsqd to publish to, and start the producer if needed.
 
         Raises:
             ValueError: If the address is not valid.
@@ -305,13 +289,13 @@ class Producer:
         runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
         runtime.owner_thread.call_and_wait(CROSS_THREAD_GRACE, runtime.add, added)
 
-    # --- methods that subclasses may override, as in gnsq 1.0. conn is None over HTTP
+    # --- methods that subclasses may override, as in gnsq 1.0
 
-    def handle_response(self, conn: Connection | None, response: bytes) -> None:
+    def handle_response(self, conn: Connection, response: bytes) -> None:
         """Send on_response."""
         notify(self.on_response, self, response=response)
 
-    def handle_error(self, conn: Connection | None, error: NSQErrorCode) -> None:
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
         """Send on_error."""
         notify(self.on_error, self, error=error)
 

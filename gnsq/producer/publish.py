@@ -115,10 +115,9 @@ def is_topic_error(error: object) -> bool:
 def may_be_partially_stored(error: NSQException) -> bool:
     """Return True if nsqd may have stored some messages of a refused MPUB.
 
-    nsqd stops at the first message that it can't store. If the error says "exiting" over TCP, nsqd has stored none. But
-    over HTTP nsqd responds with EXITING also if it could not store a message, and may have stored the earlier messages.
+    nsqd stops at the first message that it can't store. If the error says "exiting", nsqd has stored none.
 
-    Source: nsqd topic.go, PutMessages; http.go, doMPUB.
+    Source: nsqd topic.go, PutMessages.
     """
     return isinstance(error, NSQMPubFailed) and not error.text.endswith("exiting")
 
@@ -189,10 +188,10 @@ class Unconfirmed(NamedTuple):
 
 
 class Link(Protocol):
-    """Sends publishes to one nsqd, over one TCP connection or over HTTP.
+    """Sends publishes to one nsqd over one connection.
 
     Attributes:
-        address: ``host:port`` of the nsqd, or its URL. There may be several links to one nsqd.
+        address: ``host:port`` of the nsqd. There may be several links to one nsqd.
         confirmed: Number of messages that nsqd has confirmed on this link.
     """
 
@@ -239,9 +238,6 @@ class PublishOwner(Protocol):
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
         """Retry or end a publish that was not confirmed."""
 
-    def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
-        """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed."""
-
     def retry_failed(self) -> None:
         """Send the publishes again that wait for a retry."""
 
@@ -261,7 +257,7 @@ class PendingPublish:
         done: True if the publish has ended.
         error: Why the publish was not confirmed; None if it was confirmed or has not ended.
         body: The message. Empty in a MultiPublish, or if the message is no longer needed.
-        size: Length of the command over TCP in bytes; the same number is used over HTTP.
+        size: Length of the command in bytes.
         largest_message: Length of the largest message in bytes.
         mpub_body_size: Length of an MPUB's body in bytes; 0 for other commands.
         defer: Milliseconds; 0: not deferred.
@@ -309,7 +305,7 @@ class PendingPublish:
 
     @property
     def command(self) -> bytes:
-        """The bytes to send over TCP. They are built when they are sent; before that, only the bodies take memory."""
+        """The bytes to send. They are built when they are sent; before that, only the bodies take memory."""
         return commands.publish(self.topic, self.body)
 
     @property

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import gevent
 from gevent.event import Event
@@ -29,7 +29,6 @@ from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.completion import MAX_SLEEP
 from gnsq.producer.dispatcher import Dispatcher
-from gnsq.producer.http import HttpClients, HttpPool
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
 from gnsq.producer.result import ResultWaiters
@@ -52,9 +51,8 @@ class RuntimeConfig:
     """Settings and counters of a producer, made by its constructor.
 
     Attributes:
-        connection: Options of each TCP connection.
-        addresses: Addresses that the user gave: ``host:port``, or over HTTP also URLs.
-        http_clients: Makes the clients to publish over HTTP; None: publish over TCP.
+        connection: Options of each connection.
+        addresses: Addresses that the user gave.
         owner: The Producer whose name is in the log lines.
         counts: Counts of messages by outcome.
     """
@@ -64,7 +62,6 @@ class RuntimeConfig:
     connection: ConnectionOptions
     addresses: Sequence[str]
     lookupds: Sequence[LookupdClient]
-    http_clients: HttpClients | None
     clock: Clock
     owner: LogOwner
     counts: PublishCounts
@@ -77,11 +74,11 @@ class ProducerEvents(Protocol):
     def listeners(self) -> Sized:
         """Return a collection that is empty if handle_response() need not be called."""
 
-    def handle_response(self, conn: Connection | None, response: bytes) -> None:
-        """Handle a response; conn is None over HTTP."""
+    def handle_response(self, conn: Connection, response: bytes) -> None:
+        """Handle a response."""
 
-    def handle_error(self, conn: Connection | None, error: NSQErrorCode) -> None:
-        """Handle an error of nsqd; conn is None over HTTP."""
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
+        """Handle an error of nsqd."""
 
     def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
         """Handle the response to AUTH."""
@@ -119,40 +116,23 @@ class ProducerRuntime:
         )
         self._addresses: set[str] = set()
         self._links: dict[Connection, TcpLink] = {}
-        self._pools = self._tcp_pools() if config.http_clients is None else [self._http_pool(config.http_clients)]
-        port = "tcp_port" if config.http_clients is None else "http_port"
-        self._nodes = AllNodes(config.lookupds, port, options.max_nsqds, config.owner)
+        # Each pool has one connection to each nsqd.
+        self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
+        self._nodes = AllNodes(config.lookupds, max_nsqds=options.max_nsqds, owner=config.owner)
         # _any_known is set when an nsqd is known; _queried when all nsqlookupds were queried once, or if none is given.
         self._any_known, self._queried = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
         # Greenlet that is inside _marked(): one at most, since code inside _marked() does not wait.
         self._active: gevent.Greenlet | None = None
 
-    def _tcp_pools(self) -> Sequence[ConnectionPool[Any]]:  # Any: pools of Connection or of HttpLink
-        """Make connections_per_nsqd pools; each has one connection to each nsqd."""
-        config = self._config
-        return [
-            ConnectionPool(
-                config.reconnect,
-                self._clock,
-                make=self._make_connection,
-                setup=self._setup,
-                closed_without_fault=_is_blameless,
-                owner=config.owner,
-            )
-            for _ in range(self._options.connections_per_nsqd)
-        ]
-
-    def _http_pool(self, clients: HttpClients) -> HttpPool:
-        config, events = self._config, self._events
-        return HttpPool(
-            clients,
-            config.reconnect,
+    def _make_pool(self) -> ConnectionPool:
+        return ConnectionPool(
+            self._config.reconnect,
             self._clock,
-            self.dispatcher,
-            on_response=lambda data: self._call(events.handle_response, None, data),
-            on_error=lambda error: self._call(events.handle_error, None, error),
-            owner=config.owner,
+            make=self._make_connection,
+            setup=self._setup,
+            closed_without_fault=_is_blameless,
+            owner=self._config.owner,
         )
 
     # --- start and close
@@ -170,11 +150,7 @@ class ProducerRuntime:
             self._queried.set()
 
     def add(self, address: str) -> None:
-        """Connect to an nsqd, and reconnect whenever the connection is lost.
-
-        Raises:
-            ValueError: Over HTTP, if the address is not valid.
-        """
+        """Connect to an nsqd, and reconnect whenever the connection is lost."""
         with self._marked():
             for pool in self._pools:
                 pool.add(address, permanent=True)
@@ -343,20 +319,13 @@ class ProducerRuntime:
             self._query_lookupds()
 
     def _query_lookupds(self) -> None:
-        # refresh() calls _add_named() as soon as a response names an nsqd: other nsqlookupds may take long to respond.
-        _, gone = self._nodes.refresh(self._add_named)
+        # refresh() calls add() as soon as a response names an nsqd: other nsqlookupds may take long to respond.
+        _, gone = self._nodes.refresh(self.add)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
             self._addresses.discard(address)
             for pool in self._pools:
                 pool.release(address)
-
-    def _add_named(self, address: str) -> None:
-        try:
-            self.add(address)
-        except ValueError as error:
-            text = "%s: can't be published to, though an nsqlookupd names it: %s"
-            logger.warning(text, self._config.owner.at(address), error)
 
     # --- connections
 

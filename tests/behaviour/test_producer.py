@@ -55,10 +55,8 @@ def test_confirmed_messages_are_stored_once(nsqd, topic, channel, held, options)
     assert held(nsqd, len(bodies)) == bodies
 
 
-@pytest.mark.parametrize("options", [pytest.param({}, id="TCP"), pytest.param({"http": True}, id="HTTP")])
-def test_many_messages_of_a_generator_arrive_in_chunks(nsqd, topic, channel, held, options):
-    address = {"nsqd_http_addresses": nsqd.http_address} if options else {"nsqd_tcp_addresses": nsqd.tcp_address}
-    with Producer(**address) as producer:
+def test_many_messages_of_a_generator_arrive_in_chunks(nsqd, topic, channel, held):
+    with Producer(nsqd.tcp_address) as producer:
         chunks = producer.publish_many(topic, (b"%04d" % number for number in range(3500)))
 
     assert [chunk.messages for chunk in chunks] == [1000, 1000, 1000, 500]

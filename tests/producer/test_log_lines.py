@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.faults import answer, error, on
+from fakensqd.faults import error, on
 from fakensqd.faults.toxics import stall
 from gnsq import Producer
 from tests.helpers import refused_port, wait_until
@@ -81,18 +81,6 @@ def test_stalled_nsqd_is_logged_with_its_producer_and_again_when_it_answers(cloc
             result.get(timeout=1)
 
         assert f"{one.tcp_address}: orders: is published to again" in lines()
-
-
-def test_nsqd_that_fails_over_http_is_one_line_with_what_is_next(fakensqd, lines):
-    with Producer(nsqd_http_addresses=fakensqd.http_address, name="orders") as producer:
-        with fakensqd.add(on.http("/pub"), answer(502)), pytest.raises(Exception, match="502"):
-            producer.publish("t", b"x", timeout=5)
-        producer.publish("t", b"x", timeout=5)
-
-    (line,) = lines(logging.WARNING)
-    assert line.startswith(f"{fakensqd.http_address}: orders: not published to until it answers: POST /pub: ")
-    assert line.endswith("; trying again at once")
-    assert line.count(fakensqd.http_address) == 1
 
 
 def test_orderly_close_of_a_producer_says_that_it_begins_and_ends(fakensqd, lines):

@@ -74,7 +74,6 @@ def test_failed_publish_is_retried_or_ended(failure, error, options, decision):
     [
         pytest.param(NSQMPubFailed("MPUB failed exiting"), False, id="an nsqd that exits has stored none"),
         pytest.param(FULL_DISK, True, id="a full disk, some"),
-        pytest.param(NSQMPubFailed("POST /mpub: http error <503> EXITING"), True, id="HTTP says the same of both"),
         pytest.param(NSQPubFailed("PUB failed write: no space left on device"), False, id="a single one is whole"),
     ],
 )

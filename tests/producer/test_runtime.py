@@ -114,10 +114,8 @@ def levels(caplog, text):
     return [record.levelname for record in caplog.records if text in record.getMessage()]
 
 
-@pytest.mark.parametrize("http", [True, False], ids=["http", "tcp"])
-def test_producer_is_ready_once_an_nsqd_is_connected(fakensqd, http):
-    addresses = {"nsqd_http_addresses": fakensqd.http_address} if http else {"nsqd_tcp_addresses": fakensqd.tcp_address}
-    producer = Producer(**addresses)
+def test_producer_is_ready_once_an_nsqd_is_connected(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
     before = (producer.is_ready, producer.stats().not_ready)
 
     with producer:
@@ -150,11 +148,10 @@ def test_no_more_nsqds_are_published_to_than_the_option_says(caplog):
     assert "left out 96 of 99 nsqds" in caplog.text
 
 
-@pytest.mark.parametrize("http", [True, False], ids=["http", "tcp"])
-def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(http, caplog):
+def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(caplog):
     nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
     with lookupd(**nonsense) as asked:
-        producer = Producer(lookupd_http_addresses=asked.address, http=http, lookupd_poll_interval=0.01)
+        producer = Producer(lookupd_http_addresses=asked.address, lookupd_poll_interval=0.01)
         producer.start()
 
         wait_until(lambda: len(asked.requests) > 2)

@@ -155,10 +155,9 @@ def test_release_has_the_http_paths_of_its_time(release, target, answer):
         assert request(nsqd.http_address, "POST", target, b"x") == answer
 
 
-def test_producer_over_http_publishes_many_to_a_release_with_binary_mpub():
+def test_http_client_publishes_many_to_a_release_with_binary_mpub():
     with FakeNsqd(release="0.2.31") as nsqd:
-        with Producer(nsqd_http_addresses=nsqd.http_address) as producer:
-            producer.multipublish("t", [b"a\n", b"b"])
+        NsqdHTTPClient.from_url(nsqd.http_address).multipublish("t", [b"a\n", b"b"], binary=True)
 
         assert nsqd.depth("t") == 2
 
