@@ -13,7 +13,12 @@ import click
 
 __all__ = ["BodyFilter", "Condition", "filter_options"]
 
-_CONDITION = re.compile(r"(?P<path>[^=!~]+)(?P<operator>!=|=|~)(?P<value>.*)", re.DOTALL)
+# An operator of another language, such as ==, =~, >= or one between spaces, would be a part of the field or the value,
+# and match nothing.
+_CONDITION = re.compile(
+    r"(?P<path>[^=!~<>]*[^=!~<>\s])(?P<operator>!=(?![=~\s])|=(?![=~\s])|~)(?P<value>.*)", re.DOTALL
+)
+_INDEX = re.compile("[0-9]{1,9}")
 _MISSING = object()
 
 
@@ -24,7 +29,7 @@ class Condition:
     Attributes:
         path: Keys that lead to the field. A number is the index of an item of a list.
         operator: ``=``, ``!=`` or ``~``.
-        value: Text to compare the field with.
+        value: Text to compare the field with, or JSON. So a text in quotes may begin with ``=``.
     """
 
     path: tuple[str, ...]
@@ -42,7 +47,7 @@ class Condition:
         for key in self.path:
             if isinstance(body, dict) and key in body:
                 body = body[key]
-            elif isinstance(body, list) and key.isdecimal() and int(key) < len(body):
+            elif isinstance(body, list) and _INDEX.fullmatch(key) and int(key) < len(body):
                 body = body[int(key)]
             else:
                 return _MISSING
@@ -51,8 +56,8 @@ class Condition:
     def _equals(self, field: Any) -> bool:  # Any: JSON, or _MISSING
         if field is _MISSING:
             return False
-        if isinstance(field, str):
-            return field == self.value
+        if field == self.value:
+            return True
         value = _parsed(self.value)
         # In Python True is 1, but not in JSON.
         return isinstance(field, bool) == isinstance(value, bool) and bool(field == value)
@@ -92,7 +97,10 @@ class BodyFilter:
         if not self.where:
             return True
         parsed = _parsed(body)
-        return parsed is not _MISSING and all(condition.is_true(parsed) for condition in self.where)
+        try:
+            return parsed is not _MISSING and all(condition.is_true(parsed) for condition in self.where)
+        except RecursionError:  # json writes fewer levels than it parses
+            return False
 
 
 class _ConditionType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -105,7 +113,8 @@ class _ConditionType(click.ParamType):  # type: ignore[type-arg]  # not generic 
             return value
         match = _CONDITION.fullmatch(value)
         if match is None:
-            self.fail(f"{value!r} is not FIELD=VALUE, FIELD!=VALUE or FIELD~TEXT", param, ctx)
+            text = "without spaces around the operator; a VALUE that begins with = or ~ needs quotes: FIELD='\"=x\"'"
+            self.fail(f"{value!r} is not FIELD=VALUE, FIELD!=VALUE or FIELD~TEXT, {text}", param, ctx)
         return Condition(tuple(match["path"].split(".")), match["operator"], match["value"])
 
 

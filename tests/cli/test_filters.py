@@ -15,6 +15,7 @@ BODY = {
     "paid": True,
     "one": 1,
     "note": None,
+    "sum": "=1",
 }
 
 
@@ -56,6 +57,12 @@ def choice(*options):
         ("user.id.x=7", False),
         ('user.tags=["new", "vip"]', True),
         ("country=NO=", False),
+        ('country="NO"', True),
+        ('sum="=1"', True),
+        ("sum~=1", True),
+        ("items.00000.price=9.5", True),
+        ("items." + "9" * 5000 + ".price=9", False),
+        ("user.tags.²=vip", False),
     ],
 )
 def test_condition_on_a_field(condition, expected):
@@ -66,6 +73,12 @@ def test_condition_on_a_field(condition, expected):
 @pytest.mark.parametrize("condition", ["a=1", "a!=1"])
 def test_body_that_is_not_json_is_not_chosen_by_a_condition(body, condition):
     assert not choice("--where", condition)(body)
+
+
+def test_body_that_is_nested_too_deeply_for_a_comparison_is_not_chosen():
+    chooses = choice("--where", "a~1")
+
+    assert {chooses(b'{"a":' * depth + b"1" + b"}" * depth) for depth in (10, *range(900, 1000))} == {True, False}
 
 
 def test_all_conditions_must_be_true():
@@ -80,8 +93,10 @@ def test_text_is_found_in_bytes():
     assert choice("--contains", "größe")("\x00 größer".encode() + b"\xff")
 
 
-@pytest.mark.parametrize("condition", ["country", "=NO", ""])
-def test_condition_without_an_operator_is_refused(condition):
+@pytest.mark.parametrize(
+    "condition", ["country", "=NO", "", "country==NO", "country!==NO", "country=~NO", "n>=9", "n<>9", "n = 9", "n= 9"]
+)
+def test_condition_with_no_operator_or_one_of_another_language_is_refused(condition):
     result = CliRunner().invoke(command, ["--where", condition])
 
     assert result.exit_code == 2
