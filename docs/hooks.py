@@ -195,11 +195,12 @@ def error_texts(error: type[Exception]) -> tuple[str, str]:
 def errors_table(*modules: str) -> str:
     """Make the table of the exceptions of modules that have no code of nsqd."""
     return _table(
-        ("error", "what it means", "what to do", "is also"),
+        ("error", "what it means", "what to do", "at fault", "is also"),
         (
             (
                 f"`{error.__name__}`",
                 *error_texts(error),
+                getattr(error, "at_fault", ""),
                 ", ".join(f"`{base.__name__}`" for base in error.__bases__ if base.__name__ != "NSQException"),
             )
             for error in errors_of(*modules)
@@ -213,9 +214,15 @@ def error_codes_table() -> str:
     from gnsq.errors import ERROR_CODES
 
     return _table(
-        ("code", "error", "closes the connection", "what it means", "what to do"),
+        ("code", "error", "closes the connection", "at fault", "what it means", "what to do"),
         (
-            (f"`{code.decode()}`", f"`{error.__name__}`", "yes" if error.fatal else "no", *error_texts(error))
+            (
+                f"`{code.decode()}`",
+                f"`{error.__name__}`",
+                "yes" if error.fatal else "no",
+                error.at_fault,
+                *error_texts(error),
+            )
             for code, error in ERROR_CODES.items()
         ),
     )

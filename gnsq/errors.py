@@ -8,14 +8,25 @@ paragraph after ``What to do:`` is the advice.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from gnsq.texts import printable
+
+AtFault = Literal["message", "nsqd", "setup"]
 
 
 class NSQException(Exception):
     """Base of all exceptions of gnsq.
 
     What to do: see the class of the error and its text.
+
+    Attributes:
+        at_fault: Where the cause lies. ``"message"``: in the message, so it would be refused again, wherever it is
+            sent. ``"nsqd"``: nsqd can't be reached, or can't do it now. ``"setup"``: an option, an address or a right
+            must be corrected.
     """
+
+    at_fault: AtFault = "setup"
 
 
 class NSQRequeueMessage(NSQException):
@@ -39,12 +50,16 @@ class NSQTimeout(NSQException):
     Timeout.
     """
 
+    at_fault: AtFault = "nsqd"
+
 
 class NSQNotSent(NSQException):
     """nsqd has not executed the publish, and will not execute it. Publishing the message again makes no duplicate.
 
     What to do: publish the message again.
     """
+
+    at_fault: AtFault = "nsqd"
 
 
 class NSQUnknown(NSQException):
@@ -54,6 +69,8 @@ class NSQUnknown(NSQException):
 
     What to do: publish the message again if a duplicate does no harm, for example since its readers drop duplicates.
     """
+
+    at_fault: AtFault = "nsqd"
 
 
 class NSQNoConnections(NSQNotSent):
@@ -89,6 +106,8 @@ class NSQHttpError(NSQException):
         body: The body of the response; empty if there was no response, or if its body was not kept.
     """
 
+    at_fault: AtFault = "nsqd"
+
     def __init__(self, text: str, status: int | None = None, body: bytes = b"") -> None:
         super().__init__(text)
         self.status = status
@@ -114,6 +133,8 @@ class NSQSocketError(NSQException, OSError):
 
     What to do: see ``errno``; check that nsqd runs and that the port is right.
     """
+
+    at_fault: AtFault = "nsqd"
 
 
 class NSQConnectionClosed(NSQSocketError):
@@ -172,6 +193,8 @@ class NSQErrorCode(NSQException):
     code = ""
     advice = ""
     fatal = True
+    # The texts of nsqd that blame the message begin with this, if others of the same code do not.
+    _text_of_message = ""
 
     def __init_subclass__(cls, code: str = "") -> None:
         super().__init_subclass__()
@@ -183,6 +206,8 @@ class NSQErrorCode(NSQException):
         self.text = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
         if code is not None:
             self.code = code
+        if self._text_of_message and self.text.startswith(self._text_of_message):
+            self.at_fault = "message"
         super().__init__(text)
 
     def __str__(self) -> str:
@@ -208,6 +233,8 @@ class NSQInvalid(NSQErrorCode, code="E_INVALID"):
     parameter.
     """
 
+    _text_of_message = "DPUB timeout"
+
 
 class NSQBadProtocol(NSQErrorCode, code="E_BAD_PROTOCOL"):
     """nsqd does not know the version of the protocol that the client sent first.
@@ -222,6 +249,8 @@ class NSQBadBody(NSQErrorCode, code="E_BAD_BODY"):
     What to do: for IDENTIFY, the text has the option that nsqd's flags do not allow. For MPUB, send fewer messages at a
     time: nsqd's ``--max-body-size`` limits them.
     """
+
+    _text_of_message = "MPUB"
 
 
 class NSQBadTopic(NSQErrorCode, code="E_BAD_TOPIC"):
@@ -245,12 +274,16 @@ class NSQBadMessage(NSQErrorCode, code="E_BAD_MESSAGE"):
     such a body before it is sent.
     """
 
+    at_fault: AtFault = "message"
+
 
 class NSQPutFailed(NSQErrorCode, code="E_PUT_FAILED"):
     """The publish failed. Only servers before 0.2.16 send this code.
 
     What to do: see NSQPubFailed.
     """
+
+    at_fault: AtFault = "nsqd"
 
 
 class NSQPubFailed(NSQErrorCode, code="E_PUB_FAILED"):
@@ -259,6 +292,8 @@ class NSQPubFailed(NSQErrorCode, code="E_PUB_FAILED"):
     What to do: look at nsqd's log and its disk; then publish again, or on another nsqd, as a Producer with several
     addresses does.
     """
+
+    at_fault: AtFault = "nsqd"
 
 
 class NSQMPubFailed(NSQErrorCode, code="E_MPUB_FAILED"):
@@ -269,12 +304,16 @@ class NSQMPubFailed(NSQErrorCode, code="E_MPUB_FAILED"):
     What to do: look at nsqd's log and its disk; publish again if duplicates of the first messages do no harm.
     """
 
+    at_fault: AtFault = "nsqd"
+
 
 class NSQDPubFailed(NSQErrorCode, code="E_DPUB_FAILED"):
     """nsqd could not store the deferred message.
 
     What to do: look at nsqd's log and its disk; then publish again.
     """
+
+    at_fault: AtFault = "nsqd"
 
 
 class NSQIdentifyFailed(NSQErrorCode, code="E_IDENTIFY_FAILED"):
@@ -291,6 +330,8 @@ class NSQSubFailed(NSQErrorCode, code="E_SUB_FAILED"):
     Consumer tries again.
     """
 
+    at_fault: AtFault = "nsqd"
+
 
 class NSQAuthDisabled(NSQErrorCode, code="E_AUTH_DISABLED"):
     """AUTH was sent, but nsqd has no auth server.
@@ -306,12 +347,16 @@ class NSQAuthFailed(NSQErrorCode, code="E_AUTH_FAILED"):
     What to do: check that the auth servers of nsqd (``--auth-http-address``) run, and that ``auth_secret`` is right.
     """
 
+    at_fault: AtFault = "nsqd"
+
 
 class NSQAuthError(NSQErrorCode, code="E_AUTH_ERROR"):
     """nsqd could not build or send its response to AUTH.
 
     What to do: see nsqd's log; connect again.
     """
+
+    at_fault: AtFault = "nsqd"
 
 
 class NSQAuthFirst(NSQErrorCode, code="E_AUTH_FIRST"):

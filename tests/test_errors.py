@@ -7,6 +7,7 @@ import pytest
 
 from gnsq import errors
 from gnsq.errors import ERROR_CODES, NSQErrorCode, NSQException, make_error
+from gnsq.producer.publish_many import Chunk, NSQManyFailed
 from gnsq.texts import MAX_SHOWN, printable
 
 # Source: nsqd protocol_v2.go; only these three leave the connection open.
@@ -100,3 +101,29 @@ def test_socket_error_is_an_os_error_with_errno():
 def test_requeue_message_carries_backoff():
     assert errors.NSQRequeueMessage().backoff is None
     assert errors.NSQRequeueMessage(backoff=False).backoff is False
+
+
+AT_FAULT = [
+    pytest.param(make_error(b"E_BAD_MESSAGE PUB message too big 2 > 1"), "message", id="body too large"),
+    pytest.param(make_error(b"E_BAD_BODY MPUB body too big 2 > 1"), "message", id="MPUB too large"),
+    pytest.param(make_error(b"E_BAD_BODY IDENTIFY body too big 2 > 1"), "setup", id="IDENTIFY refused"),
+    pytest.param(make_error(b"E_INVALID DPUB timeout 2 out of range 0-1"), "message", id="delay too long"),
+    pytest.param(make_error(b"E_INVALID cannot PUB in current state (TLS required)"), "setup", id="TLS required"),
+    pytest.param(make_error(b"E_PUB_FAILED"), "nsqd", id="disk full"),
+    pytest.param(make_error(b"E_UNAUTHORIZED"), "setup", id="no right"),
+    pytest.param(make_error(b"E_NEW"), "setup", id="unknown code"),
+    pytest.param(errors.NSQNotSentTimeout(), "nsqd", id="not sent"),
+    pytest.param(errors.NSQUnknownClosed(), "nsqd", id="unknown"),
+    pytest.param(errors.NSQHttpUnreachable("x"), "nsqd", id="HTTP not reached"),
+    pytest.param(errors.NSQFrameError(), "setup", id="not an nsqd"),
+    pytest.param(NSQManyFailed([Chunk(0, 1, ValueError())]), "message", id="one chunk with a bad message"),
+    pytest.param(
+        NSQManyFailed([Chunk(0, 1, ValueError()), Chunk(1, 1, errors.NSQNotSent())]), "nsqd", id="chunks of two kinds"
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "at_fault"), AT_FAULT)
+def test_error_says_where_its_cause_lies(error, at_fault):
+    assert error.at_fault == at_fault
+    assert pickle.loads(pickle.dumps(error)).at_fault == at_fault

@@ -132,7 +132,16 @@ def _is_envelope(data: object) -> bool:
 def _refusal(call: str, response: Response, status: int, text: str) -> NSQHttpError:
     hint = _hint(status, text, response.body)
     parts = f"{call}: http error <{status}> {text}".rstrip()
-    return NSQHttpError(f"{parts} ({hint})" if hint else parts, status, response.body)
+    error = NSQHttpError(f"{parts} ({hint})" if hint else parts, status, response.body)
+    if status == 413 or text in _OF_MESSAGE:
+        error.at_fault = "message"
+    elif 400 <= status < 500:
+        error.at_fault = "setup"
+    return error
+
+
+# Source: nsqd http.go, doPUB and doMPUB.
+_OF_MESSAGE = {"MSG_EMPTY", "INVALID_DEFER"}
 
 
 def _hint(status: int, text: str, body: bytes) -> str:

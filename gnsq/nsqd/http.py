@@ -29,6 +29,8 @@ class NewlineInMessage(NSQException, ValueError):
     What to do: call multipublish() with ``binary=True``.
     """
 
+    at_fault = "message"
+
 
 class NsqdHTTPClient(HTTPClient):
     """Client of nsqd's HTTP API.

@@ -63,6 +63,12 @@ class NSQManyFailed(NSQException):
             f"first failure, {where}: {text}"
         )
         self.chunks = chunks
+        faults = [getattr(chunk.error, "at_fault", "message") for chunk in failed]
+        # Somebody must correct the set-up before the rest can be sent again, so that is said first.
+        self.at_fault = next((fault for fault in ("setup", "nsqd") if fault in faults), "message")
+
+    def __reduce__(self) -> tuple[type[NSQManyFailed], tuple[list[Chunk]]]:
+        return type(self), (self.chunks,)
 
 
 def publish_chunks(

@@ -12,6 +12,8 @@ import sys
 import pytest
 import yaml
 
+from fakensqd import on
+from fakensqd.faults import error
 from tests.docs.prose import ROOT, Addresses, blocks
 from tests.helpers import child, wait_until
 
@@ -57,9 +59,12 @@ def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelook
         address = re.search(listening, (tmp_path / "out").read_text())[1]
         stored = request("POST", address, "/", b"42")
         refused = request("POST", address, "/", b"")
+        with fakensqd.add(on.command("PUB").first(2), error("E_PUB_FAILED")):
+            full = request("POST", address, "/", b"43")
 
     assert stored == (200, "stored"), (tmp_path / "out").read_text()
-    assert refused == (400, "message body is empty; nsqd wants at least 1 byte")
+    assert refused == (400, "this order can't be taken")
+    assert full == (503, "not stored")
     assert fakensqd.messages("orders") == [b"42"]
 
 

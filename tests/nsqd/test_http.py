@@ -206,7 +206,9 @@ def test_newline_is_misuse_and_gnsq_1_0s_exception():
 
 def test_error_of_an_oversized_message_names_the_flag(fakensqd):
     with NsqdHTTPClient.from_url(fakensqd.http_address) as client:
-        with pytest.raises(NSQHttpError, match=r"<413> MSG_TOO_BIG .*--max-msg-size"):
+        with pytest.raises(NSQHttpError, match=r"<413> MSG_TOO_BIG .*--max-msg-size") as caught:
             client.publish("t", b"x" * 1_048_577)
+
+        assert caught.value.at_fault == "message"
 
         assert client.publish("t", b"x") == b"OK"
