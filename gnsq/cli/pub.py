@@ -46,7 +46,9 @@ class _Stopped(Exception):
         """Say which lines are published, and how to go on."""
         text = f"stopped at line {self.first}: {self.error}\nAll lines before it are published. "
         if self.first == self.last and not isinstance(self.error, NSQUnknown):
-            return f"{text}To go on: --from-line {self.first}; without this line: --from-line {self.first + 1}"
+            refused = isinstance(self.error, (NSQErrorCode, ValueError))
+            without = f"; without this line: --from-line {self.first + 1}" if refused else ""
+            return f"{text}To go on: --from-line {self.first}{without}"
         lines = f"Line {self.first}" if self.first == self.last else f"Lines {self.first} to {self.last}"
         return (
             f"{text}{lines} may be published. To publish again: --from-line {self.first}. "
@@ -146,18 +148,26 @@ class _Publisher:
         size = 0  # their bytes
         for data in self._reads(descriptor):
             first, *others = data.split(b"\n")
+            if self._line + 1 < self._from_line:
+                first = first[:1]  # it is not published: whether it is empty is enough
             begun.append(first)
             size += len(first)
             if size > MAX_LINE:
                 text = f"line of more than {MAX_LINE} bytes, the limit of gnsq pub: has the input no lines?"
-                raise _Stopped(self._line + 1, self._line + 1, ValueError(text))
+                raise _Stopped(self._next_line, self._next_line, ValueError(text))
             if others:
                 *lines, rest = b"".join(begun), *others
                 begun, size = [rest], len(rest)
                 self._publish_some(lines, step)
             self._counter.add(0, len(data))
-        if any(begun) and self._stop.number is None:
+        if self._stop.number is not None:
+            return
+        if any(begun):
             self._publish_some([b"".join(begun)], step)
+        # After the last line nothing is left to do, as when "without this line" was advised for it.
+        if self._line + 1 < self._from_line:
+            text = f"there is no line {self._from_line}: the input has {counted(self._line, 'line')}"
+            raise click.ClickException(text)
 
     def _publish_some(self, lines: Sequence[bytes], step: int | None) -> None:
         numbered = [(number, line) for number, line in enumerate(lines, self._line + 1) if number >= self._from_line]
@@ -234,6 +244,8 @@ class _Publisher:
                 data = os.read(descriptor, READ_SIZE)
             except BlockingIOError:  # another process has read it
                 continue
+            except OSError as error:
+                raise _Stopped(self._next_line, self._next_line, error) from error
             if not data:
                 return
             yield data
@@ -246,6 +258,11 @@ class _Publisher:
         finally:
             waiter.kill()
 
+    @property
+    def _next_line(self) -> int:
+        """Number of the first line that is to be published next."""
+        return max(self._line + 1, self._from_line)
+
     def report(self) -> int:
         """Write to stderr what was published, and where to go on. Return the exit status."""
         skipped = f"; {counted(self._empty, 'empty line', spec=',')} left out" if self._empty else ""
@@ -255,7 +272,7 @@ class _Publisher:
             click.echo(f"Error: {text}", err=True)
             return 1
         if not self._is_complete and self._stop.number is not None:
-            then = "nothing was published" if self._is_raw else f"to go on: --from-line {self._line + 1}"
+            then = "nothing was published" if self._is_raw else f"to go on: --from-line {self._next_line}"
             click.echo(f"{self._stop.number.name}: stopped; {then}", err=True)
             return 128 + self._stop.number
         return 0

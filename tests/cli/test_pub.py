@@ -11,7 +11,7 @@ import pytest
 
 from fakensqd import on
 from fakensqd.faults import disconnect, drop, error
-from gnsq.cli.pub import READ_SIZE
+from gnsq.cli.pub import MAX_LINE, READ_SIZE
 from tests.cli.programs import started
 from tests.helpers import LIMIT, child, refused_port, run, run_program, wait_until
 
@@ -111,6 +111,36 @@ def test_from_line_leaves_out_the_lines_before(fakensqd, pub):
     assert fakensqd.messages("t") == [b"3", b"4"]
     assert "2 messages published" in result.stderr
     assert "empty" not in result.stderr
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"], ids=["no newline at the end", "newline"])
+def test_from_line_after_the_end_is_an_error_but_the_one_after_the_last_is_not(fakensqd, pub, end):
+    text = b"1\n2" + end
+    beyond, after_last = pub(text, "--from-line", "4"), pub(text, "--from-line", "3")
+
+    assert (beyond.exit_code, after_last.exit_code) == (1, 0)
+    assert "Error: there is no line 4: the input has 2 lines" in beyond.stderr
+    assert "0 messages published" in after_last.stderr
+    assert "t" not in fakensqd.broker.topics
+
+
+def test_from_line_leaves_out_a_line_that_is_too_long(fakensqd, gnsq, tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"")
+    os.truncate(path, MAX_LINE + 1)
+    with path.open("ab") as file:
+        file.write(b"\n2")
+
+    assert gnsq("pub", "t", path, "--from-line", "2", "--nsqd", fakensqd.tcp_address).exit_code == 0
+    assert fakensqd.messages("t") == [b"2"]
+
+
+def test_input_that_can_not_be_read_is_an_error_and_says_where_to_go_on(fakensqd, gnsq):
+    result = gnsq("pub", "t", "/proc/self/mem", "--from-line", "7", "--nsqd", fakensqd.tcp_address)
+
+    assert result.exit_code == 1
+    assert "Error: stopped at line 7: [Errno 5] Input/output error" in result.stderr
+    assert result.stderr.endswith("To go on: --from-line 7\n")
 
 
 def test_rate_is_not_exceeded(fakensqd, pub):
@@ -268,6 +298,19 @@ def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, piped, number):
     assert process.returncode == 128 + number
     assert f"{number.name}: stopped; to go on: --from-line 4" in err
     assert fakensqd.messages("t") == [b"1", b"3"]
+
+
+@pytest.mark.subprocess
+def test_signal_while_lines_are_left_out_does_not_advise_to_publish_them_again(fakensqd, piped):
+    with piped("--from-line", "9", "-v") as process:
+        say(process, "1\n2\n3")
+        while "connected" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 130
+    assert "to go on: --from-line 9" in err
 
 
 @pytest.mark.subprocess
