@@ -1,5 +1,6 @@
 """Costs of the hot paths, as numbers of sends and switches, which do not depend on the machine."""
 
+import contextlib
 import functools
 import gc
 import sys
@@ -73,10 +74,24 @@ def connection(transport):
     made.abort()
 
 
-def consumed(connection, transport, handler=None, kind=Consumer):
+@pytest.fixture
+def connect(transport):
+    """Open a connection of a consumer."""
+    with contextlib.ExitStack() as opened:
+
+        def connect(consumer):
+            made = consumer._dispatcher.make_connection("nsqd:4150", ConnectionOptions())
+            opened.callback(made.abort)
+            made.open(transport)
+            return made
+
+        yield connect
+
+
+def consumed(connect, transport, handler=None, kind=Consumer):
     """Let a consumer handle CHUNKS chunks; returns the sent bytes and the number of switches."""
     consumer = kind("t", "c", "nsqd", message_handler=handler, max_in_flight=1000)
-    consumer._dispatcher.listen(connection)
+    connect(consumer)
     gevent.sleep(0)
     del transport.sends[:]
     with Switches() as switches:
@@ -86,16 +101,16 @@ def consumed(connection, transport, handler=None, kind=Consumer):
     return transport.sends, switches.count
 
 
-def test_answers_of_a_chunk_share_sends(connection, transport):
-    sends, _ = consumed(connection, transport, lambda consumer, message: None)
+def test_answers_of_a_chunk_share_sends(connect, transport):
+    sends, _ = consumed(connect, transport, lambda consumer, message: None)
 
     # One for each burst of a worker, which grows with quick handlers: far below one for each message.
     assert len(sends) <= 4 * CHUNKS
     assert b"".join(sends).count(b"FIN ") == CHUNK * CHUNKS
 
 
-def test_quick_handlers_cost_few_switches(connection, transport):
-    _, switches = consumed(connection, transport, lambda consumer, message: None)
+def test_quick_handlers_cost_few_switches(connect, transport):
+    _, switches = consumed(connect, transport, lambda consumer, message: None)
 
     assert switches <= 20 * CHUNKS
 
@@ -105,15 +120,15 @@ class Together(Consumer):
         finish_all(messages)
 
 
-def test_chunk_that_is_handled_together_costs_one_command_and_one_send(connection, transport):
-    sends, switches = consumed(connection, transport, kind=Together)
+def test_chunk_that_is_handled_together_costs_one_command_and_one_send(connect, transport):
+    sends, switches = consumed(connect, transport, kind=Together)
 
     assert len(sends) == CHUNKS
     # The reader, the worker, the writer and the waiting greenlet, and back.
     assert switches <= 12 * CHUNKS
 
 
-def test_waiting_handlers_cost_a_worker_each_and_no_more(connection, transport):
+def test_waiting_handlers_cost_a_worker_each_and_no_more(connect, transport):
     release = Event()
     handled = []
 
@@ -122,7 +137,7 @@ def test_waiting_handlers_cost_a_worker_each_and_no_more(connection, transport):
         handled.append(message)
 
     consumer = Consumer("t", "c", "nsqd", message_handler=handle, max_in_flight=1000)
-    consumer._dispatcher.listen(connection)
+    connect(consumer)
     with Switches() as switches:
         transport.feed(chunk(0))
         wait_until(lambda: len(consumer._workers) == CHUNK)
@@ -133,15 +148,15 @@ def test_waiting_handlers_cost_a_worker_each_and_no_more(connection, transport):
     assert waiting <= 4 * CHUNK
 
 
-def test_signals_without_receivers_are_not_sent(connection, transport):
+def test_signals_without_receivers_are_not_sent(connect, transport):
     consumer = Consumer("t", "c", "nsqd", message_handler=lambda consumer, message: None, max_in_flight=1000)
-    consumer._dispatcher.listen(connection)
+    connection = connect(consumer)
     transport.feed(chunk(0))
     wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
 
     answers = connection.in_flight_messages
     # REQ is rare, and somebody asks: it may be a failure.
-    assert (answers.on_finish, answers.before_answer) == (None, None)
+    assert (answers.tells_finish, answers.tells_before) == (False, False)
 
 
 @pytest.fixture
@@ -238,12 +253,12 @@ def test_publish_that_waits_costs_few_allocations_and_leaves_none(dispatcher, tr
     assert sys.getallocatedblocks() - before <= 100
 
 
-def test_message_in_flight_costs_few_allocations_and_leaves_none(connection, transport):
+def test_message_in_flight_costs_few_allocations_and_leaves_none(connect, transport):
     release = Event()
     consumer = Consumer(
         "t", "c", "nsqd", message_handler=lambda c, message: release.wait(), max_in_flight=1000, concurrency=1
     )
-    consumer._dispatcher.listen(connection)
+    connect(consumer)
     data = chunk(0)
     transport.feed(chunk(1))
     wait_until(lambda: consumer.stats().waiting == CHUNK - 1)

@@ -15,7 +15,6 @@ import pytest
 
 from gnsq import Consumer
 from gnsq.concurrency.hub_monitor import HubMonitor
-from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
@@ -114,11 +113,10 @@ def consumed(ends, in_flight, handler):
     ours, theirs = ends
     transport = CountedTransport(gevent.socket.socket(fileno=ours.detach()), "nsqd:4150")
     theirs.sendall(encode_frame(RESPONSE, b"OK"))
-    connection = Connection("nsqd", 4150, ConnectionOptions())
+    consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=max(in_flight, 10))
+    connection = consumer._dispatcher.make_connection("nsqd:4150", ConnectionOptions())
     connection.open(transport)
     theirs.recv(65536)  # the handshake
-    consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=max(in_flight, 10))
-    consumer._dispatcher.listen(connection)
     connection.listeners = ()
     gevent.sleep(0)
     nsqd = Nsqd(theirs, in_flight)

@@ -17,7 +17,7 @@ from typing import Any, Self, Unpack
 import gevent
 from gevent.event import Event
 
-from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
+from gnsq.addresses import Addresses, format_address, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import run_forever
@@ -633,10 +633,7 @@ class Consumer:
             self.query_lookupd()
 
     def _make_connection(self, address: str) -> Connection:
-        host, port = parse_address(address)
-        connection = Connection(host, port, self._connection_options, self._clock, owner=self.log_owner)
-        self._dispatcher.listen(connection)
-        return connection
+        return self._dispatcher.make_connection(address, self._connection_options)
 
     def _setup_connection(self, connection: Connection) -> None:
         if connection.identity.auth:

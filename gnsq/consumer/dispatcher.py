@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Set
 from typing import Protocol
 
+from gnsq.addresses import parse_address
 from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock
 from gnsq.concurrency.busy_poller import BusyPoller
@@ -21,7 +22,9 @@ from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.errors import NSQErrorCode
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.in_flight import AnswerListener
 from gnsq.nsqd.pool import ConnectionPool
+from gnsq.options import ConnectionOptions
 from gnsq.protocol.handshake import max_req_timeout
 from gnsq.signals import BackoffReceiver, FinishReceiver, TypedSignal, notify
 from gnsq.stats import MessageCounts
@@ -43,6 +46,27 @@ class DispatcherOwner(HandlerOwner, Protocol):
     def handle_error(self, conn: Connection, error: NSQErrorCode) -> None: ...
     def handle_finish(self, conn: Connection, message_id: bytes) -> None: ...
     def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None: ...
+
+
+class _Answers(AnswerListener):
+    """Passes what happens to the messages of one connection to its consumer's MessageDispatcher."""
+
+    connection: Connection
+
+    def __init__(self, dispatcher: MessageDispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def before_answer(self) -> None:
+        self._dispatcher.rdy.before_answer(self.connection)
+
+    def on_finish(self, message_id: bytes) -> None:
+        self._dispatcher.on_finish(self.connection, message_id)
+
+    def on_requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
+        self._dispatcher.on_requeue(self.connection, message_id, timeout, backoff)
+
+    def requeue_after(self, attempts: int) -> int:
+        return self._dispatcher.requeue_after(attempts)
 
 
 class _Read:
@@ -67,6 +91,7 @@ class MessageDispatcher:
         self._next_read = _Read()
         self._consumer = consumer
         self._pool = pool
+        self._clock = clock
         self._overrides = overrides
         # Longest delay of a REQ in ms, by address of the nsqd. Known only after nsqd before 1.1.0 has refused a REQ.
         self._max_req_timeouts: dict[str, int] = {}
@@ -101,6 +126,10 @@ class MessageDispatcher:
         handle: Callable[..., object] = self._consumer.handle_message  # an override may return anything
         return handle(self._pool.connections.get(message.nsqd or ""), message)
 
+    def requeue_after(self, attempts: int) -> int:
+        """Return the consumer's delay of a REQ in milliseconds. Its options may be replaced while it runs."""
+        return self._consumer.options.requeue_after(attempts)
+
     def call_hook(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a method that a subclass may have overridden. Log its exceptions instead of raising them."""
         try:
@@ -111,22 +140,26 @@ class MessageDispatcher:
 
     # --- connections
 
-    def listen(self, connection: Connection) -> None:
-        """Set the callbacks of a connection. The connection is opened later."""
-        consumer, in_flight = self._consumer, connection.in_flight_messages
+    def make_connection(self, address: str, options: ConnectionOptions) -> Connection:
+        """Make a connection that passes its messages to this object. It is opened later."""
+        consumer, answers = self._consumer, _Answers(self)
+        host, port = parse_address(address)
+        connection = answers.connection = Connection(
+            host, port, options, self._clock, owner=consumer.log_owner, answers=answers
+        )
+        in_flight = connection.in_flight_messages
         connection.on_messages = self.on_messages
         connection.may_handle_in_hub = self._may_handle_in_hub
         connection.on_response = functools.partial(self.call_hook, consumer.handle_response)
         connection.on_error = functools.partial(self.call_hook, consumer.handle_error)
         in_flight.latency = self.workers.latency
-        in_flight.requeue_after = lambda attempts: consumer.options.requeue_after(attempts)  # options may be replaced
         in_flight.max_req_timeout = self._max_req_timeouts.get(connection.address)
-        in_flight.on_requeue = functools.partial(self._on_requeue, connection)
         self._set_finish_listener([connection])
+        return connection
 
     def add(self, connection: Connection) -> None:
         """Request messages of a connection that has subscribed."""
-        # A backoff may have begun after listen(), while the pool did not have the connection yet.
+        # A backoff may have begun after make_connection(), while the pool did not have the connection yet.
         self._set_finish_listener([connection])
         self.rdy.add(connection)
 
@@ -145,7 +178,7 @@ class MessageDispatcher:
         """Receive the messages of one read. Look up the receivers of signals once for all these messages."""
         consumer, in_flight = self._consumer, connection.in_flight_messages
         self.runner.receivers = consumer.on_message.handlers_for(consumer)
-        if consumer.on_finish.receivers or in_flight.on_finish is not None:
+        if consumer.on_finish.receivers or in_flight.tells_finish:
             self._set_finish_listener([connection])
         self.rdy.on_messages(connection, len(messages))
         # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.
@@ -181,20 +214,22 @@ class MessageDispatcher:
     # --- results
 
     def _set_finish_listener(self, connections: Iterable[Connection]) -> None:
-        """Set on_finish only while a receiver, an override or the backoff needs it: a call for each FIN takes time."""
+        """Listen to FINs only while a receiver, an override or the backoff needs it: a call for each takes time."""
         is_off = self.rdy.backoff.phase is BackoffPhase.OFF
         wanted = self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
         for connection in connections:
-            connection.in_flight_messages.on_finish = functools.partial(self._on_finish, connection) if wanted else None
+            connection.in_flight_messages.tells_finish = bool(wanted)
 
-    def _on_finish(self, connection: Connection, message_id: bytes) -> None:
+    def on_finish(self, connection: Connection, message_id: bytes) -> None:
+        """Handle that FIN was sent."""
         if self.runner.is_given_up(connection.address, message_id):
             self.rdy.record_neutral(connection)
         else:
             self.rdy.record_success()
         self.call_hook(self._consumer.handle_finish, connection, message_id)
 
-    def _on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+    def on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """Handle that REQ was sent."""
         if backoff:
             self.rdy.record_failure()
         else:

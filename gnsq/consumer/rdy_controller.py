@@ -6,7 +6,6 @@ connections, but no handlers.
 
 from __future__ import annotations
 
-import functools
 import logging
 import operator
 import random
@@ -296,9 +295,10 @@ class RdyController:
             self._probe_due = now + self._idle_timeout
 
     def _listen(self, connection: Connection) -> None:
-        connection.in_flight_messages.before_answer = functools.partial(self._before_answer, connection)
+        connection.in_flight_messages.tells_before = True
 
-    def _before_answer(self, connection: Connection) -> None:
+    def before_answer(self, connection: Connection) -> None:
+        """Send a lower RDY, or free RDY for another connection, before a FIN or REQ of a connection is sent."""
         policy, now = self._policy, self._clock.monotonic()
         is_probe = connection is policy.probe
         if is_probe:
@@ -310,7 +310,7 @@ class RdyController:
             # The answer may have freed RDY for a waiting connection.
             self.schedule_update()
         if not is_probe and not policy.must_watch(connection):
-            connection.in_flight_messages.before_answer = None
+            connection.in_flight_messages.tells_before = False
 
     def _drop_timed_out_if_due(self, now: float) -> None:
         """Search for timed out messages at intervals: messages without an answer would be in flight for ever."""

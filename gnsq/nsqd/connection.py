@@ -57,7 +57,7 @@ from gnsq.errors import (
 from gnsq.logs import LogOwner
 from gnsq.message import Message, read_messages
 from gnsq.nsqd.connect import TransportStack
-from gnsq.nsqd.in_flight import InFlightMessages
+from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
 from gnsq.nsqd.pending import PendingCall, connection_lost_error
 from gnsq.nsqd.writer import Writer
 from gnsq.options import ConnectionOptions
@@ -117,6 +117,7 @@ class Connection:
         host, port: Address of nsqd's TCP port.
         options: The features that IDENTIFY requests, and the time limits.
         error_frame_grace: Seconds in which nsqd's error may still arrive after a send has failed.
+        answers: Is told of FINs and REQs.
 
     Attributes:
         on_messages: Called with (connection, messages) after each read that contained messages.
@@ -127,7 +128,7 @@ class Connection:
         on_closed: Called with (connection) when the connection is closed, before its pending requests fail.
         pending: Requests that have no response yet.
         submit: Function that queues or sends a request. Raises NSQConnectionClosed if the connection is closed.
-        in_flight_messages: Messages in flight, and the callbacks for FIN and REQ.
+        in_flight_messages: Messages in flight.
         ready_count, highest_ready_count: The RDY count that was sent last, and the highest one that was sent.
         in_flight_limit: highest_ready_count + IN_FLIGHT_MARGIN.
     """
@@ -141,6 +142,7 @@ class Connection:
         *,
         owner: LogOwner | None = None,
         error_frame_grace: float = ERROR_FRAME_GRACE,
+        answers: AnswerListener | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -174,6 +176,7 @@ class Connection:
             *(self.address, self._writer.put, self._check_open, self._clock, self._owner),
             finish=self._writer.finish,
             finish_last=self._writer.finish_last,
+            listener=answers,
         )
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()

@@ -24,7 +24,7 @@ from gnsq.protocol import commands
 from gnsq.stats import LatencyRecorder, MessageCounts
 from gnsq.texts import without_address
 
-__all__ = ["InFlightMessages", "touch_periodically"]
+__all__ = ["AnswerListener", "InFlightMessages", "touch_periodically"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,24 @@ _P = ParamSpec("_P")
 
 # Seconds. A short time_left makes TOUCH come earlier, but no sooner than this: nsqd checks timeouts only every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
+
+
+class AnswerListener:
+    """Is told of the answers of one connection, in the thread of the connection. This class itself ignores them."""
+
+    def before_answer(self) -> None:
+        """A FIN or REQ is sent next, and in_flight has been reduced: a lower RDY can be sent before it. Called only
+        while InFlightMessages.tells_before is True."""
+
+    def on_finish(self, message_id: bytes) -> None:
+        """FIN was sent. Called only if InFlightMessages.tells_finish was True when the FINs of one call were sent."""
+
+    def on_requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """REQ was sent, with the timeout in milliseconds."""
+
+    def requeue_after(self, attempts: int) -> int:
+        """Return the delay in milliseconds of a requeue() without one. Called in any thread."""
+        return 0
 
 
 def _in_owner_thread(
@@ -58,6 +76,7 @@ class InFlightMessages:
         check: Function that raises NSQConnectionClosed if the connection is closed. Called in any thread.
         finish: Function that queues FIN for a message id; default: send is called with FIN.
         finish_last: Function that is called in its place if no other message is in flight; default: finish.
+        listener: Is told of the answers.
 
     Attributes:
         in_flight: Number of delivered messages that are neither answered nor counted as timed out.
@@ -65,12 +84,8 @@ class InFlightMessages:
         max_msg_timeout: Seconds from the delivery until TOUCH can no longer keep a message in flight; None if unknown.
         max_req_timeout: nsqd's longest delay of REQ, milliseconds; None if unknown.
         drained: Event that is set when in_flight becomes 0, and when the connection is closed.
-        requeue_after: Function that is called, in any thread, if requeue() of a message gets no delay. Gets the
-            attempts of the message, and returns the delay in milliseconds. If the attribute is None, the delay is 0.
-        before_answer: Function that is called after in_flight was reduced and before the FIN or REQ is sent, so that a
-            lower RDY can be sent first; None: no call.
-        on_finish, on_requeue: Functions that are called with (id) after FIN, and with (id, timeout in ms, backoff)
-            after REQ; None: no call.
+        tells_before, tells_finish: True while the listener's before_answer() and on_finish() are called. They cost
+            a call for each message, so the listener sets these only while it needs them.
         async_messages: Async messages that are neither answered nor timed out.
         latency: Times from the arrival of async messages to their answers.
         received, timed_out: Number of delivered messages, and number of messages whose msg_timeout was over.
@@ -86,6 +101,7 @@ class InFlightMessages:
         *,
         finish: Callable[[bytes], None] | None = None,
         finish_last: Callable[[bytes], None] | None = None,
+        listener: AnswerListener | None = None,
     ) -> None:
         self.nsqd = nsqd
         self.in_flight = 0
@@ -93,15 +109,13 @@ class InFlightMessages:
         self.max_msg_timeout: float | None = None
         self.max_req_timeout: int | None = None
         self.drained = Event()
-        self.before_answer: Callable[[], object] | None = None
-        self.on_finish: Callable[[bytes], object] | None = None
-        self.on_requeue: Callable[[bytes, int, bool], object] | None = None
-        self.requeue_after: Callable[[int], int] | None = None
+        self.tells_before = self.tells_finish = False
         self.async_messages: set[Message] = set()
         self.latency = LatencyRecorder()
         self.received = 0
         self.timed_out = 0
         self.now = clock.monotonic
+        self._listener = listener if listener is not None else AnswerListener()
         self._send = send
         self._finish = finish if finish is not None else lambda message_id: send(commands.finish(message_id))
         self._finish_last = finish_last if finish_last is not None else self._finish
@@ -149,16 +163,16 @@ class InFlightMessages:
             self.call_in_owner_thread(self.finish, message_id)
             return
         self.in_flight -= 1
-        if self.before_answer is not None:
-            self.before_answer()
+        if self.tells_before:
+            self._listener.before_answer()
         if self.in_flight:
             self._finish(message_id)
         else:
             self._finish_last(message_id)
             self.drained.set()
         self._finished += 1
-        if self.on_finish is not None:
-            self.on_finish(message_id)
+        if self.tells_finish:
+            self._listener.on_finish(message_id)
 
     @_in_owner_thread
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
@@ -166,9 +180,9 @@ class InFlightMessages:
         self._remove(len(message_ids))
         self._send(commands.finish_all(message_ids))
         self._finished += len(message_ids)
-        if self.on_finish is not None:
+        if self.tells_finish:
             for message_id in message_ids:
-                self.on_finish(message_id)
+                self._listener.on_finish(message_id)
 
     @_in_owner_thread
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
@@ -183,8 +197,11 @@ class InFlightMessages:
         self._remove()
         self._send(commands.requeue(message_id, timeout))
         self._requeued += 1
-        if self.on_requeue is not None:
-            self.on_requeue(message_id, timeout, backoff)
+        self._listener.on_requeue(message_id, timeout, backoff)
+
+    def requeue_after(self, attempts: int) -> int:
+        """Return the delay in milliseconds of a requeue() without one."""
+        return self._listener.requeue_after(attempts)
 
     @_in_owner_thread
     def touch(self, message_id: bytes) -> None:
@@ -214,8 +231,8 @@ class InFlightMessages:
 
     def _remove(self, count: int = 1) -> None:
         self.in_flight -= count
-        if self.before_answer is not None:
-            self.before_answer()
+        if self.tells_before:
+            self._listener.before_answer()
         if not self.in_flight:
             self.drained.set()
 

@@ -22,7 +22,7 @@ from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFrameError, NSQTimeout, make_error
 from gnsq.message import Message
 from gnsq.nsqd.connect import TransportStack, load_certificates
-from gnsq.nsqd.in_flight import InFlightMessages
+from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
 from gnsq.options import USER_AGENT, ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
@@ -193,11 +193,10 @@ class NsqdTCPClient:
             raise
         register_after_fork(self)
         # Make this object here: it sends the answers of other threads in the hub of the thread that has made it.
-        messages = self._messages = InFlightMessages(self.nsqd, self.send, self._check_connected, RealClock())
-        messages.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
-        messages.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
-            self, message_id=message_id, timeout=timeout, backoff=backoff
+        messages = self._messages = InFlightMessages(
+            *(self.nsqd, self.send, self._check_connected, RealClock()), listener=_AnswerSignals(self)
         )
+        messages.tells_finish = True
         self.state = states.CONNECTED
         self.send(commands.MAGIC_V2)
 
@@ -479,3 +478,16 @@ class NsqdTCPClient:
 
     def _time_limit(self, what: str) -> AbstractContextManager[None]:
         return time_limit(self.options.timeout, f"{self.nsqd}: {what} within {self.options.timeout} s")
+
+
+class _AnswerSignals(AnswerListener):
+    """Sends the signals on_finish and on_requeue of a client."""
+
+    def __init__(self, client: NsqdTCPClient) -> None:
+        self._client = client
+
+    def on_finish(self, message_id: bytes) -> None:
+        self._client.on_finish.send(self._client, message_id=message_id)
+
+    def on_requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
+        self._client.on_requeue.send(self._client, message_id=message_id, timeout=timeout, backoff=backoff)

@@ -7,6 +7,7 @@ from fakensqd import FakeNsqd, on
 from fakensqd.faults import delay, error
 from gnsq import Consumer
 from gnsq.errors import NSQRequeueMessage
+from gnsq.message import finish_all
 
 EXACT = {"backoff_jitter": 0.0, "requeue_delay": 0}
 # The failed message is not delivered again during the test.
@@ -88,6 +89,26 @@ def test_successes_halve_the_pause_until_there_is_none(nsqd, clock, publish, sta
     ]
     assert worker.times == [0, 1, 3, 7, 9, 10, 10, 10, 10]
     assert consumer.stats().backoff == "off"
+
+
+def test_probe_may_be_finished_together_with_messages_from_before_the_pause(nsqd, clock, publish, started):
+    seen = []
+
+    def hold(consumer, message):
+        message.enable_async()
+        seen.append(message)
+
+    consumer = started(hold, nsqd, max_in_flight=10, **LATER)
+    publish(nsqd, b"failed", b"2", b"3")
+    seen[0].requeue()
+    publish(nsqd, b"probe")
+    clock.advance(1)
+    _, *others, probe = seen
+    assert (probe.body, len(others), consumer.stats().backoff) == (b"probe", 2, "probing")
+
+    assert finish_all([probe, *others]) == []
+
+    assert (consumer.stats().backoff, consumer.stats().counts.finished) == ("off", 3)
 
 
 def test_pause_is_for_all_nsqds_and_the_probe_for_one_of_them(nsqds, clock, publish, started, worker):

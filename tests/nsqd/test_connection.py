@@ -21,6 +21,7 @@ from gnsq.errors import (
     NSQTimeout,
 )
 from gnsq.nsqd.connection import Connection, ConnectionState, LivenessMonitor
+from gnsq.nsqd.in_flight import AnswerListener
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
@@ -130,12 +131,25 @@ def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport):
     assert connection.in_flight == 3
 
 
-def test_finish_and_requeue_are_sent_and_call_back(connection, transport):
+def test_finish_and_requeue_are_sent_and_call_back(transport):
     calls, messages = [], []
+
+    class Answers(AnswerListener):
+        def before_answer(self):
+            calls.append(("answered", connection.in_flight))
+
+        def on_finish(self, *args):
+            calls.append(("finish", *args))
+
+        def on_requeue(self, *args):
+            calls.append(("requeue", *args))
+
+    connection = Connection("nsqd", 4150, ConnectionOptions(timeout=2), answers=Answers())
     connection.on_messages = lambda _, chunk: messages.extend(chunk)
-    connection.in_flight_messages.on_finish = lambda message_id: calls.append(("finish", message_id))
-    connection.in_flight_messages.on_requeue = lambda *args: calls.append(("requeue", *args))
-    connection.in_flight_messages.before_answer = lambda: calls.append(("answered", connection.in_flight))
+    connection.in_flight_messages.tells_before = connection.in_flight_messages.tells_finish = True
+    connection.open(transport)
+    gevent.sleep(0)
+    del transport.sends[:]
     transport.feed(message_frame() + message_frame())
     wait_until(lambda: len(messages) == 2)
 

@@ -11,7 +11,7 @@ from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed, NSQException
 from gnsq.message import Message, finish_all
-from gnsq.nsqd.in_flight import InFlightMessages, touch_periodically
+from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages, touch_periodically
 from tests.helpers import channel_stats, wait_until
 
 ID = b"0123456789abcdef"
@@ -28,12 +28,33 @@ def sent():
     return []
 
 
+class Answers(AnswerListener):
+    """Notes the answers."""
+
+    def __init__(self):
+        self.finished = []
+        self.delays = []
+
+    def on_finish(self, message_id):
+        self.finished.append(message_id)
+
+    def on_requeue(self, message_id, timeout, backoff):
+        self.delays.append(timeout)
+
+
 @pytest.fixture
-def in_flight(sent):
+def answers():
+    return Answers()
+
+
+@pytest.fixture
+def in_flight(sent, answers):
     made = InFlightMessages(
-        "nsqd:4150", lambda data: sent.append((data, threading.get_ident())), lambda: None, RealClock()
+        *("nsqd:4150", lambda data: sent.append((data, threading.get_ident())), lambda: None, RealClock()),
+        listener=answers,
     )
     made.in_flight = 2
+    made.tells_finish = True
     return made
 
 
@@ -63,7 +84,7 @@ def new_message(in_flight, number, received):
 
 
 @pytest.mark.parametrize("call", [lambda function: function(), in_thread], ids=["here", "in a thread"])
-def test_many_answers_are_one_command_and_counted_as_many(in_flight, sent, call):
+def test_many_answers_are_one_command_and_counted_as_many(in_flight, sent, answers, call):
     now = in_flight.now()
     messages = [
         new_message(in_flight, 1, now - 3),
@@ -73,14 +94,12 @@ def test_many_answers_are_one_command_and_counted_as_many(in_flight, sent, call)
     ]
     messages[3].mark_timed_out()
     in_flight.in_flight = 3
-    finished = []
-    in_flight.on_finish = finished.append
 
     assert call(lambda: finish_all(messages)) == []
     wait_until(lambda: sent)
 
     assert [data for data, _ in sent] == [b"".join(b"FIN %016d\n" % number for number in (1, 2, 3, 4))]
-    assert finished == [message.id for message in messages]
+    assert answers.finished == [message.id for message in messages]
     assert in_flight.totals.finished == 4
     assert in_flight.totals.timed_out == 0
     assert (in_flight.in_flight, in_flight.async_messages, in_flight.drained.is_set()) == (0, set(), True)
@@ -213,16 +232,14 @@ def test_timed_out_message_that_another_thread_answers_is_counted_once(fakensqd)
         assert (consumer.stats().counts.timed_out, consumer.stats().latency.count) == (0, 5)
 
 
-def test_delay_above_max_req_timeout_is_cut_and_logged_once(in_flight, sent, caplog):
-    asked = []
-    in_flight.on_requeue = lambda message_id, timeout, backoff: asked.append(timeout)
+def test_delay_above_max_req_timeout_is_cut_and_logged_once(in_flight, sent, answers, caplog):
     in_flight.max_req_timeout = 3_600_000
 
     for delay in (3_600_000, 3_600_001, 7_200_000):
         in_flight.requeue(ID, delay, False)
 
     assert [data for data, _ in sent] == [b"REQ %s 3600000\n" % ID] * 3
-    assert asked == [3_600_000] * 3
+    assert answers.delays == [3_600_000] * 3
     (text,) = caplog.messages
     assert text.startswith("nsqd:4150: requeued with a delay of 3600000 ms in place of 3600001 ms: nsqd before 1.1.0")
 
