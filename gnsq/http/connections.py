@@ -7,7 +7,6 @@ responses. Importing this module takes 0.1 s, because that imports the library.
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
 import ssl
 import time
@@ -24,12 +23,11 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.ssltransport import SSLTransport
 
 from gnsq.concurrency.forks import register_after_fork
-from gnsq.concurrency.threads import call_in_thread, hub_call_queue
+from gnsq.concurrency.threads import hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.options import HttpOptions
 from gnsq.http.responses import Response, shown
 from gnsq.texts import printable
-from gnsq.tls import make_context
 
 __all__ = ["Call", "Connections"]
 
@@ -256,7 +254,6 @@ class _Adapter(HTTPAdapter):
     """An HTTPAdapter that uses gevent's sockets and the given TLS context, and never retries."""
 
     def __init__(self, context: ssl.SSLContext | None, maxsize: int) -> None:
-        self._context = context
         # Keyword arguments for urllib3's pool managers. Any: each keyword has its own type.
         self._tls: dict[str, Any] = {} if context is None else {"ssl_context": _BufferedTLS(context)}
         # Two pools suffice: one for the server and one for its proxy.
@@ -264,17 +261,11 @@ class _Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # Any: arguments of HTTPAdapter
         super().init_poolmanager(*args, **kwargs | self._tls)
-        _use_gevent(self.poolmanager)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
 
-    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:  # Any: urllib3's class depends on the scheme
-        if proxy in self.proxy_manager:
-            return self.proxy_manager[proxy]
-        if proxy.lower().startswith("https:"):
-            verifies = self._context is None or self._context.verify_mode != ssl.CERT_NONE
-            context = _BufferedTLS(make_context(None, "CERT_REQUIRED" if verifies else "CERT_NONE"))
-            kwargs |= {"proxy_ssl_context": context, "ssl_context": context}
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:  # Any: arguments of HTTPAdapter
         manager = super().proxy_manager_for(proxy, **kwargs | self._tls)
-        _use_gevent(manager)
+        manager.pool_classes_by_scheme = _POOLS
         return manager
 
     def cert_verify(self, *args: Any, **kwargs: Any) -> None:
@@ -285,54 +276,53 @@ class _Adapter(HTTPAdapter):
         return super().build_connection_pool_key_attributes(*args, **kwargs)[0], {}
 
 
-def _use_gevent(manager: Any) -> None:  # Any: one of urllib3's managers
-    manager.pool_classes_by_scheme = {
-        scheme: type(pool.__name__, (pool,), {"ConnectionCls": _on_gevent(pool.ConnectionCls)})
-        for scheme, pool in manager.pool_classes_by_scheme.items()
-    }
+class _Connection(urllib3.connection.HTTPConnection):
+    """A connection on a gevent socket, which records the progress of its call."""
+
+    sock: Any  # gevent has no types
+    gevent_socket: Any = None
+
+    def _new_conn(self) -> Any:
+        self.gevent_socket = socket.create_connection((self._dns_host, self.port), self.timeout)
+        for option in self.socket_options or ():
+            self.gevent_socket.setsockopt(*option)
+        return self.gevent_socket
+
+    def connect(self) -> None:
+        _current_call.get().connected = True
+        super().connect()
+        # From now on the timeout of the whole call is the only limit.
+        self.sock.settimeout(None)
+
+    def send(self, data: Any) -> None:
+        if self.sock is None:
+            self.connect()
+        call = _current_call.get()
+        call.sent, call.socket = True, self.gevent_socket
+        super().send(data)
+
+    def close(self) -> None:
+        sock = self.gevent_socket
+        if sock is not None and sock.hub.loop is None:
+            # The hub was destroyed. gevent's close() would fail, since it needs the loop of the hub.
+            _close_descriptor(sock)
+            self.sock = None
+        super().close()
 
 
-@functools.cache
-def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and without TLS and SOCKS
-    """Derive a class of connections that use gevent's sockets and record the progress of their call."""
+class _TLSConnection(_Connection, urllib3.connection.HTTPSConnection):
+    pass
 
-    class Connection(connection_class):  # type: ignore[misc]  # a class known at run time
-        sock: Any  # gevent has no types
-        gevent_socket: Any = None
 
-        def _new_conn(self) -> Any:
-            if hasattr(self, "_socks_options"):
-                # Connect in another thread: PySocks uses blocking sockets.
-                connected = call_in_thread(super()._new_conn)
-                self.gevent_socket = socket.socket(fileno=connected.detach())
-            else:
-                self.gevent_socket = socket.create_connection((self._dns_host, self.port), self.timeout)
-            for option in self.socket_options or ():
-                self.gevent_socket.setsockopt(*option)
-            return self.gevent_socket
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
 
-        def connect(self) -> None:
-            _current_call.get().connected = True
-            super().connect()
-            # From now on the timeout of the whole call is the only limit.
-            self.sock.settimeout(None)
 
-        def send(self, data: Any) -> None:
-            if self.sock is None:
-                self.connect()
-            call = _current_call.get()
-            call.sent, call.socket = True, self.gevent_socket
-            super().send(data)
+class _TLSPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TLSConnection
 
-        def close(self) -> None:
-            sock = self.gevent_socket
-            if sock is not None and sock.hub.loop is None:
-                # The hub was destroyed. gevent's close() would fail, since it needs the loop of the hub.
-                _close_descriptor(sock)
-                self.sock = None
-            super().close()
 
-    return Connection
+_POOLS = {"http": _Pool, "https": _TLSPool}
 
 
 class _BufferedTLS:
@@ -354,23 +344,10 @@ class _BufferedTLS:
             if self._context.check_hostname and not server_hostname:
                 # SSLContext.wrap_socket() checks this. SSLTransport calls wrap_bio() instead, which does not check it.
                 raise ValueError("check_hostname requires server_hostname")
-            return _TLSSocket(sock, self._context, server_hostname)
+            return SSLTransport(sock, self._context, server_hostname)
         except BaseException:
             sock.close()
             raise
-
-
-class _TLSSocket(SSLTransport):
-    """urllib3's TLS in memory. Its inner socket may be a _TLSSocket, too: for a tunnel through an HTTPS proxy."""
-
-    @property
-    def _io_refs(self) -> int:
-        # Number of open files that makefile() has made. The inner socket stores this number.
-        return self.socket._io_refs  # type: ignore[attr-defined, no-any-return]  # typeshed hides it
-
-    @_io_refs.setter
-    def _io_refs(self, count: int) -> None:
-        self.socket._io_refs = count  # type: ignore[attr-defined]  # typeshed hides it
 
 
 def _close_descriptor(sock: Any) -> None:  # Any: gevent has no types

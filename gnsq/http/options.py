@@ -98,7 +98,10 @@ class HttpOptions(Options):
         None, "user and password, or the whole value of the header Authorization", secret=True
     )
     proxies: Mapping[str, str] | None = option(
-        None, "URLs of proxies by scheme, as for requests; proxies from the environment are not used", secret=True
+        None,
+        "`http://` URLs of proxies by scheme, as for requests; https goes through a tunnel (CONNECT); proxies from the "
+        "environment are not used",
+        secret=True,
     )
     ca_certs: str | None = option(None, "file or directory of trusted CAs; default: the system's")
     cert_reqs: str = option("CERT_REQUIRED", "with CERT_NONE any certificate is trusted, for any host name")
@@ -130,9 +133,10 @@ class HttpOptions(Options):
         for name, value in (self.headers or {}).items():
             check_header(name, value)
         for proxy in (self.proxies or {}).values():
-            if not _is_url(proxy):
+            if not _is_http_url(proxy):
                 raise ValueError(
-                    "proxies must be URLs such as 'http://host:3128' (one is not; not shown, for passwords)"
+                    "proxies must be http:// URLs such as 'http://host:3128' (one is not; not shown, for passwords): "
+                    "proxies for SOCKS, and those that speak TLS themselves, are not supported"
                 )
         if self.auth is not None:
             check_header("Authorization", self.authorization)
@@ -214,11 +218,11 @@ def check_header(name: str, value: str) -> None:
         raise ValueError(f"value of header {name} must be printable ASCII, without spaces around it")
 
 
-def _is_url(text: str) -> bool:
-    """Return True if a text has a scheme and a host, and the port, if there is one, is valid."""
+def _is_http_url(text: str) -> bool:
+    """Return True if a text has the scheme http and a host, and the port, if there is one, is valid."""
     try:
         parts = urlsplit(text)
-        return bool(parts.scheme and parts.hostname) and parts.port != 0
+        return parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 
