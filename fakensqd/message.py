@@ -1,13 +1,13 @@
 """Messages of topics and channels, the queues that hold them, and their ids.
 
-Pure. A message that comes while a queue's memory is full is on disk until it leaves the queue, or is dropped if the
-queue is ephemeral. Source: nsqd topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
+Pure. A message that comes while a queue's memory is full counts as on disk until it leaves the queue, or is dropped if
+the queue is ephemeral. Source: nsqd topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,22 +78,11 @@ class MessageQueue:
     Args:
         limit: How many messages are kept in memory at most.
         ephemeral: True: there is no disk, and new messages above the limit are dropped.
-        on_stored: Called with messages that exceed the limit and go to disk, and with restored messages.
-        on_removed: Called with ids of messages that were on disk and have left the queue.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        *,
-        ephemeral: bool,
-        on_stored: Callable[[Sequence[QueuedMessage]], None],
-        on_removed: Callable[[Sequence[bytes]], None],
-    ) -> None:
+    def __init__(self, limit: int, *, ephemeral: bool) -> None:
         self._limit = max(0, limit)
         self._ephemeral = ephemeral
-        self._on_stored = on_stored
-        self._on_removed = on_removed
         self._messages: deque[QueuedMessage] = deque()
         self._stored: set[bytes] = set()
 
@@ -132,9 +121,8 @@ class MessageQueue:
         """Remove and return the first ``count`` messages. The queue must have at least that many."""
         popleft = self._messages.popleft
         taken = [popleft() for _ in range(count)]
-        if self._stored and (removed := [message.id for message in taken if message.id in self._stored]):
-            self._stored.difference_update(removed)
-            self._on_removed(removed)
+        if self._stored:
+            self._stored.difference_update(message.id for message in taken)
         return taken
 
     def clear(self) -> None:
@@ -142,12 +130,10 @@ class MessageQueue:
         self.take(len(self))
 
     def _store(self, messages: Sequence[QueuedMessage]) -> None:
-        if messages:
-            for message in messages:
-                # nsqd does not store the delay in its files.
-                message.delay = 0.0
-            self._stored.update(message.id for message in messages)
-            self._on_stored(messages)
+        for message in messages:
+            # nsqd does not store the delay in its files.
+            message.delay = 0.0
+        self._stored.update(message.id for message in messages)
 
 
 _EPOCH = 1288834974288

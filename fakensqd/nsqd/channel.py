@@ -11,7 +11,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from fakensqd.message import Delivery, MessageQueue, QueuedMessage, Subscriber
@@ -41,8 +40,6 @@ class BrokerEvents:
 
     Attributes:
         on_register, on_unregister: A topic or channel was made or deleted.
-        on_stored: Messages go to disk, since they exceed the limit of the memory, or were restored from disk.
-        on_removed: Messages with these ids were on disk and have left their queue.
         on_publish: A topic has received bodies.
         on_pause: A topic or channel was paused or unpaused.
         on_due: The time of the next timeout or end of a delay is now earlier; called with this time.
@@ -50,8 +47,6 @@ class BrokerEvents:
 
     on_register: Callable[[str, str | None], None] = _ignore
     on_unregister: Callable[[str, str | None], None] = _ignore
-    on_stored: Callable[[str, str | None, Sequence[QueuedMessage]], None] = _ignore
-    on_removed: Callable[[str, str | None, Sequence[bytes]], None] = _ignore
     on_publish: Callable[[str, Sequence[bytes]], None] = _ignore
     on_pause: Callable[[], None] = _ignore
     on_due: Callable[[float], None] = _ignore
@@ -84,12 +79,7 @@ class MessageHolder:
         self.ephemeral = is_ephemeral(self.name)
         self.paused = False
         self.message_count = 0
-        self._queue = MessageQueue(
-            broker.options.mem_queue_size,
-            ephemeral=self.ephemeral,
-            on_stored=partial(broker.events.on_stored, topic_name, channel_name),
-            on_removed=partial(broker.events.on_removed, topic_name, channel_name),
-        )
+        self._queue = MessageQueue(broker.options.mem_queue_size, ephemeral=self.ephemeral)
 
     @property
     def depth(self) -> int:
@@ -98,15 +88,15 @@ class MessageHolder:
 
     @property
     def backend_depth(self) -> int:
-        """The number of queued messages that are on disk, or would be on disk with a data path."""
+        """The number of queued messages that would be on nsqd's disk."""
         return self._queue.backend_depth
 
     def stored(self) -> list[QueuedMessage]:
-        """List the messages that nsqd would write to disk when it stops. A topic's list omits those of its channels."""
+        """List the messages that nsqd writes to disk when it stops. A topic's list omits those of its channels."""
         return list(self._queue)
 
     def on_disk(self) -> list[QueuedMessage]:
-        """List the queued messages that are on disk, or would be with a data path."""
+        """List the queued messages that would be on nsqd's disk."""
         return self._queue.on_disk()
 
 

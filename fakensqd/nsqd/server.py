@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.clock import Clock, Timer
@@ -38,7 +37,7 @@ class FakeNsqd(MessageAssertions, Daemon):
     """An nsqd 1.3.0, or another release, in the hub of the caller. Call start() or use ``with``.
 
     This object keeps its topics, messages and ports when it is stopped and started again. With a data_path, another
-    FakeNsqd can load topics and messages: topics are saved at each change, messages at stop() or beyond mem_queue_size.
+    FakeNsqd can load topics and messages: topics are saved at each change, messages at stop().
 
     Args:
         clock: Source of the time; default: real time.
@@ -98,8 +97,6 @@ class FakeNsqd(MessageAssertions, Daemon):
             on_pause=self._save_topics,
             on_due=self._arm,
         )
-        if self._data_path is not None:
-            events = replace(events, on_stored=self._data_path.store, on_removed=self._data_path.remove)
         epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
         self._set_broker(Broker(self.options, events, epoch_ns=epoch_ns))
         self._heartbeats = True
@@ -205,11 +202,13 @@ class FakeNsqd(MessageAssertions, Daemon):
         data_path.lock()
         try:
             data_path.load(self.broker, self.now())
-            data_path.save_topics()
-            return super().start()
+            super().start()
         except BaseException:  # also after ctrl-C: another server must be able to get the lock
             data_path.unlock()
             raise
+        data_path.save_topics(self.broker)
+        data_path.discard_messages()
+        return self
 
     def states(self) -> dict[str, bool | float]:
         """Return the states, see Daemon.states()."""
@@ -226,7 +225,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             _logger.setLevel(self._logger_level)
             self._logger_level = None
         if was_running and self._data_path is not None:
-            self._data_path.close()
+            self._data_path.close(self.broker)
 
     def wait_registered(self) -> None:
         """Wait until each nsqlookupd has registered this nsqd, or one attempt to connect to it has failed."""
@@ -321,7 +320,7 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     def _save_topics(self) -> None:
         if self._data_path is not None:
-            self._data_path.save_topics()
+            self._data_path.save_topics(self.broker)
 
     def _register(self, topic: str, channel: str | None) -> None:
         self._save_topics()

@@ -227,30 +227,19 @@ def fixed_ports(server, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_messages_on_disk_survive_a_kill_and_the_ports_are_free(tmp_path):
-    with program("nsqd", *flags("nsqd", tmp_path), "--mem-queue-size=1") as server:
-        reader = consumer(server.addresses["TCP"])
-        for body in (b"in flight", b"in memory", b"on disk 1", b"on disk 2"):
-            publish(server, body)
-        assert reader.frame()[1].endswith(b"in flight")
-        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-        with program("nsqd", *fixed_ports(server, tmp_path)) as again:
-            assert again.addresses == server.addresses
-            (topic,) = request(again.addresses["HTTP"], "GET", "/stats?format=json")["topics"]
-            assert (topic["topic_name"], topic["channels"][0]["channel_name"]) == ("t", "c")
-            assert topic["channels"][0]["depth"] == 2
-            reader = consumer(again.addresses["TCP"], ready=2)
-            assert [reader.frame()[1][-9:] for _ in range(2)] == [b"on disk 1", b"on disk 2"]
-
-
-@pytest.mark.subprocess
-def test_messages_survive_a_stop(tmp_path):
+def test_messages_survive_a_stop_and_only_topics_a_kill(tmp_path):
     with program("nsqd", *flags("nsqd", tmp_path)) as server:
         consumer(server.addresses["TCP"], ready=0)
         publish(server, b"kept")
         assert server.stop(signal.SIGTERM) == 0
         with program("nsqd", *fixed_ports(server, tmp_path)) as again:
+            assert again.addresses == server.addresses
             assert consumer(again.addresses["TCP"]).frame()[1].endswith(b"kept")
+            assert again.stop(signal.SIGKILL) == -signal.SIGKILL
+            with program("nsqd", *fixed_ports(server, tmp_path)) as third:
+                (topic,) = request(third.addresses["HTTP"], "GET", "/stats?format=json")["topics"]
+                (channel,) = topic["channels"]
+                assert (topic["topic_name"], channel["channel_name"], channel["depth"]) == ("t", "c", 0)
 
 
 @pytest.mark.subprocess
