@@ -11,7 +11,7 @@ import logging
 import random
 import ssl
 from functools import partial
-from urllib.parse import SplitResult, quote_plus, urljoin, urlsplit
+from urllib.parse import SplitResult, quote_plus, urlsplit
 
 from gevent import socket
 
@@ -27,9 +27,6 @@ __all__ = ["AuthClient", "query_url"]
 logger = logging.getLogger(__name__)
 
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0"}
-_REDIRECTS = (301, 302, 303, 307, 308)
-# Source: Go's net/http, defaultCheckRedirect.
-_MAX_REDIRECTS = 10
 
 
 class AuthClient:
@@ -54,20 +51,15 @@ class AuthClient:
         return None
 
     def _get(self, url: str) -> bytes:
-        """Return the body of a response with status 200. Follow redirects; use HTTPS if a 403 response asks for it."""
-        for _ in range(_MAX_REDIRECTS):
-            status, location, body = self._request(url)
-            if status == 200:
-                return body
-            if status in _REDIRECTS and location:
-                url = urljoin(url, location)
-            elif status == 403 and url.startswith("http:"):
-                url = _https_url(url, body)
-            else:
-                raise ValueError(f"got response {status} {body[:80]!r}")
-        raise ValueError(f"more than {_MAX_REDIRECTS} redirects")
+        """Return the body of a response with status 200. Use HTTPS if a 403 response asks for it."""
+        status, body = self._request(url)
+        if status == 403 and url.startswith("http:"):
+            status, body = self._request(_https_url(url, body))
+        if status != 200:
+            raise ValueError(f"got response {status} {body[:80]!r}")
+        return body
 
-    def _request(self, url: str) -> tuple[int, str | None, bytes]:
+    def _request(self, url: str) -> tuple[int, bytes]:
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
         try:
@@ -75,7 +67,7 @@ class AuthClient:
             connection.sock = self._connected(parts)
             connection.request("GET", f"{parts.path or '/'}?{parts.query}", headers=_HEADERS)
             answer = connection.getresponse()
-            return answer.status, answer.getheader("Location"), answer.read()
+            return answer.status, answer.read()
         finally:
             connection.close()
 
