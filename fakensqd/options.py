@@ -37,10 +37,12 @@ LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 # Options that nsqd does not have.
 OWN_OPTIONS = ("lookupd_ping_interval", "release", "rdy_counts_down", "negotiates", "wrapped_answers")
 # Options of nsqd that have no effect here, with their values in /config: durations in nanoseconds.
-IGNORED_OPTIONS: dict[str, str | int] = {
+IGNORED_OPTIONS: dict[str, str | int | tuple[()]] = {
     "max_bytes_per_file": 104857600,
     "sync_every": 2500,
     "sync_timeout": 2 * 10**9,
+    "e2e_processing_latency_percentiles": (),
+    "e2e_processing_latency_window_time": 600 * 10**9,
     "queue_scan_selection_count": 20,
     "queue_scan_worker_pool_max": 4,
     "statsd_address": "",
@@ -165,12 +167,6 @@ class NsqdOptions(Options):
         0.025, "shortest output_buffer_timeout of a client", unit="s", minimum=0.001
     )
     output_buffer_timeout: float = option(0.25, "default output_buffer_timeout", unit="s", minimum=0)
-    e2e_processing_latency_percentiles: tuple[float, ...] = option(
-        (), "percentiles in /stats of the times from publishing to FIN, each above 0, at most 1"
-    )
-    e2e_processing_latency_window_time: float = option(
-        600.0, "length of the time window of these percentiles", unit="s", minimum=0.001
-    )
     max_channel_consumers: int = option(0, "highest number of consumers of a channel; 0: no limit")
     tls_cert: str = option("", "file of the certificate; with it and tls_key, TLS is offered")
     tls_key: str = option("", "file of the key of tls_cert")
@@ -198,9 +194,6 @@ class NsqdOptions(Options):
         addresses = self.auth_http_addresses
         object.__setattr__(
             self, "auth_http_addresses", (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        )
-        object.__setattr__(
-            self, "e2e_processing_latency_percentiles", _percentiles(self.e2e_processing_latency_percentiles)
         )
         if isinstance(self.tls_required, str) and self.tls_required not in _TLS_REQUIRED:
             raise ValueError(f"tls_required {self.tls_required!r} must be one of {', '.join(_TLS_REQUIRED)}")
@@ -247,15 +240,6 @@ class NsqdOptions(Options):
         return required or (TlsRequired.TCP_AND_HTTP if self.tls_client_auth_policy else required)
 
 
-def _percentiles(values: tuple[float, ...] | float) -> tuple[float, ...]:
-    found = (values,) if isinstance(values, (int, float)) else tuple(values)
-    for value in found:
-        if not 0 < value <= 1:
-            raise ValueError(f"invalid E2E processing latency percentile: {value:g}")
-    # nsqd shows the largest percentile first.
-    return tuple(sorted(found, reverse=True))
-
-
 @dataclass(frozen=True, kw_only=True)
 class LookupdOptions(Options):
     """Flags of nsqlookupd 1.3.0 that have an effect here, and wrapped_answers. Source: nsqlookupd --help."""
@@ -298,8 +282,6 @@ class ClusterOptionsDict(TypedDict, total=False):
     max_output_buffer_timeout: float
     min_output_buffer_timeout: float
     output_buffer_timeout: float
-    e2e_processing_latency_percentiles: float | Sequence[float]
-    e2e_processing_latency_window_time: float
     max_channel_consumers: int
     tls_cert: str
     tls_key: str

@@ -31,7 +31,7 @@ __all__ = [
     "usage",
 ]
 
-Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
+Value = str | bool | int | float | tuple[str, ...]
 
 
 class FlagError(ValueError):
@@ -109,7 +109,6 @@ _READERS: dict[str, Callable[[str], Value]] = {
     "int": lambda text: int(text, 0),
     "float": parse_duration,
     "tuple[str, ...]": lambda text: (text,),
-    "tuple[float, ...]": lambda text: tuple(map(float, text.split(","))),
 }
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ def flags_of(program: str) -> tuple[Flag, ...]:
     if is_nsqd:
         flags += [Flag("worker-id", _boolean), Flag("statsd-prefix", str)]
         flags += [
-            Flag(name.replace("_", "-"), _boolean if isinstance(value, bool) else str)
+            Flag(_flag_name(name, is_list=value == ()), _boolean if isinstance(value, bool) else str, config=name)
             for name, value in IGNORED_OPTIONS.items()
         ]
     else:
@@ -156,13 +155,16 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
         field = option.name
         if field in OWN_OPTIONS:
             continue
-        # The name of a list's flag is singular, since the flag may be given once for each item.
-        name = re.sub("(ss)es$|s$", r"\1", field) if str(option.type).startswith("tuple") else field
+        name = _flag_name(field, is_list=str(option.type).startswith("tuple"))
         read = _READERS.get(field) or _READERS[str(option.type)]
         default: Any = defaults.get(field, option.default)  # Any: options are of all types
-        yield Flag(
-            name.replace("_", "-"), read, field, default, option.metadata["meaning"], _CONFIG_KEYS.get(field, field)
-        )
+        yield Flag(name, read, field, default, option.metadata["meaning"], _CONFIG_KEYS.get(field, field))
+
+
+def _flag_name(option: str, *, is_list: bool) -> str:
+    # The name of a list's flag is singular, since the flag may be given once for each item.
+    name = re.sub("(ss)es$|s$", r"\1", option) if is_list else option
+    return name.replace("_", "-")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

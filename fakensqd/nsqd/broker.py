@@ -140,7 +140,7 @@ class Topic(MessageHolder):
         """Return the channel; make it if missing. The first gets the topic's messages, unless the topic keeps them."""
         channel = self.channels.get(name)
         if channel is None:
-            channel = self.channels[name] = Channel(self._broker, self.name, name, now)
+            channel = self.channels[name] = Channel(self._broker, self.name, name)
             self._broker.events.on_register(self.name, name)
             self._release(now)
         return channel

@@ -1,4 +1,4 @@
-"""One channel: its queue, its messages in flight and deferred, its subscribers, and the latencies of its messages.
+"""One channel: its queue, its messages in flight and deferred, and its subscribers.
 
 Pure: takes ``now``, calls subscribers, and knows no bytes of the wire. Source: nsqd channel.go.
 """
@@ -21,7 +21,6 @@ __all__ = [
     "BrokerError",
     "BrokerEvents",
     "Channel",
-    "Latencies",
     "MessageHolder",
 ]
 
@@ -58,7 +57,6 @@ class _Broker(Protocol):
     options: NsqdOptions
     events: BrokerEvents
 
-    def wall_ns(self, now: float) -> int: ...
     def schedule_expiry(self, when: float) -> None: ...
 
 
@@ -103,16 +101,10 @@ class MessageHolder:
 class Channel(MessageHolder):
     """A channel. Delivers each message to one of its subscribers."""
 
-    def __init__(self, broker: _Broker, topic_name: str, name: str, now: float = 0.0) -> None:
+    def __init__(self, broker: _Broker, topic_name: str, name: str) -> None:
         super().__init__(broker, topic_name, name)
         self.requeue_count = 0
         self.timeout_count = 0
-        # None: the options have no percentiles.
-        self.latencies: Latencies | None = None
-        options = broker.options
-        if options.e2e_processing_latency_percentiles:
-            percentiles, window = options.e2e_processing_latency_percentiles, options.e2e_processing_latency_window_time
-            self.latencies = Latencies(percentiles, window, now)
         # Dicts without values are ordered sets.
         self.subscribers: dict[Subscriber, None] = {}
         self._broker = broker
@@ -253,9 +245,7 @@ class Channel(MessageHolder):
         self._broker.schedule_expiry(delivery.deadline)
         return taken
 
-    def finish_all(
-        self, subscriber: Subscriber, message_ids: Sequence[bytes], now: float
-    ) -> list[tuple[bytes, BrokerError]]:
+    def finish_all(self, subscriber: Subscriber, message_ids: Sequence[bytes]) -> list[tuple[bytes, BrokerError]]:
         """Finish messages, one after another.
 
         Returns:
@@ -269,8 +259,6 @@ class Channel(MessageHolder):
                 failed.append((message_id, _not_owned(message)))
                 continue
             del in_flight[message_id], message.delivery.bucket[message_id]
-            if self.latencies is not None:
-                self.latencies.add(self._broker.wall_ns(now) - message.timestamp, now)
         return failed
 
     def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float, now: float) -> None:
@@ -398,45 +386,3 @@ class Channel(MessageHolder):
 def _not_owned(message: QueuedMessage | None) -> BrokerError:
     """Make the error for a message in flight to another subscriber; None: the message is not in flight."""
     return BrokerError("ID not in flight" if message is None else "client does not own message")
-
-
-# --- latencies --------------------------------------------------------------------------------------------------------
-
-
-class Latencies:
-    """Latencies of one channel: times from publishing to FIN, in a window that moves by half of its length.
-
-    The percentiles are exact for the latencies that are kept; nsqd computes estimates. Source: nsq internal/quantile.
-
-    Args:
-        percentiles: Wanted percentiles, each above 0 and at most 1.
-        window: Length of the window, seconds.
-        now: The time, seconds.
-        max_kept: How many latencies are kept in each half of the window; later ones are ignored.
-    """
-
-    def __init__(self, percentiles: Sequence[float], window: float, now: float, *, max_kept: int = 100_000) -> None:
-        self.percentiles = percentiles
-        self._half = window / 2
-        self._halves: tuple[list[int], list[int]] = ([], [])
-        self._moved = now
-        self._max_kept = max_kept
-
-    def add(self, nanoseconds: int, now: float) -> None:
-        """Add the latency of a finished message."""
-        self._move(now)
-        current = self._halves[0]
-        if len(current) < self._max_kept:
-            current.append(nanoseconds)
-
-    def kept(self, now: float) -> list[int]:
-        """List the latencies in the window, nanoseconds."""
-        self._move(now)
-        return self._halves[0] + self._halves[1]
-
-    def _move(self, now: float) -> None:
-        if now <= self._moved + self._half:
-            return
-        recent = now <= self._moved + 2 * self._half
-        self._halves = ([], self._halves[0] if recent else [])
-        self._moved = self._moved + self._half if recent else now

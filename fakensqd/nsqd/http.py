@@ -251,7 +251,6 @@ class _Api:
             start_time=self._server.start_time,
             topic=query.get("topic", ""),
             channel=query.get("channel", ""),
-            now=self._server.now(),
             include_clients=_BOOLEANS.get(query.get("include_clients", ""), True),
             include_memory=_BOOLEANS.get(query.get("include_mem", ""), True),
         )
@@ -275,7 +274,6 @@ class _Api:
             "broadcast_tcp_port": options.broadcast_tcp_port or server.tcp_port,
             "broadcast_http_port": options.broadcast_http_port or server.http_port,
             "log_level": LOG_LEVELS.index(server.log_level) + 1,
-            "e2e_processing_latency_percentiles": list(options.e2e_processing_latency_percentiles),
             "nsqlookupd_tcp_addresses": list(server.lookupd_tcp_addresses),
             "statsd_prefix": f"nsq.{host}_{server.http_port}.",
             "tls_required": int(options.tls_policy),

@@ -355,7 +355,7 @@ class Session(ConnectionSession, Subscriber):
         if self._intercepted is None:
             # Finish all messages whose FINs have come together: each then takes 0.2 us, and alone 1.2 us.
             message_ids += commands.take_finishes(self.input)
-        failed = self._subscribed.finish_all(self, message_ids, self.now)
+        failed = self._subscribed.finish_all(self, message_ids)
         finished = len(message_ids) - len(failed)
         self.finish_count += finished
         self.in_flight_count -= finished

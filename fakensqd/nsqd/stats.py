@@ -5,23 +5,23 @@ Pure: reads a Broker and the sessions. Source: nsqd stats.go, http.go printStats
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fakensqd.golang.text import duration
 from fakensqd.nsqd.broker import Broker, Channel, Topic
-from fakensqd.nsqd.channel import Latencies
 from fakensqd.nsqd.session import Session
 
 if TYPE_CHECKING:
     from fakensqd.nsqd.auth import Authorization
 
-__all__ = ["format_latency", "statistics", "statistics_text", "summary"]
+__all__ = ["statistics", "statistics_text"]
 
 Document = dict[str, Any]  # Any: JSON
 
+# nsqd without --e2e-processing-latency-percentile. The emulator ignores this flag.
+_NO_LATENCIES: Document = {"count": 0, "percentiles": None}
 # Values about Go's memory. The emulator has no Go heap, so all of them are 0.
 _MEMORY = (
     "heap_objects",
@@ -43,7 +43,6 @@ def statistics(
     start_time: int,
     topic: str = "",
     channel: str = "",
-    now: float = 0.0,
     include_clients: bool = True,
     include_memory: bool = True,
 ) -> Document:
@@ -53,10 +52,9 @@ def statistics(
         start_time: Time at which the server started, in seconds since 1970.
         topic: Include only this topic; "": all topics.
         channel: Include only this channel, and topics that have it; "": all channels.
-        now: The monotonic time, seconds.
     """
     topics = [
-        _topic_statistics(each, topic, channel, include_clients, now)
+        _topic_statistics(each, topic, channel, include_clients)
         for name, each in sorted(broker.topics.items())
         if topic in ("", name) and (not channel or channel in each.channels)
     ]
@@ -74,11 +72,11 @@ def statistics(
     return document
 
 
-def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_clients: bool, now: float) -> Document:
+def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_clients: bool) -> Document:
     return {
         "topic_name": topic.name,
         "channels": [
-            _channel_statistics(channel, only_topic, include_clients, now)
+            _channel_statistics(channel, only_topic, include_clients)
             for name, channel in sorted(topic.channels.items())
             if not only_channel or name == only_channel
         ],
@@ -87,34 +85,11 @@ def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": _latency(topic.channels.values(), now),
+        "e2e_processing_latency": dict(_NO_LATENCIES),
     }
 
 
-def _latency(channels: Iterable[Channel], now: float) -> Document:
-    return summary([channel.latencies for channel in channels if channel.latencies is not None], now)
-
-
-def summary(latencies: Sequence[Latencies], now: float) -> Document:
-    """Make the part of /stats about latencies: for one channel, all channels of a topic, or no channel."""
-    if not latencies:
-        return {"count": 0, "percentiles": None}
-    kept = sorted(value for each in latencies for value in each.kept(now))
-    wanted = latencies[0].percentiles
-    percentiles = [
-        {"quantile": 1 if fraction == 1 else fraction, "value": _quantile(kept, fraction)} for fraction in wanted
-    ]
-    return {"count": len(kept), "percentiles": percentiles}
-
-
-def _quantile(ordered: Sequence[int], fraction: float) -> int:
-    if not ordered:
-        return 0
-    # Like nsqd, take the value after that of the nearest-rank method. Source: bmizerany/perks quantile.go, query.
-    return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
-
-
-def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool, now: float) -> Document:
+def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool) -> Document:
     clients = [client_statistics(client, only_topic) for client in channel.subscribers if isinstance(client, Session)]
     return {
         "channel_name": channel.name,
@@ -128,7 +103,7 @@ def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool
         "client_count": len(channel.subscribers),
         "clients": clients if include_clients else None,
         "paused": channel.paused,
-        "e2e_processing_latency": _latency([channel], now),
+        "e2e_processing_latency": dict(_NO_LATENCIES),
     }
 
 
@@ -213,8 +188,7 @@ def _topic_lines(topics: list[Document], now_seconds: int) -> list[str]:
     for topic in topics:
         lines.append(
             f"{'*P ' if topic['paused'] else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
-            f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} "
-            f"e2e%: {_latency_text(topic)}"
+            f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
         )
         for channel in topic["channels"]:
             lines.append(
@@ -222,23 +196,11 @@ def _topic_lines(topics: list[Document], now_seconds: int) -> list[str]:
                 f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
                 f"inflt: {channel['in_flight_count']:<4} def: {channel['deferred_count']:<4} "
                 f"re-q: {channel['requeue_count']:<5} timeout: {channel['timeout_count']:<5} "
-                f"msgs: {channel['message_count']:<8} e2e%: {_latency_text(channel)}"
+                f"msgs: {channel['message_count']:<8} e2e%: "
             )
             lines += [f"        {_client_line(client, now_seconds)}" for client in channel["clients"] or []]
         lines.append("")
     return lines
-
-
-def _latency_text(document: Document) -> str:
-    return ", ".join(format_latency(each["value"]) for each in document["e2e_processing_latency"]["percentiles"] or [])
-
-
-def format_latency(nanoseconds: float) -> str:
-    """Format a latency for the text of /stats. Source: nsq internal/stringy."""
-    for unit, suffix in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
-        if nanoseconds > unit:
-            return f"{nanoseconds / unit:.1f}{suffix}"
-    return f"{nanoseconds:.1f}ns"
 
 
 def _client_line(client: Document, now_seconds: int) -> str:

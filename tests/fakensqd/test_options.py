@@ -39,7 +39,6 @@ def test_tls_policy_follows_tls_required_and_client_auth_policy(given, policy):
         ({"tls_client_auth_policy": "require"}, "there is no tls_cert and tls_key"),
         ({**TLS, "tls_required": "yes"}, "tls_required 'yes' must be one of false, tcp-https, true"),
         ({"tls_min_version": "ssl3.0"}, "tls_min_version 'ssl3.0' must be one of tls1.0, tls1.1, tls1.2, tls1.3"),
-        ({"e2e_processing_latency_percentiles": (0.5, 0)}, "invalid E2E processing latency percentile: 0"),
         ({"max_deflate_level": 10}, "max_deflate_level 10 must be within 1 to 9"),
     ],
 )

@@ -115,7 +115,6 @@ def test_wrong_use_is_an_error(errors, number, code):
 WIDER = {
     "lookupd_tcp_addresses": "str | Sequence[str]",
     "auth_http_addresses": "str | Sequence[str]",
-    "e2e_processing_latency_percentiles": "float | Sequence[float]",
 }
 
 

@@ -1,10 +1,9 @@
-"""One channel: queue, in flight, deferred, timeouts, subscribers that are woken, latencies."""
+"""One channel: queue, in flight, deferred, timeouts, subscribers that are woken."""
 
 import pytest
 
 from fakensqd.message import QueuedMessage
-from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, Latencies
-from fakensqd.nsqd.stats import format_latency, summary
+from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel
 from fakensqd.options import NsqdOptions
 
 
@@ -81,7 +80,7 @@ def test_messages_are_delivered_in_order_and_count_attempts(channel, reader):
 
 def finish(channel, subscriber, *message_ids):
     """Finish messages; returns the ids and the texts of the errors."""
-    return [(message_id, str(error)) for message_id, error in channel.finish_all(subscriber, message_ids, 0.0)]
+    return [(message_id, str(error)) for message_id, error in channel.finish_all(subscriber, message_ids)]
 
 
 def test_messages_that_are_not_in_flight_do_not_prevent_that_others_are_finished(channel, reader):
@@ -439,60 +438,3 @@ def test_closed_channel_closes_the_connections_of_subscribers(channel, reader):
 
     assert reader.calls == ["emptied", "closed"]
     assert channel.subscribers == {}
-
-
-# --- latencies --------------------------------------------------------------------------------------------------------
-
-
-def values(latencies, now=0.0):
-    return [each["value"] for each in summary([latencies], now)["percentiles"]]
-
-
-def test_summary_without_percentiles_is_empty():
-    assert summary([], 0.0) == {"count": 0, "percentiles": None}
-
-
-def test_summary_without_finished_messages_has_zeros():
-    latencies = Latencies((0.95, 1.0), 600.0, 0.0)
-
-    assert summary([latencies], 0.0) == {
-        "count": 0,
-        "percentiles": [{"quantile": 0.95, "value": 0}, {"quantile": 1, "value": 0}],
-    }
-
-
-def test_summary_of_several_channels_has_the_latencies_of_all():
-    channels = [Latencies((1.0, 0.5, 0.01), 600.0, 0.0) for _ in range(2)]
-    for number in range(1, 11):
-        channels[number % 2].add(number * 100, 0.0)
-
-    found = summary(channels, 0.0)
-
-    assert found["count"] == 10
-    assert [each["value"] for each in found["percentiles"]] == [1000, 600, 200]
-
-
-def test_window_of_latencies_moves_by_halves():
-    latencies = Latencies((1.0,), 10.0, 0.0)
-    latencies.add(2, 1.0)
-    latencies.add(1, 6.0)
-
-    assert values(latencies, 9.9) == [2]
-    assert values(latencies, 10.1) == [1]
-    assert values(latencies, 99.0) == [0]
-
-
-def test_half_of_the_window_keeps_a_limited_number():
-    latencies = Latencies((1.0,), 10.0, 0.0, max_kept=2)
-    for number in range(5):
-        latencies.add(number, 0.0)
-
-    assert latencies.kept(0.0) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("nanoseconds", "text"),
-    [(0, "0.0ns"), (1000, "1000.0ns"), (1001, "1.0us"), (405_377_052, "405.4ms"), (2_000_000_000, "2.0s")],
-)
-def test_latency_is_formatted_as_nsqd_does(nanoseconds, text):
-    assert format_latency(nanoseconds) == text
