@@ -6,8 +6,10 @@ import enum
 import random
 from collections.abc import Callable
 
-__all__ = ["BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
+__all__ = ["JITTER", "BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
 
+# Largest share of a delay that is subtracted at random, so that not all clients of an nsqd retry in the same second.
+JITTER = 0.3
 # Largest exponent of the powers below. Without this limit, many failures would overflow a float, as 2.0 ** 1024 does.
 _MAX_EXPONENT = 64
 

@@ -37,7 +37,8 @@ LOOKUP_TIMEOUT = 5.0
 # Default limit of an answer in bytes. Parsing JSON blocks the hub: 16 MB of empty lists take 1.6 s and 390 MB, 64 MB
 # take 8.8 s and 1.5 GB.
 MAX_ANSWER_SIZE = 16 * 1024 * 1024
-# Default limit of the number of nsqds that are known from all nsqlookupds together.
+# Limit of the nsqds that are known from all nsqlookupds together, so that a wrong answer does not cost as many
+# connections. No known cluster has as many.
 MAX_NSQDS = 1000
 # Other greenlets run after each 500 nsqds of an answer. To process 500 nsqds takes 1 to 2 ms.
 _NSQDS_PER_TURN = 500
@@ -163,7 +164,6 @@ class _Lookup:
     Args:
         topic: Topic of the nsqds; empty for all nsqds.
         port: Which port of an nsqd to use: ``tcp_port`` or ``http_port``.
-        max_nsqds: Limit of the number of known nsqds.
 
     Attributes:
         report: Result of the last query of each nsqlookupd.
@@ -174,14 +174,12 @@ class _Lookup:
         lookupds: Sequence[LookupdClient],
         topic: str = "",
         port: str = "tcp_port",
-        max_nsqds: int = MAX_NSQDS,
         owner: LogOwner | None = None,
     ) -> None:
         self.report = LookupReport(owner)
         self._lookupds = lookupds
         self._topic = topic
         self._port = port
-        self._max_nsqds = max_nsqds
 
     def _query_all(self, query: Callable[[int], bool]) -> list[bool]:
         """Call a function with the index of each nsqlookupd, in one greenlet per call, and wait for all results."""
@@ -198,7 +196,7 @@ class _Lookup:
 
         Args:
             found: Called with the ``host:port`` of each nsqd in the answer that is usable and admitted.
-            admitted: The known nsqds. A new nsqd is added to them, unless their number is max_nsqds already.
+            admitted: The known nsqds. A new nsqd is added to them, unless their number is MAX_NSQDS already.
 
         Returns:
             True if an answer came and all nsqds in it are usable. If only some are, found() was called for these.
@@ -229,14 +227,14 @@ class _Lookup:
                 unusable += 1
                 first = first or f"{shown(producer)}: {error}"
                 continue
-            if nsqd in admitted or len(admitted) < self._max_nsqds:
+            if nsqd in admitted or len(admitted) < MAX_NSQDS:
                 admitted.add(nsqd)
                 found(nsqd)
             else:
                 left_out += 1
         if left_out:
-            text = "%s: left out %d of %d nsqds: there are %d already, the option max_nsqds"
-            report.warn(address, text, what, left_out, len(producers), self._max_nsqds)
+            text = "%s: left out %d of %d nsqds: there are %d already, the limit"
+            report.warn(address, text, what, left_out, len(producers), MAX_NSQDS)
         failure = f"answer is not nsqlookupd's: can't use {unusable} of {len(producers)} nsqds, such as {first}"
         if unusable:
             report.warn(address, "%s: %s", what, failure)
@@ -257,10 +255,8 @@ class _Lookup:
 class TopicNodes(_Lookup):
     """The nsqds that have a topic. If a query fails and finds no nsqd, those of the last usable answer stay known."""
 
-    def __init__(
-        self, lookupds: Sequence[LookupdClient], topic: str, max_nsqds: int = MAX_NSQDS, owner: LogOwner | None = None
-    ) -> None:
-        super().__init__(lookupds, topic, max_nsqds=max_nsqds, owner=owner)
+    def __init__(self, lookupds: Sequence[LookupdClient], topic: str, owner: LogOwner | None = None) -> None:
+        super().__init__(lookupds, topic, owner=owner)
         # The nsqds in the last usable answer of each nsqlookupd. A single set of all answers would keep lost nsqds.
         self._answers: list[set[str]] = [set() for _ in lookupds]
 
@@ -275,7 +271,7 @@ class TopicNodes(_Lookup):
         Args:
             found: Called with the ``host:port`` of each nsqd in an nsqlookupd's answer (in its last usable answer, if
                 the query fails), without waiting for other nsqlookupds. One nsqd may come from several answers.
-            connected: Further nsqds that count for the limit max_nsqds.
+            connected: Further nsqds that count for the limit MAX_NSQDS.
         """
         admitted = self.addresses.union(connected)
 
@@ -309,10 +305,9 @@ class AllNodes(_Lookup):
         self,
         lookupds: Sequence[LookupdClient],
         port: str = "tcp_port",
-        max_nsqds: int = MAX_NSQDS,
         owner: LogOwner | None = None,
     ) -> None:
-        super().__init__(lookupds, port=port, max_nsqds=max_nsqds, owner=owner)
+        super().__init__(lookupds, port=port, owner=owner)
         self._addresses: set[str] = set()
         # Known addresses that no nsqlookupd named in the last round, if that round was complete.
         self._missing: set[str] = set()

@@ -163,9 +163,6 @@ class MoreConnectionOptionsDict(TypedDict, total=False):
     tls_context: ssl.SSLContext | None
     server_hostname: str | None
     msg_timeout: float | None
-    topology_region: str | None
-    topology_zone: str | None
-    max_name_length: int
     max_frame_size: int
     address_resolver: Callable[[str, int], tuple[str, int]] | None
 
@@ -235,11 +232,6 @@ class ConnectionOptions(Options):
         unit="s",
         minimum=1,
         maximum=MAX_INTERVAL,
-    )
-    topology_region: str | None = option(None, "region of this client, for servers newer than 1.3.0")
-    topology_zone: str | None = option(None, "zone of this client in the region, for servers newer than 1.3.0")
-    max_name_length: int = option(
-        64, "limit of topic and channel names; the oldest servers allow 32", unit="characters", minimum=1, maximum=64
     )
     max_frame_size: int = option(
         256 * 1024 * 1024,

@@ -9,7 +9,7 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer, Producer
-from gnsq.discovery import LOOKUP_TIMEOUT, AllNodes, TopicNodes, parse_lookupds
+from gnsq.discovery import LOOKUP_TIMEOUT, MAX_NSQDS, AllNodes, TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
 from gnsq.logs import LogOwner
 from tests.helpers import wait_until
@@ -268,9 +268,9 @@ def test_port_must_be_a_port(port):
     assert lookup(of(nsqd("a", port))) == (set(), 0)
 
 
-def test_max_nsqds_leaves_out_new_nsqds_and_keeps_known_ones(caplog):
-    lookupd = of(*[nsqd(f"old{number}") for number in range(8)])
-    known = TopicNodes([lookupd], "t", max_nsqds=10)
+def test_limit_leaves_out_new_nsqds_and_keeps_known_ones(caplog):
+    lookupd = of(*[nsqd(f"old{number}") for number in range(MAX_NSQDS - 2)])
+    known = TopicNodes([lookupd], "t")
     known.refresh(ignore)
     before = known.addresses
 
@@ -281,39 +281,39 @@ def test_max_nsqds_leaves_out_new_nsqds_and_keeps_known_ones(caplog):
     assert known.addresses == {*before, "new0:4150", "new1:4150"}
     assert set(found) == known.addresses
     (record,) = caplog.records
-    assert "left out 9998 of 10008 nsqds: there are 10 already, the option max_nsqds" in record.getMessage()
+    assert "left out 9998 of 10998 nsqds: there are 1000 already, the limit" in record.getMessage()
 
 
-def test_connected_nsqds_count_for_max_nsqds():
-    known = TopicNodes([of(nsqd("a"), nsqd("b"))], "t", max_nsqds=3)
+def test_connected_nsqds_count_for_the_limit():
+    known = TopicNodes([of(nsqd("a"), nsqd("b"))], "t")
 
-    known.refresh(ignore, connected={"x:1", "y:1"})
+    known.refresh(ignore, connected={f"x:{port}" for port in range(1, MAX_NSQDS)})
 
     assert known.addresses == {"a:4150"}
 
 
-def test_max_nsqds_holds_for_all_nsqlookupds_together():
-    known = TopicNodes([of(nsqd("a"), nsqd("b")), of(nsqd("a"), nsqd("c"))], "t", max_nsqds=2)
+def many(name, count=MAX_NSQDS):
+    return [nsqd(f"{name}{number}") for number in range(count)]
+
+
+def test_limit_holds_for_all_nsqlookupds_together():
+    known = TopicNodes([of(*many("a")), of(*many("b"))], "t")
 
     known.refresh(ignore)
 
-    assert len(known.addresses) == 2
+    assert len(known.addresses) == MAX_NSQDS
 
 
-def test_max_nsqds_holds_over_rounds_of_all_nodes():
-    lookupd = of(nsqd("a"), nsqd("b"), nsqd("c"))
-    known = AllNodes([lookupd], max_nsqds=2)
+def test_limit_holds_over_rounds_of_all_nodes():
+    lookupd = of(*many("a", MAX_NSQDS + 1))
+    known = AllNodes([lookupd])
     changes = [known.refresh()]
 
-    lookupd.answer = {"producers": [nsqd("x"), nsqd("y"), nsqd("z")]}
+    lookupd.answer = {"producers": many("x", MAX_NSQDS + 1)}
     changes += [known.refresh() for _ in range(3)]
 
-    assert changes == [
-        ({"a:4150", "b:4150"}, set()),
-        (set(), set()),
-        (set(), {"a:4150", "b:4150"}),
-        ({"x:4150", "y:4150"}, set()),
-    ]
+    old, new = ({f"{name}{number}:4150" for number in range(MAX_NSQDS)} for name in "ax")
+    assert changes == [(old, set()), (set(), set()), (set(), old), (new, set())]
 
 
 # --- servers other than nsqlookupd ------------------------------------------------------------------------------------

@@ -149,8 +149,6 @@ def test_context_and_options_of_tls_are_not_both_taken():
         ConnectionOptions(tls_context=ssl.create_default_context(), tls_options={})
 
 
-def test_fields_that_newer_servers_take_are_sent_if_given():
-    body = identify_body(ConnectionOptions(topology_region="eu", topology_zone="eu-1", deflate=True, deflate_level=3))
-
-    assert (body["topology_region"], body["topology_zone"], body["deflate_level"]) == ("eu", "eu-1", 3)
-    assert not {"topology_region", "topology_zone", "deflate_level"} & identify_body(ConnectionOptions()).keys()
+def test_level_of_deflate_is_sent_if_deflate_is_wanted():
+    assert identify_body(ConnectionOptions(deflate=True, deflate_level=3))["deflate_level"] == 3
+    assert "deflate_level" not in identify_body(ConnectionOptions())

@@ -130,7 +130,7 @@ def test_on_ready_is_called_once_when_all_clients_are_ready(fakensqd, consumer):
 def test_on_ready_is_not_called_before_an_nsqd_is_connected(fakensqd, consumer):
     fakensqd.down()
     calls = []
-    waiting = consumer(reconnect_initial=0.01, reconnect_jitter=0)
+    waiting = consumer(reconnect_initial=0.01)
     gevent.spawn_later(0.1, lambda: (calls.append(waiting.is_ready), fakensqd.up()))
 
     gnsq.run(waiting, on_ready=lambda: (calls.append(waiting.is_ready), stop()))

@@ -28,7 +28,7 @@ from gnsq.consumer.handler_runner import Failure
 from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
 from gnsq.consumer.shutdown import Shutdown
-from gnsq.discovery import TopicNodes, parse_lookupds
+from gnsq.discovery import MAX_NSQDS, TopicNodes, parse_lookupds
 from gnsq.errors import NSQErrorCode
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.logs import LogOwner
@@ -157,8 +157,8 @@ class Consumer:
         connection = load_certificates(
             ConnectionOptions.from_keywords(Consumer, options, ConsumerOptions, ReconnectOptions)
         )
-        assert_valid_topic_name(topic, connection.max_name_length)
-        assert_valid_channel_name(channel, connection.max_name_length)
+        assert_valid_topic_name(topic)
+        assert_valid_channel_name(channel)
         if connection.heartbeat_interval == -1:
             raise ValueError(
                 "heartbeat_interval -1 of a consumer must be at least 1 s: without heartbeats nsqd refuses SUB"
@@ -218,9 +218,9 @@ class Consumer:
         self._unanswered = 0
         self.has_lost_thread = False
         """True if the consumer's thread has ended before close(), for example since a handler called sys.exit()."""
-        self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
+        self._nodes = TopicNodes(self.lookupds, topic, self.log_owner)
         self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
-        # Time of the loss of each nsqd that was lost and is not connected again; of the last max_nsqds of them.
+        # Time of the loss of each nsqd that was lost and is not connected again; of the last MAX_NSQDS of them.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()
 
@@ -644,7 +644,7 @@ class Consumer:
 
     def _on_connection_lost(self, connection: Connection) -> None:
         self._dispatcher.remove(connection)
-        if len(self._lost_nsqds) >= self.options.max_nsqds:
+        if len(self._lost_nsqds) >= MAX_NSQDS:
             del self._lost_nsqds[next(iter(self._lost_nsqds))]
         self._lost_nsqds[connection.address] = self._clock.monotonic()
         self._nsqd_lost.set()

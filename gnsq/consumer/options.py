@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gnsq.backofftimer import ConsumerBackoff, exponential_delay
-from gnsq.discovery import MAX_NSQDS
+from gnsq.backofftimer import JITTER, ConsumerBackoff, exponential_delay
 from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import ConnectionOptionsDict, Options, option
 
@@ -23,9 +22,6 @@ LOST_FOR = 24 * 3600.0
 class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=False):
     """All options of a Consumer as typed keywords, except for those that are parameters of its constructor."""
 
-    max_nsqds: int
-    low_ready_timeout: float
-    ready_grace: float
     concurrency: int | None
     busy_poll: bool
     handler_timeout: float | None
@@ -34,7 +30,6 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     requeue_growth: float
     requeue_maximum: float
     backoff_initial: float
-    backoff_jitter: float
     backoff_strategy: Callable[[int], float] | None
 
 
@@ -58,29 +53,10 @@ class ConsumerOptions(Options):
         minimum=0.001,
     )
     lookupd_poll_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
-    max_nsqds: int = option(
-        MAX_NSQDS,
-        "limit of the nsqds that are taken from nsqlookupds; the others are left out, and a warning is logged",
-        unit="nsqds",
-        minimum=1,
-    )
     low_ready_idle_timeout: float = option(
         10,
         "time without a message after which an nsqd is reduced to RDY 1 if others have more messages, "
         "or to RDY 0 if max_in_flight is below the number of nsqds",
-        unit="s",
-        minimum=0.001,
-    )
-    low_ready_timeout: float = option(
-        30,
-        "if max_in_flight is below the number of nsqds, they have RDY 1 by turns: length of the turn of an nsqd "
-        "that has messages; it is shorter while many nsqds wait",
-        unit="s",
-        minimum=0.001,
-    )
-    ready_grace: float = option(
-        1.0,
-        "nsqd does not acknowledge a lower RDY: time after it in which earlier messages may still arrive",
         unit="s",
         minimum=0.001,
     )
@@ -115,11 +91,10 @@ class ConsumerOptions(Options):
     backoff_initial: float = option(
         1.0, "length of the first pause; each failure doubles it, and each success halves it", unit="s", minimum=0
     )
-    backoff_jitter: float = option(0.3, "part of each pause that is random, 0 to 1", minimum=0, maximum=1)
     backoff_strategy: Callable[[int], float] | None = option(
         None,
         "function that is called with the number of failures in a row and returns the pause in seconds; "
-        "backoff_initial and backoff_jitter are not used then",
+        "backoff_initial is not used then",
     )
 
     def __post_init__(self) -> None:
@@ -147,7 +122,7 @@ class ConsumerOptions(Options):
         """Make the backoff of one consumer."""
         if self.backoff_strategy is not None:
             return ConsumerBackoff(self.backoff_strategy, self.max_backoff_duration)
-        return ConsumerBackoff(self._pause, self.max_backoff_duration, self.backoff_jitter, rng)
+        return ConsumerBackoff(self._pause, self.max_backoff_duration, JITTER, rng)
 
     def _pause(self, failures: int) -> float:
         return exponential_delay(failures, self.backoff_initial, self.max_backoff_duration)

@@ -17,7 +17,7 @@ from gevent.event import Event
 from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
-from gnsq.consumer.rdy_policy import RdyPolicy
+from gnsq.consumer.rdy_policy import GRACE, RdyPolicy
 from gnsq.errors import NSQProtocolError
 from gnsq.logs import LogOwner
 from gnsq.message import Message
@@ -69,13 +69,7 @@ class RdyController:
     ) -> None:
         rng = random.Random()
         self.backoff = options.backoff(rng)
-        self._policy: RdyPolicy[Connection] = RdyPolicy(
-            options.max_in_flight,
-            options.low_ready_idle_timeout,
-            rng,
-            turn_timeout=options.low_ready_timeout,
-            grace=options.ready_grace,
-        )
+        self._policy: RdyPolicy[Connection] = RdyPolicy(options.max_in_flight, options.low_ready_idle_timeout, rng)
         self._connections = connections
         self._clock = clock
         self._unanswered = unanswered
@@ -121,7 +115,6 @@ class RdyController:
     def configure(self, options: ConsumerOptions) -> None:
         """Apply the options that may change while the consumer runs, except max_in_flight."""
         self._idle_timeout = self._policy.idle_timeout = options.low_ready_idle_timeout
-        self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
         if not options.max_backoff_duration and self.backoff.reset():
             self._change_phase("end")
@@ -140,7 +133,7 @@ class RdyController:
         """Add a connection that has subscribed."""
         identity, now = connection.identity, self._clock.monotonic()
         if self._expected_until is None:
-            self._expected_until = now + self._policy.grace
+            self._expected_until = now + GRACE
         self._policy.add(connection, identity.max_rdy_count, now, counts_down=identity.counts_rdy_down)
         self.schedule_update()
 

@@ -25,7 +25,15 @@ from gnsq.consumer.rdy_shares import Shares
 from gnsq.consumer.rdy_turns import Turns
 from gnsq.protocol.commands import STARVED_AT, is_starved
 
-__all__ = ["RdyPolicy"]
+__all__ = ["GRACE", "RdyPolicy"]
+
+# Seconds until nsqd has read a lower RDY and the messages that it sent before have arrived, since nsqd does not confirm
+# RDY. Much longer than a round trip between data centres. The output buffer delays no message longer: nsqd flushes it
+# when RDY allows no more messages.
+GRACE = 1.0
+# Seconds after which a connection with messages loses its turn; less if many connections wait. Long beside GRACE, in
+# which neither of two connections has RDY.
+TURN_TIMEOUT = 30.0
 
 # If nsqd counts RDY down, RDY is sent again when less than this part is left. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
@@ -113,23 +121,20 @@ class RdyPolicy(Generic[Key]):
     RDY counts. One that had no message for idle_timeout, and has none in flight, has RDY 1 while others are starved.
 
     If max_in_flight is lower than the number of connections, some have RDY 1 (a turn) and the others wait with RDY 0.
-    Turns come in random order. A connection without messages loses its turn after idle_timeout, or after grace if a
-    waiting one is known to have messages. A connection with messages loses its turn after turn_timeout, or earlier if
+    Turns come in random order. A connection without messages loses its turn after idle_timeout, or after GRACE if a
+    waiting one is known to have messages. A connection with messages loses its turn after TURN_TIMEOUT, or earlier if
     many wait. After a turn without messages, connections that are known to have messages come first.
 
     nsqd does not acknowledge RDY. So RDY that was taken from a connection is given to another one when messages are
-    answered, or after grace. If a connection loses its turn because no messages came, its RDY is given away earlier
+    answered, or after GRACE. If a connection loses its turn because no messages came, its RDY is given away earlier
     (see SILENT_GRACE_FACTOR), or immediately if no delay was measured: probably no message is on its way.
 
     The caller reports each message by on_messages(), and the answers on some connections by on_answer(): see
     take_watched(). The methods get the numbers of messages in flight as a function, and call it for few connections.
 
     Args:
-        max_in_flight: Messages, 1 or more. This and the next three arguments are attributes that may be changed.
+        max_in_flight: Messages, 1 or more. This and idle_timeout are attributes that may be changed.
         idle_timeout: Seconds after which a connection without a message counts as idle.
-        turn_timeout: Seconds after which a connection with messages loses its turn; less if many connections wait.
-        grace: Seconds until nsqd has read a lower RDY and the messages that it sent before have arrived. The output
-            buffer delays no message longer: nsqd flushes it when RDY allows no more messages.
         rng: Randomness for the order of connections, for turns and for probes.
 
     Attributes:
@@ -144,9 +149,6 @@ class RdyPolicy(Generic[Key]):
         max_in_flight: int,
         idle_timeout: float = 10.0,
         rng: random.Random | None = None,
-        *,
-        turn_timeout: float = 30.0,
-        grace: float = 1.0,
     ) -> None:
         self.max_in_flight = max_in_flight
         self.paused = False
@@ -154,8 +156,6 @@ class RdyPolicy(Generic[Key]):
         self.expected = 0
         self.probe: Key | None = None
         self.idle_timeout = idle_timeout
-        self.turn_timeout = turn_timeout
-        self.grace = grace
         self._rng = rng if rng is not None else random.Random()
         self._states: dict[Key, _State[Key]] = {}
         self._mode = _Mode.STOPPED
@@ -260,7 +260,7 @@ class RdyPolicy(Generic[Key]):
             self._turns.note_backlog(state)
         state.has_backlog = True
         state.idle_since = None
-        if state.raised_at is not None and now - state.raised_at < self.grace:
+        if state.raised_at is not None and now - state.raised_at < GRACE:
             self._delay = max(now - state.raised_at, (self._delay + now - state.raised_at) / 2)
         state.raised_at = None
         if state.arriving:
@@ -337,7 +337,7 @@ class RdyPolicy(Generic[Key]):
             state.arriving = 0
             self._set_used(state, in_flight(state.key))
             self._set_plain(state)
-        self._recent.pop(now, self.grace)
+        self._recent.pop(now, GRACE)
         if self.paused or self.backing_off:
             mode = _Mode.STOPPED
         else:
@@ -363,7 +363,7 @@ class RdyPolicy(Generic[Key]):
 
     def due(self, now: float) -> float | None:
         """Return the time at which decide() must be called even without an event; None: no such time."""
-        times = [self._recent.first(self.grace)]
+        times = [self._recent.first(GRACE)]
         if self.has_unassigned:
             times.append(self._arrivals.first())
         # Without this, each busy connection would cause a call of decide() in each period.
@@ -407,7 +407,7 @@ class RdyPolicy(Generic[Key]):
         state = self._states.get(self.probe) if self.probe is not None else None
         if state is None or state.rdy <= in_flight + 1:
             return None
-        self._lower(state, in_flight + 1, in_flight + 1, now, self.grace)
+        self._lower(state, in_flight + 1, in_flight + 1, now, GRACE)
         self._changed.clear()  # the caller sends this RDY
         state.remaining = state.rdy
         return state.rdy
@@ -438,11 +438,11 @@ class RdyPolicy(Generic[Key]):
         )
         state.plain_below = max(state.rdy * STARVED_AT, 1) if is_plain else 0.0
 
-    def _set_target(self, state: _State[Key], target: int, grace: float | None = None) -> None:
+    def _set_target(self, state: _State[Key], target: int, grace: float = GRACE) -> None:
         """Set the target of a connection. A lower RDY is sent at once, a higher one when enough is free."""
         state.target = target
         if target < state.rdy:
-            self._lower(state, target, self._in_flight(state.key), self._now, self.grace if grace is None else grace)
+            self._lower(state, target, self._in_flight(state.key), self._now, grace)
         if target > state.rdy:
             self._unassigned.setdefault(state)
             self._raised.append(state)
@@ -521,7 +521,7 @@ class RdyPolicy(Generic[Key]):
         for state, count in counts.items():
             spare = min(state.rdy - max(count, 1), excess)
             if spare > 0:
-                self._lower(state, state.rdy - spare, count, self._now, self.grace)
+                self._lower(state, state.rdy - spare, count, self._now, GRACE)
                 self._unassigned.setdefault(state)
                 excess -= spare
 
@@ -582,7 +582,7 @@ class RdyPolicy(Generic[Key]):
                 self._silence.set(state, state.last)  # a message came since due() was called
             elif self._in_flight(state.key):
                 # It is not idle: it may get no message before these are answered.
-                self._rechecks.set(state, self._now + self.grace)
+                self._rechecks.set(state, self._now + GRACE)
             else:
                 self._end_share(state)
                 self._idle[state] = None
@@ -593,14 +593,14 @@ class RdyPolicy(Generic[Key]):
     @property
     def _silence_timeout(self) -> float:
         """Seconds without a message after which a turn ends."""
-        return self.grace if self._turns.waiting_with_backlog else self.idle_timeout
+        return GRACE if self._turns.waiting_with_backlog else self.idle_timeout
 
     @property
     def _turn_seconds(self) -> float:
         """Seconds after which a turn with messages ends: at least grace, and so that each waiting connection without
-        backlog gets a turn in turn_timeout."""
+        backlog gets a turn in TURN_TIMEOUT."""
         waiting = len(self._states) - len(self._turns.active)
-        return max(self.turn_timeout / max(waiting - self._turns.waiting_with_backlog, 1), self.grace)
+        return max(TURN_TIMEOUT / max(waiting - self._turns.waiting_with_backlog, 1), GRACE)
 
     def _begin_turns(self) -> None:
         if not self._has_turns:
@@ -649,7 +649,7 @@ class RdyPolicy(Generic[Key]):
         elif state.idle_since is None:
             state.idle_since = self._now
         is_silent = self._now >= _silent_from(state) + self._silence_timeout
-        is_silent = is_silent and state.idle_since is not None and self._now >= state.idle_since + self.grace
+        is_silent = is_silent and state.idle_since is not None and self._now >= state.idle_since + GRACE
         is_over = self._now >= state.turn_renewed + self._turn_seconds
         if is_over and not self._turns.is_wanted:
             state.turn_renewed = self._now
@@ -670,7 +670,7 @@ class RdyPolicy(Generic[Key]):
         if self._now < silent_from + self._silence_timeout:
             self._silence.set(state, silent_from)
         else:
-            self._rechecks.set(state, (self._now if state.idle_since is None else state.idle_since) + self.grace)
+            self._rechecks.set(state, (self._now if state.idle_since is None else state.idle_since) + GRACE)
         if self._now < state.turn_renewed + self._turn_seconds:
             # Otherwise it is checked when as many messages are in flight as RDY allows: after the next message.
             self._turn_ends.set(state, state.turn_renewed)
@@ -682,7 +682,7 @@ class RdyPolicy(Generic[Key]):
         for deadlines in (self._silence, self._rechecks, self._turn_ends):
             deadlines.discard(state)
         # If no messages came, probably none is on its way.
-        grace = min(self.grace, SILENT_GRACE_FACTOR * self._delay) if is_silent else self.grace
+        grace = min(GRACE, SILENT_GRACE_FACTOR * self._delay) if is_silent else GRACE
         self._set_target(state, 0, grace)
 
     def _begin_turn(self, state: _State[Key]) -> None:

@@ -247,8 +247,8 @@ class Connection:
             NSQErrorCode: If nsqd refuses the SUB. The connection is closed then.
             NSQTimeout, NSQConnectionClosed, NSQProtocolError: If no response came, or another one than OK.
         """
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        assert_valid_channel_name(channel, self.options.max_name_length)
+        assert_valid_topic_name(topic)
+        assert_valid_channel_name(channel)
         self.call(commands.subscribe(topic, channel), expected=OK)
         if self.state is not ConnectionState.CONNECTED:
             raise connection_lost_error(self.address, self.error)

@@ -17,7 +17,7 @@ from typing import TypedDict
 import gevent
 from gevent.event import Event
 
-from gnsq.backofftimer import exponential_delay
+from gnsq.backofftimer import JITTER, exponential_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
@@ -35,7 +35,6 @@ class ReconnectOptionsDict(TypedDict, total=False):
 
     reconnect_initial: float
     reconnect_maximum: float
-    reconnect_jitter: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,6 @@ class ReconnectOptions(Options):
 
     reconnect_initial: float = option(8.0, "time until an nsqd is tried again", unit="s", minimum=0.001)
     reconnect_maximum: float = option(128.0, "limit of this time; each failure doubles it", unit="s", minimum=0.001)
-    reconnect_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
 
     def delay(self, failures: int) -> float:
         """Return the seconds before the next attempt, after this number of failures in a row."""
@@ -52,7 +50,7 @@ class ReconnectOptions(Options):
             failures,
             self.reconnect_initial,
             self.reconnect_maximum,
-            jitter=self.reconnect_jitter,
+            jitter=JITTER,
             spread=random.random(),
         )
 

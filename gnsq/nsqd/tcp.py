@@ -374,18 +374,18 @@ class NsqdTCPClient:
 
     def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB; nsqd responds with OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        assert_valid_channel_name(channel, self.options.max_name_length)
+        assert_valid_topic_name(topic)
+        assert_valid_channel_name(channel)
         self.send(commands.subscribe(topic, channel))
 
     def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
         """Send PUB, or DPUB with a delay in milliseconds; nsqd responds with OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
+        assert_valid_topic_name(topic)
         self.send(commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer))
 
     def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
         """Send MPUB; nsqd responds with OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
+        assert_valid_topic_name(topic)
         self.send(commands.multipublish(topic, messages))
 
     def ready(self, count: int) -> None:

@@ -85,6 +85,10 @@ __all__ = ["Dispatcher", "StallDetector"]
 
 logger = logging.getLogger(__name__)
 
+# Seconds without a response to a sent request after which an nsqd gets no publishes while others respond. Longer than
+# the usual fsync of a busy disk, and short beside the deadline of a publish, 60 s.
+STALLED_AFTER = 5.0
+
 
 class Dispatcher:
     """The publishes of one producer. The object must be made in the hub in which it runs.
@@ -156,11 +160,11 @@ class Dispatcher:
         self.complete: Callable[[PendingPublish], None] = self._completion.add
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None
         self._send_or_batch: Callable[[PendingPublish], None] = self.batcher.add if self.batcher else self.send
-        self._stall_detector = StallDetector(options.stalled_after)
+        self._stall_detector = StallDetector()
         self._busy_poller = busy_poller
         self.deadlines = Deadlines(
             clock,
-            options.stalled_after / 2,
+            STALLED_AFTER / 2,
             expire_overdue=self._expire_overdue,
             check_links=self._check_stalled,
         )
@@ -489,7 +493,7 @@ class Dispatcher:
         for link in self.stalled_links:
             if link not in before:
                 text = "%s: has not answered for %g s; publishes go to other nsqds"
-                self._log_link(logging.WARNING, link, text, self._options.stalled_after)
+                self._log_link(logging.WARNING, link, text, STALLED_AFTER)
             for publish in link.withdraw(list(link.unsent)):
                 publish.on_not_sent(NSQNotSentTimeout(f"{link.address}: nsqd does not read"))
         for link in before:
@@ -571,12 +575,10 @@ class Dispatcher:
 class StallDetector:
     """Finds links that have not responded for too long. Pure: reads no clock, moves no publish.
 
-    Args:
-        limit: Seconds. A link has stalled if partition() has found the same oldest sent request for this time.
+    A link has stalled if partition() has found the same oldest sent request for STALLED_AFTER.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         # By link: its oldest request without a response, and the time when partition() first saw it as the oldest.
         self._oldest: dict[Link, tuple[PendingPublish, float]] = {}
 
@@ -588,6 +590,6 @@ class StallDetector:
             if oldest is not None:
                 known, since = before.get(link, (None, now))
                 self._oldest[link] = (oldest, since if oldest is known else now)
-        stalled = [link for link, (_, since) in self._oldest.items() if now - since >= self._limit]
+        stalled = [link for link, (_, since) in self._oldest.items() if now - since >= STALLED_AFTER]
         usable = [link for link in links if link not in stalled]
         return (usable, stalled) if usable else (list(links), [])

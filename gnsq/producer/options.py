@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gnsq.discovery import MAX_NSQDS
 from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import ConnectionOptionsDict, Options, option
 
@@ -27,10 +26,8 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     batch_bytes: int
     batch_linger: float
     busy_poll: bool
-    stalled_after: float
     lookupd_poll_interval: float
     lookupd_poll_jitter: float
-    max_nsqds: int
     close_timeout: float
 
 
@@ -76,18 +73,6 @@ class ProducerOptions(Options):
         "after a publish that follows another one immediately, the event loop does not sleep for up to 0.3 ms: such "
         "publishes are faster, and each costs up to this much processor time",
     )
-    stalled_after: float = option(
-        5.0,
-        "time without a response to a pending publish after which an nsqd is not used while others respond",
-        unit="s",
-        minimum=0.01,
-    )
     lookupd_poll_interval: float = option(60.0, "time between two lookups at all nsqlookupds", unit="s", minimum=0.01)
     lookupd_poll_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
-    max_nsqds: int = option(
-        MAX_NSQDS,
-        "limit of the nsqds that are taken from nsqlookupds; the others are left out, and a warning is logged",
-        unit="nsqds",
-        minimum=1,
-    )
     close_timeout: float = option(30.0, "time that close() waits for publishes without a response", unit="s", minimum=0)

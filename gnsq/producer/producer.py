@@ -127,9 +127,7 @@ class Producer:
         self._now = self.clock.monotonic
         self._timeout = self.options.publish_timeout
         # Cached: checking a name takes 1 us, and most programs publish to a few topics.
-        self._check_topic = functools.lru_cache(1000)(
-            functools.partial(assert_valid_topic_name, max_length=self.connection_options.max_name_length)
-        )
+        self._check_topic = functools.lru_cache(1000)(assert_valid_topic_name)
         self._max_message = self.options.max_msg_size or LARGE_BODY
         self._needs_key = self.options.strategy == "consistent"
         self._lifecycle = ProducerLifecycle(

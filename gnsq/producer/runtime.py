@@ -118,7 +118,7 @@ class ProducerRuntime:
         self._links: dict[Connection, TcpLink] = {}
         # Each pool has one connection to each nsqd.
         self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
-        self._nodes = AllNodes(config.lookupds, max_nsqds=options.max_nsqds, owner=config.owner)
+        self._nodes = AllNodes(config.lookupds, owner=config.owner)
         # _any_known is set when an nsqd is known; _queried when all nsqlookupds were queried once, or if none is given.
         self._any_known, self._queried = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []

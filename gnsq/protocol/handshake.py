@@ -184,9 +184,6 @@ def identify_body(options: ConnectionOptions) -> dict[str, object]:
         body["sample_rate"] = options.sample_rate
     if options.msg_timeout is not None:
         body["msg_timeout"] = round(options.msg_timeout * 1000)
-    for name in ("topology_region", "topology_zone"):
-        if getattr(options, name) is not None:
-            body[name] = getattr(options, name)
     return body
 
 

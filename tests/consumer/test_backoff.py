@@ -9,9 +9,15 @@ from gnsq import Consumer
 from gnsq.errors import NSQRequeueMessage
 from gnsq.message import finish_all
 
-EXACT = {"backoff_jitter": 0.0, "requeue_delay": 0}
+
+def doubling(failures):
+    """The default backoff, but without jitter."""
+    return 2.0 ** (failures - 1)
+
+
+EXACT = {"backoff_strategy": doubling, "requeue_delay": 0}
 # The failed message is not delivered again during the test.
-LATER = {"backoff_jitter": 0.0, "requeue_delay": 100_000}
+LATER = {"backoff_strategy": doubling, "requeue_delay": 100_000}
 
 
 class Holder:

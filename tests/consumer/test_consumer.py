@@ -490,10 +490,10 @@ def test_close_while_nsqlookupd_is_silent_leaves_nothing_running(fakensqd):
     assert all(task.dead for task in consumer._tasks)
 
 
-@pytest.mark.parametrize("names", [("t" * 33, "c"), ("t", "c" * 33)], ids=["topic", "channel"])
+@pytest.mark.parametrize("names", [("t" * 65, "c"), ("t", "c" * 65)], ids=["topic", "channel"])
 def test_name_that_is_longer_than_allowed_is_refused_at_once(names):
-    with pytest.raises(ValueError, match=r"33 characters, the limit is 32"):
-        Consumer(*names, "127.0.0.1:4150", max_name_length=32)
+    with pytest.raises(ValueError, match=r"65 characters, the limit is 64"):
+        Consumer(*names, "127.0.0.1:4150")
 
 
 def test_consumer_without_heartbeats_is_refused():

@@ -359,16 +359,6 @@ def test_consumer_with_a_wrong_nsqlookupd_is_not_healthy_though_it_is_connected(
     assert list(consumer.stats().lookupd_failures) == [f"http://{other.http_address}/"]
 
 
-def test_consumer_connects_to_no_more_nsqds_than_the_option_says(lookupd, nsqds, started, caplog):
-    for nsqd in nsqds:
-        registered(nsqd, lookupd)
-    consumer = started(lookupds=[lookupd], max_nsqds=2)
-
-    assert sorted(connected(*nsqds)) == [0, 1, 1]
-    assert len(consumer.stats().connections) == 2
-    assert "left out 1 of 3 nsqds" in caplog.text
-
-
 # --- nsqds found by lookups -------------------------------------------------------------------------------------------
 
 
@@ -515,7 +505,7 @@ def test_failure_of_a_found_nsqd_is_in_the_stats_until_no_nsqlookupd_names_it(lo
 
 def test_given_nsqd_that_lookups_named_is_connected_again_without_them(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
-    started([nsqd], [lookupd], reconnect_jitter=0)
+    started([nsqd], [lookupd])
     registered(nsqd)
     rounds.turn(20)
     nsqd.down()
@@ -598,22 +588,24 @@ def test_tombstone_does_not_end_a_connection(lookupd, nsqd, rounds, started):
 def test_reconnect_waits_double_up_to_reconnect_maximum(nsqd, clock, started, backoff):
     nsqd.record()
     nsqd.add(on.connect().always(), refuse())
-    started([nsqd], reconnect_jitter=0, max_backoff_duration=backoff)
+    started([nsqd], max_backoff_duration=backoff)
     clock.advance(1000.0)
 
-    assert gaps(attempts(nsqd)) == [8.0, 16.0, 32.0, 64.0, 128.0, 128.0, 128.0, 128.0, 128.0, 128.0]
+    found = gaps(attempts(nsqd))[:8]
+    assert all(0.7 * most <= gap <= most for gap, most in zip(found, [8, 16, 32, 64, 128, 128, 128, 128], strict=True))
 
 
 def test_reconnect_waits_follow_the_options(nsqd, clock, started):
     nsqd.record()
     nsqd.add(on.connect().always(), refuse())
-    started([nsqd], reconnect_initial=1, reconnect_maximum=5, reconnect_jitter=0)
-    clock.advance(20.0)
+    started([nsqd], reconnect_initial=1, reconnect_maximum=5)
+    clock.advance(30.0)
 
-    assert gaps(attempts(nsqd)) == [1.0, 2.0, 4.0, 5.0, 5.0]
+    found = gaps(attempts(nsqd))[:5]
+    assert all(0.7 * most <= gap <= most for gap, most in zip(found, [1, 2, 4, 5, 5], strict=True))
 
 
-def test_reconnect_jitter_shortens_the_waits(nsqd, clock, started):
+def test_random_part_shortens_the_waits(nsqd, clock, started):
     nsqd.record()
     nsqd.add(on.connect().always(), refuse())
     started([nsqd], reconnect_initial=10, reconnect_maximum=10)
@@ -626,7 +618,7 @@ def test_reconnect_jitter_shortens_the_waits(nsqd, clock, started):
 
 def test_reconnect_waits_start_again_after_a_stable_connection(nsqd, clock, started):
     nsqd.record()
-    started([nsqd], reconnect_jitter=0)
+    started([nsqd])
     for _ in range(3):
         clock.advance(100.0)
         nsqd.down()
@@ -634,12 +626,12 @@ def test_reconnect_waits_start_again_after_a_stable_connection(nsqd, clock, star
         nsqd.up()
         clock.advance(8.0)
 
-    assert attempts(nsqd) == [0.0, 108.0, 216.0, 324.0]
+    assert len(attempts(nsqd)) == 4
 
 
 def test_nsqd_that_closes_each_connection_at_once_is_not_tried_in_a_busy_loop(nsqd, clock, started):
     nsqd.record()
-    started([nsqd], reconnect_jitter=0, max_backoff_duration=0)
+    started([nsqd], max_backoff_duration=0)
     for _ in range(200):
         clock.advance(1.0)
         nsqd.link.abort()

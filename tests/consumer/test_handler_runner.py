@@ -370,7 +370,7 @@ def test_idle_timeout_and_longest_pause_may_be_changed_while_the_consumer_runs(n
     def handle(consumer, message):
         raise RuntimeError
 
-    consumer = started(handle, nsqds[0], max_backoff_duration=8, max_tries=0, backoff_jitter=0.0, requeue_delay=0)
+    consumer = started(handle, nsqds[0], max_backoff_duration=8, max_tries=0, requeue_delay=0)
     consumer.max_backoff_duration = 2
     consumer.low_ready_idle_timeout = 3
     publish(nsqds[0], b"x")
@@ -1036,7 +1036,7 @@ def test_given_up_message_is_no_success_for_backoff(nsqd, publish, clock, starte
         if len(seen) == 1:
             raise RuntimeError
 
-    consumer = started(handle, nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
+    consumer = started(handle, nsqd, max_tries=1, requeue_delay=0)
     consumer.on_giving_up.connect(keeping(Keeper(), answer), weak=False)
     publish(nsqd, b"given up")
     # After the pause it is delivered again, as the probe.
@@ -1064,7 +1064,7 @@ def finish_in_another_thread(message):
 @pytest.mark.parametrize("answer", [finish, finish_in_another_thread])
 def test_given_up_message_that_is_answered_later_is_no_success_for_backoff(nsqd, publish, clock, started, answer):
     queue = QueueHandler()
-    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
+    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=0)
     consumer.on_giving_up.connect(queue, weak=False)
     publish(nsqd, b"x")
     clock.advance(1.0)
@@ -1077,7 +1077,7 @@ def test_given_up_message_that_is_answered_later_is_no_success_for_backoff(nsqd,
 
 
 def test_give_up_handler_that_raises_is_a_failure_for_backoff(nsqd, publish, clock, started):
-    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
+    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=0)
     consumer.on_giving_up.connect(Keeper(failures=1), weak=False)
     publish(nsqd, b"x")
     clock.advance(1.0)

@@ -224,18 +224,6 @@ def test_turns_are_in_random_order(nsqds, clock, started, handler):
     assert following == {1, 2}
 
 
-def test_time_of_a_turn_and_of_a_lower_rdy_are_options(make, clock, started):
-    nsqds = make(2)
-    handler = Handler(clock, seconds=0.5)
-    fill(nsqds[0], 1000)
-    fill(nsqds[1], 1000)
-    started(handler, *nsqds, max_in_flight=1, low_ready_timeout=3, ready_grace=0.1)
-
-    clock.advance(12.0)
-
-    assert sorted(handler.by(*nsqds)) in ([11, 13], [12, 12], [12, 13])
-
-
 # --- idle and busy ----------------------------------------------------------------------------------------------------
 
 

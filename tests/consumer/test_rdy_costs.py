@@ -8,7 +8,7 @@ import pytest
 
 from fakensqd import FakeNsqd
 from gnsq import Consumer
-from gnsq.consumer.rdy_policy import RdyPolicy
+from gnsq.consumer.rdy_policy import GRACE, RdyPolicy
 from tests.helpers import wait_until
 
 FEW, MANY = 10, 1000
@@ -117,7 +117,7 @@ def probe(connections):
     connections.deliver(policy.probe)
     policy.probe = None
     connections.update()
-    connections.now += policy.grace
+    connections.now += GRACE
     connections.update()
 
 

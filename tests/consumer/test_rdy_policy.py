@@ -11,10 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gnsq.consumer.rdy_policy import RdyPolicy
+from gnsq.consumer.rdy_policy import GRACE, RdyPolicy
 
 IDLE = 10.0
-GRACE = 1.0
 TURN = 30.0
 
 

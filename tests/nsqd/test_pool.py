@@ -9,6 +9,7 @@ from gevent.event import Event
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import refuse
 from gnsq.addresses import parse_address
+from gnsq.backofftimer import exponential_delay
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
 from gnsq.logs import LogOwner
@@ -21,6 +22,13 @@ from tests.helpers import peer, refused_port, wait_until
 
 def new_connection(address, clock=None):
     return Connection(*parse_address(address), ConnectionOptions(timeout=2), clock)
+
+
+class WithoutJitter(ReconnectOptions):
+    """Delays that a test can foretell."""
+
+    def delay(self, failures):
+        return exponential_delay(failures, self.reconnect_initial, self.reconnect_maximum)
 
 
 class Log:
@@ -247,7 +255,8 @@ def kept(clock, nsqd):
     logs = []
 
     def keep(**options):
-        log = Log(clock=clock, reconnect_initial=8.0, reconnect_maximum=128.0, reconnect_jitter=0, **options)
+        waits = {"reconnect_initial": 8.0, "reconnect_maximum": 128.0}
+        log = Log(clock=clock, options=WithoutJitter, **waits, **options)
         logs.append(log)
         log.pool.add(nsqd.tcp_address, permanent=True)
         clock.advance(0.0)

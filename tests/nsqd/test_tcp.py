@@ -436,18 +436,18 @@ def test_auth_without_a_secret_is_misuse(client):
         client.auth()
 
 
-def test_old_limit_of_names_can_be_chosen(fakensqd):
+def test_name_that_is_too_long_is_not_sent(fakensqd):
     host, port = fakensqd.tcp_address.split(":")
-    client = NsqdTCPClient(host, int(port), timeout=5, max_name_length=32)
+    client = NsqdTCPClient(host, int(port), timeout=5)
     client.connect()
 
     for command in (
-        lambda: client.publish("t" * 33, b"x"),
-        lambda: client.multipublish("t" * 33, [b"x"]),
-        lambda: client.subscribe("t" * 33, "c"),
-        lambda: client.subscribe("t", "c" * 33),
+        lambda: client.publish("t" * 65, b"x"),
+        lambda: client.multipublish("t" * 65, [b"x"]),
+        lambda: client.subscribe("t" * 65, "c"),
+        lambda: client.subscribe("t", "c" * 65),
     ):
-        with pytest.raises(ValueError, match="has 33 characters, the limit is 32"):
+        with pytest.raises(ValueError, match="has 65 characters, the limit is 64"):
             command()
     client.publish("t" * 32, b"x")
     client.check_ok()

@@ -40,7 +40,7 @@ def producing(clock):
     made = []
 
     def start(*nsqds, **options):
-        options = {"reconnect_jitter": 0.0, "max_backoff_duration": 1.0, **options}
+        options = {"max_backoff_duration": 1.0, **options}
         producer = Producer([nsqd.tcp_address for nsqd in nsqds], clock=clock, **options)
         starting = gevent.spawn(producer.start)
         clock.advance(0.0)

@@ -188,7 +188,7 @@ def test_stalled_link_returns_all_unsent_publishes(dispatcher, link, clock, capl
 
 
 def test_stall_detector_starts_anew_for_a_link_that_was_left_out():
-    detector = StallDetector(5.0)
+    detector = StallDetector()
     link, other = ListLink("nsqd:4150"), ListLink("other:4150")
     link.sent.append(publish_until(60.0))
     detector.partition([link, other], 0.0)

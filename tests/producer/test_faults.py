@@ -465,10 +465,10 @@ def test_publish_without_block_and_capacity_is_not_sent(nsqd, clock, producing, 
 
 
 def test_stalled_nsqd_is_used_if_there_is_no_other(nsqds, clock, producing, begin):
-    producer = producing(*nsqds[:2], stalled_after=2.0, strategy="primary")
+    producer = producing(*nsqds[:2], strategy="primary")
     with nsqds[0].link.add(stall(), upstream=False):
         jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
-        clock.advance(5.0)
+        clock.advance(8.0)
         nsqds[1].down()
         clock.advance(0.1)
         jobs.append(begin(producer.publish, "t", b"2"))
@@ -480,10 +480,10 @@ def test_stalled_nsqd_is_used_if_there_is_no_other(nsqds, clock, producing, begi
 
 
 def test_stalled_nsqd_of_three_gets_no_publishes_until_it_answers(nsqds, clock, producing, begin):
-    producer = producing(*nsqds, stalled_after=2.0)
+    producer = producing(*nsqds)
     with nsqds[0].link.add(stall()):
         jobs = [begin(producer.publish, "t", b"a%d" % number) for number in range(9)]
-        clock.advance(5.0)
+        clock.advance(8.0)
         # What was sent to it waits, what was not is with the others.
         assert outcomes(jobs).count(None) == 1
         jobs += [begin(producer.publish, "t", b"b%d" % number) for number in range(9)]

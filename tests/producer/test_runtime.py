@@ -136,18 +136,6 @@ def test_error_names_nsqds_http_port_given_in_place_of_nsqlookupds(fakensqd):
         assert not producer.is_ready
 
 
-def test_no_more_nsqds_are_published_to_than_the_option_says(caplog):
-    nsqds = [{"broadcast_address": "127.0.0.1", "tcp_port": port} for port in range(1, 100)]
-    answer = reply(json.dumps({"producers": nsqds}).encode(), content_type=JSON)
-    with (
-        http_peer(lambda request, sock: answer) as asked,
-        Producer(lookupd_http_addresses=asked.address, max_nsqds=3) as producer,
-    ):
-        wait_until(lambda: len(producer.stats().failures) == 3)
-
-    assert "left out 96 of 99 nsqds" in caplog.text
-
-
 def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(caplog):
     nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
     with lookupd(**nonsense) as asked:

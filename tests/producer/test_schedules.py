@@ -86,7 +86,6 @@ options = st.fixed_dictionaries(
         "max_pending_bytes": st.sampled_from([1, 500, 5000]),
         "connections_per_nsqd": st.just(2),
         "strategy": st.sampled_from(["least_pending", "primary"]),
-        "stalled_after": st.sampled_from([0.3, 1.0]),
         "deflate": st.booleans(),
         "heartbeat_interval": st.just(4.0),
     },
@@ -127,7 +126,7 @@ class World:
         ]
         addresses = [nsqd.tcp_address for nsqd in self.nsqds]
         self.repeats = options.get("allow_duplicates", False)
-        self.producer = Producer(addresses, 1.0, clock=self.clock, reconnect_jitter=0.0, timeout=5.0, **options)
+        self.producer = Producer(addresses, 1.0, clock=self.clock, timeout=5.0, **options)
         self.published: list[Published] = []
         self.jobs: list[gevent.Greenlet] = []
         self.greenlets: list[gevent.Greenlet] = []
