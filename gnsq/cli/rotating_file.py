@@ -21,11 +21,10 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from gnsq.localfiles import sync_directory
 
@@ -33,25 +32,15 @@ __all__ = ["LEVELS", "Compression", "Recovery", "RotatingFile", "compression", "
 
 # Lowest and highest level of each compression, and the default.
 LEVELS = {"gzip": (1, 9, 6), "zstd": (1, 22, 3)}
-# Suffixes of names. A .part file of any other program is left alone.
-_KINDS = (".log", ".jsonl")
-_COMPRESSED = {"": "none", ".gz": "gzip", ".zst": "zstd"}
-_PART = re.compile(rf"\.(.+(?:{'|'.join(map(re.escape, _KINDS))})({'|'.join(map(re.escape, _COMPRESSED))}))\.part")
 # Bytes of a read of recover(). It copies the rest of a read after each member, so that large reads are slow.
 _READ_SIZE = 16 * 1024
+# Bytes that recover() decompresses at a time: a member of 98 KB may have 1 GB.
+_DECOMPRESSED_SIZE = 256 * 1024
 # Errors of file systems that have no hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 
 
 # --- compression
-
-
-class _Decompressor(Protocol):
-    def decompress(self, data: bytes, /) -> bytes: ...
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -66,13 +55,11 @@ class Compression:
         suffix: End of the names of files.
         encode: Returns the bytes to store.
         overhead: The most bytes by which encode() makes data of a size longer.
-        decompressor: Makes a decoder of one member; None: the bytes are stored as they are.
     """
 
     suffix: str
     encode: Callable[[bytes], bytes]
     overhead: Callable[[int], int]
-    decompressor: Callable[[], _Decompressor] | None
 
 
 def compression(name: str, level: int | None = None) -> Compression:
@@ -84,7 +71,7 @@ def compression(name: str, level: int | None = None) -> Compression:
     if name == "none":
         if level is not None:
             raise ValueError(f"level {level} needs a compression: gzip or zstd")
-        return Compression("", lambda data: data, lambda size: 0, None)
+        return Compression("", lambda data: data, lambda size: 0)
     lowest, highest, default = LEVELS[name]
     if level is None:
         level = default
@@ -95,13 +82,10 @@ def compression(name: str, level: int | None = None) -> Compression:
         return size // 1000 + 64
 
     if name == "gzip":
-        return Compression(
-            ".gz", lambda data: gzip.compress(data, level, mtime=0), overhead, lambda: zlib.decompressobj(31)
-        )
+        return Compression(".gz", lambda data: gzip.compress(data, level, mtime=0), overhead)
     import zstandard  # imported here, since most commands do not need it
 
-    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
-    return Compression(".zst", compressor.compress, overhead, zstandard.ZstdDecompressor().decompressobj)
+    return Compression(".zst", zstandard.ZstdCompressor(level=level, write_checksum=True).compress, overhead)
 
 
 # --- names
@@ -111,19 +95,18 @@ def file_stem(template: str, fields: Mapping[str, str], now: float) -> str:
     """Return the name of a file without its suffix.
 
     Args:
-        template: Directives of strftime, such as ``%H``, for the time in UTC; and fields in braces.
+        template: Directives of strftime, such as ``%H``, for the time in UTC; and names of fields in braces.
         now: Unix time.
 
     Raises:
         ValueError: If a field is unknown, or the name would be empty or have a slash.
     """
-    try:
-        stem = datetime.fromtimestamp(now, UTC).strftime(template.format_map(fields))
-    except (AttributeError, IndexError, KeyError, ValueError) as error:
+    # Not str.format(): it would also evaluate {topic.__class__}, or {topic:>999999999}.
+    filled = re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), template)
+    if "{" in filled or "}" in filled:
         known = ", ".join(f"{{{name}}}" for name in fields)
-        raise ValueError(
-            f"name {template!r} is not valid ({error!r}); it may have {known} and %Y, %m and so on"
-        ) from None
+        raise ValueError(f"name {template!r} is not valid; it may have {known} and %Y, %m and so on")
+    stem = datetime.fromtimestamp(now, UTC).strftime(filled)
     if not stem or "/" in stem or "\0" in stem:
         raise ValueError(f"name {template!r} gives {stem!r}, which is no file name: leave out /")
     return stem
@@ -208,6 +191,11 @@ class RotatingFile:
         if self._period(now) != self._file.period:  # also after the clock was set back
             return 0.0
         return (self._file.period + 1) * self._interval - now
+
+    def check(self) -> None:
+        """Make a file and delete it, to fail now if that is impossible, and not only when there is a record."""
+        self._file = self._begin()
+        self.close()
 
     def write(self, records: Sequence[bytes]) -> None:
         """Append records. When this returns, they are on the disk."""
@@ -374,17 +362,22 @@ class Recovery:
     error: OSError | None = None
 
 
-def recover(directory: Path) -> list[Recovery]:
+def recover(directory: Path, kinds: Iterable[str]) -> list[Recovery]:
     """Complete the files that killed processes have left in a directory. Leave files alone that a process writes.
+
+    Args:
+        kinds: The kinds of RotatingFile. A .part file that has none of them is another program's, and is left alone.
 
     A file that is not compressed is cut after its last newline. So if records have newlines themselves, the beginning
     of one that was not synced may stay.
     """
-    found = [(part, match) for part in sorted(directory.iterdir()) if (match := _PART.fullmatch(part.name))]
+    any_kind, any_compression = ("|".join(map(re.escape, suffixes)) for suffixes in (kinds, _COMPLETE_SIZES))
+    pattern = re.compile(rf"\.(.+((?:{any_kind})({any_compression})))\.part")
+    found = [(part, match) for part in sorted(directory.iterdir()) if (match := pattern.fullmatch(part.name))]
     recoveries = []
     for part, match in found:
         try:
-            recovery = _recover(part, match[1], match[2])
+            recovery = _recover(part, *match.groups())
         except OSError as error:
             recovery = Recovery(part, error=error)
         if recovery is not None:
@@ -392,7 +385,7 @@ def recover(directory: Path) -> list[Recovery]:
     return recoveries
 
 
-def _recover(part: Path, name: str, compressed: str) -> Recovery | None:
+def _recover(part: Path, name: str, suffix: str, compressed: str) -> Recovery | None:
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -411,39 +404,20 @@ def _recover(part: Path, name: str, compressed: str) -> Recovery | None:
                 # The process was killed between the two steps of _give_name().
                 part.unlink()
                 return Recovery(part, path, found)
-            size = _complete_size(descriptor, compression(_COMPRESSED[compressed]))
+            size = _COMPLETE_SIZES[compressed](descriptor)
             if not size:
                 part.unlink()
                 return Recovery(part, cut=found)
             if size < found:
                 os.ftruncate(descriptor, size)
             os.fsync(descriptor)
-            suffix = next(kind for kind in _KINDS if name.endswith(kind + compressed)) + compressed
             return Recovery(part, _give_name(part, name, suffix), size, found - size)
     finally:
         os.close(descriptor)
 
 
-def _complete_size(descriptor: int, compressed: Compression) -> int:
-    """Return the size of all complete records or members."""
-    if compressed.decompressor is None:
-        return _size_to_last_newline(descriptor)
-    errors: tuple[type[Exception], ...] = (zlib.error,)
-    if compressed.suffix == ".zst":
-        import zstandard
-
-        errors = (zstandard.ZstdError,)
-    decoder, position, complete = compressed.decompressor(), 0, 0
-    with contextlib.suppress(*errors):
-        while data := os.pread(descriptor, _READ_SIZE, position):
-            position += len(data)
-            while data:
-                decoder.decompress(data)
-                data = decoder.unused_data if decoder.eof else b""
-                if decoder.eof:
-                    complete = position - len(data)
-                    decoder = compressed.decompressor()
-    return complete
+# Each of these functions returns the size of all complete records or members of an open file, of which it holds only a
+# part in memory at a time.
 
 
 def _size_to_last_newline(descriptor: int) -> int:
@@ -455,3 +429,51 @@ def _size_to_last_newline(descriptor: int) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def _size_of_gzip_members(descriptor: int) -> int:
+    decoder, position, complete = zlib.decompressobj(31), 0, 0
+    with contextlib.suppress(zlib.error):
+        while data := os.pread(descriptor, _READ_SIZE, position):
+            position += len(data)
+            while data:
+                decoder.decompress(data, _DECOMPRESSED_SIZE)
+                data = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+                if decoder.eof:
+                    complete = position - len(data)
+                    decoder = zlib.decompressobj(31)
+    return complete
+
+
+def _size_of_zstd_frames(descriptor: int) -> int:
+    """Decode one block at a time: a block has up to 128 KB, but the decoder has no limit for what a call returns.
+
+    Source: RFC 8878, 3.1.1, Zstandard Frames.
+    """
+    import zstandard
+
+    complete = 0
+    with contextlib.suppress(zstandard.ZstdError):
+        while header := os.pread(descriptor, _ZSTD_HEADER_SIZE, complete):
+            decoder = zstandard.ZstdDecompressor().decompressobj()
+            position, size, is_last = complete, zstandard.frame_header_size(header), False
+            while not decoder.eof:
+                data = os.pread(descriptor, size, position)
+                if len(data) < size:
+                    return complete
+                decoder.decompress(data)
+                position += size
+                if is_last:
+                    size = 4  # the checksum
+                    continue
+                block = int.from_bytes(os.pread(descriptor, 3, position), "little")
+                is_last, kind = bool(block & 1), block >> 1 & 3
+                size = 3 + (1 if kind == _ZSTD_REPEATED else block >> 3)
+            complete = position
+    return complete
+
+
+_ZSTD_HEADER_SIZE = 18  # at most
+_ZSTD_REPEATED = 1  # type of a block that is one byte, many times
+# By the suffix of a compression.
+_COMPLETE_SIZES = {"": _size_to_last_newline, ".gz": _size_of_gzip_members, ".zst": _size_of_zstd_frames}

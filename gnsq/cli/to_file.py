@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,22 @@ CLOCK_CHECK_INTERVAL = 1.0
 DISK_GRACE = 10.0
 
 
+def _encode_line(topic: str, message: Message) -> bytes:
+    return message.body + b"\n"
+
+
+def _encode_json(topic: str, message: Message) -> bytes:
+    return json.dumps(message_record(topic, message), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+# Suffix of the names of files, and what makes a record of a message. Files that a killed process has left are found by
+# these suffixes.
+FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
+    "lines": (".log", _encode_line),
+    "json": (".jsonl", _encode_json),
+}
+
+
 @click.command("to-file", cls=Command)
 @click.argument("topic", type=TOPIC)
 @click.argument("directory", default=".", type=click.Path(file_okay=False, path_type=Path))
@@ -70,7 +86,7 @@ DISK_GRACE = 10.0
     "kind",
     default="lines",
     show_default=True,
-    type=click.Choice(["lines", "json"]),
+    type=click.Choice(list(FORMATS)),
     help="lines: each body and a newline. json: one object in each line, with id, timestamp (ns), attempts, nsqd, "
     "topic, and body, or body_base64 if the body is not UTF-8.",
 )
@@ -146,27 +162,23 @@ def to_file(
         raise click.UsageError(str(error)) from error
     if rotate_size is not None and rotate_size < 1:
         raise click.UsageError(f"--rotate-size {rotate_size:g} must be at least 1 byte")
+    suffix, encode = FORMATS[kind]
+    files = RotatingFile(
+        directory,
+        stem,
+        suffix,
+        compressed,
+        max_size=None if rotate_size is None else int(rotate_size),
+        interval=rotate_interval or None,
+        on_complete=_log_complete,
+    )
     with running() as stop:
         io_thread = BlockingIOThread()
-        for recovery in io_thread.call(_prepare, directory):
+        for recovery in io_thread.call(_prepare, directory, files):
             click.echo(_recovery_text(recovery), err=True)
         with Counter("written") as counter:
-            files = RotatingFile(
-                directory,
-                stem,
-                ".jsonl" if kind == "json" else ".log",
-                compressed,
-                max_size=None if rotate_size is None else int(rotate_size),
-                interval=rotate_interval or None,
-                on_complete=_log_complete,
-            )
             writer = _MessageWriter(
-                *(
-                    files,
-                    io_thread,
-                    counter,
-                    _encode_line if kind == "lines" else functools.partial(_encode_json, topic),
-                ),
+                *(files, io_thread, counter, functools.partial(encode, topic)),
                 sync_interval=sync_interval,
                 max_in_flight=max_in_flight,
                 count=count,
@@ -186,12 +198,18 @@ def _host() -> str:
     return re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII) or "localhost"
 
 
-def _prepare(directory: Path) -> list[Recovery]:
-    """Make the directory, check it, and complete what is in it."""
-    make_directory(directory)
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise ValueError(f"{directory} can't be written: give another directory, or permission to read and write it")
-    return recover(directory)
+def _prepare(directory: Path, files: RotatingFile) -> list[Recovery]:
+    """Make the directory, complete what is in it, and check that files can be made there."""
+    try:
+        make_directory(directory)
+        recoveries = recover(directory, [suffix for suffix, _ in FORMATS.values()])
+        files.check()
+    except OSError as error:
+        raise ValueError(
+            f"no file can be made in {directory} ({error.filename}: {error.strerror}): give another directory, or "
+            "permission to read and write it"
+        ) from error
+    return recoveries
 
 
 def _recovery_text(recovery: Recovery) -> str:
@@ -205,14 +223,6 @@ def _recovery_text(recovery: Recovery) -> str:
 
 def _log_complete(path: Path, size: int) -> None:
     logger.info("%s is complete: %s", path, counted(size, "byte", spec=","))
-
-
-def _encode_line(message: Message) -> bytes:
-    return message.body + b"\n"
-
-
-def _encode_json(topic: str, message: Message) -> bytes:
-    return json.dumps(message_record(topic, message), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 class _BatchConsumer(Consumer):

@@ -5,6 +5,7 @@ import fcntl
 import gzip
 import os
 import resource
+import tracemalloc
 
 import pytest
 import zstandard
@@ -13,6 +14,7 @@ from gnsq.cli.rotating_file import RotatingFile, compression, file_stem, recover
 
 # 2023-11-14 22:13:20 UTC.
 NOW = 1_700_000_000.0
+KINDS = [".log", ".jsonl"]
 LINES = [f"line {number}".encode().ljust(99, b".") + b"\n" for number in range(200)]
 
 
@@ -126,7 +128,7 @@ def test_name_has_fields_and_the_time_in_utc():
     assert file_stem("{topic}.%Y-%m-%dT%H", {"topic": "clicks"}, NOW) == "clicks.2023-11-14T22"
 
 
-@pytest.mark.parametrize("template", ["{user}", "{topic", "a/b", "", "{topic.x}", "{}"])
+@pytest.mark.parametrize("template", ["{user}", "{topic", "a/b", "", "{topic.__class__}", "{topic:>9}", "{}"])
 def test_name_that_is_not_valid_is_refused(template):
     with pytest.raises(ValueError, match="name '"):
         file_stem(template, {"topic": "clicks"}, NOW)
@@ -303,7 +305,7 @@ def test_incomplete_end_is_cut_at_any_byte(leave, tmp_path, compress, suffix, wr
 
     for end in range(len(torn) + 1):
         leave(complete + torn[:end], f"x{end}{suffix}")
-    recoveries = recover(tmp_path)
+    recoveries = recover(tmp_path, KINDS)
 
     assert sorted(recovery.cut for recovery in recoveries) == list(range(len(torn) + 1))
     assert {recovery.size for recovery in recoveries} == {len(complete)}
@@ -317,15 +319,30 @@ def test_member_with_a_wrong_byte_is_cut(leave, tmp_path, compress, suffix):
     second[-1] ^= 1
 
     leave(first + second, f"x{suffix}")
-    (recovery,) = recover(tmp_path)
+    (recovery,) = recover(tmp_path, KINDS)
 
     assert content(recovery.path) == b"1\n"
+
+
+@pytest.mark.parametrize(("compress", "suffix"), SUFFIXES[1:])
+def test_recovery_of_a_small_file_takes_little_memory(leave, tmp_path, compress, suffix):
+    leave(compression(compress).encode(bytes(32 << 20)), f"x{suffix}")
+
+    tracemalloc.start()
+    try:
+        (recovery,) = recover(tmp_path, KINDS)
+        _, highest = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (recovery.path, recovery.cut) == (tmp_path / f"x{suffix}", 0)
+    assert highest < 4 << 20
 
 
 def test_file_without_a_complete_record_is_deleted(leave, names, tmp_path):
     part = leave(b"torn")
 
-    (recovery,) = recover(tmp_path)
+    (recovery,) = recover(tmp_path, KINDS)
 
     assert (recovery.part, recovery.path, recovery.cut) == (part, None, 4)
     assert names() == []
@@ -335,7 +352,7 @@ def test_file_that_a_process_writes_is_left_alone(make, names, tmp_path):
     files = make()
     files.write([b"1\n"])
 
-    assert recover(tmp_path) == []
+    assert recover(tmp_path, KINDS) == []
     assert names() == [".x.221320.log.part"]
 
 
@@ -343,7 +360,7 @@ def test_part_of_another_program_is_left_alone(tmp_path, names):
     for name in (".download.part", ".x.log.part~", "x.log.part"):
         (tmp_path / name).touch()
 
-    assert recover(tmp_path) == []
+    assert recover(tmp_path, KINDS) == []
     assert len(names()) == 3
 
 
@@ -351,7 +368,7 @@ def test_recovered_file_replaces_no_other(leave, names, tmp_path):
     (tmp_path / "x.log").write_bytes(b"old\n")
     leave(b"1\n")
 
-    recover(tmp_path)
+    recover(tmp_path, KINDS)
 
     assert names() == ["x.log", "x_0001.log"]
 
@@ -359,7 +376,7 @@ def test_recovered_file_replaces_no_other(leave, names, tmp_path):
 def test_file_of_a_process_that_was_killed_while_it_gave_the_name_is_not_duplicated(leave, names, tmp_path):
     os.link(leave(b"1\n"), tmp_path / "x.log")
 
-    (recovery,) = recover(tmp_path)
+    (recovery,) = recover(tmp_path, KINDS)
 
     assert recovery.path == tmp_path / "x.log"
     assert names() == ["x.log"]
@@ -369,7 +386,7 @@ def test_file_that_can_not_be_recovered_is_reported_and_the_others_are_recovered
     (tmp_path / ".a.log.part").symlink_to(tmp_path / "elsewhere")
     leave(b"1\n", "b.log")
 
-    first, second = recover(tmp_path)
+    first, second = recover(tmp_path, KINDS)
 
     assert isinstance(first.error, OSError)
     assert second.path == tmp_path / "b.log"
@@ -383,7 +400,7 @@ def test_new_file_that_another_process_recovers_at_once_is_made_again(make, name
     def late_flock(descriptor, operation):
         if not recovered:
             recovered.append(None)
-            recovered[:] = recover(tmp_path)
+            recovered[:] = recover(tmp_path, KINDS)
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", late_flock)

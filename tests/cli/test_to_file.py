@@ -67,7 +67,7 @@ def lines_after_recovery(directory):
     copy = directory.parent / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)
-    recover(copy)
+    recover(copy, [".log"])
     return lines(copy)
 
 
@@ -239,13 +239,22 @@ def test_file_that_can_not_get_its_name_stays_and_is_recovered(fakensqd, to_file
     assert lines(out) == [b"1", b"2"]
 
 
-def test_directory_that_can_not_be_made_is_an_error(fakensqd, to_file, out):
-    out.symlink_to("missing/below")
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        pytest.param("missing/below", "x", id="the directory can't be made"),
+        pytest.param("/proc", "x", id="no files can be made in it"),
+        pytest.param(".", "x" * 300, id="the name is too long"),
+    ],
+)
+def test_place_where_no_file_can_be_made_is_an_error_before_a_message_comes(fakensqd, to_file, out, target, name):
+    out.symlink_to(target)
 
-    result = to_file()
+    result = to_file("--name", name)
 
     assert result.exit_code == 1
-    assert str(out) in result.output
+    assert f"no file can be made in {out}" in result.output
+    assert "SUB" not in fakensqd.transcript.commands()
 
 
 @pytest.mark.parametrize(
