@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gnsq import Message, NsqdHTTPClient, Producer
 from gnsq.errors import NSQConnectionClosed
-from gnsq.spark.spool.segments import segment_columns
+from gnsq.spark.spool.segments import segment_columns, write_crc
 from tests.helpers import default_signals
 
 LIMIT = 20.0
@@ -70,11 +70,14 @@ def columns(*numbers, topic="clicks", received_ms=RECEIVED_MS):
 
 
 def arrow_file(schema, *arrays):
-    """An Arrow file with one record batch, as a segment is."""
+    """An Arrow file with one record batch and a CRC, as a segment is."""
+    schema = schema.with_metadata({**(schema.metadata or {}), "gnsq.crc32": "00000000"})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(list(arrays), schema=schema))
-    return sink.getvalue()
+    data = sink.getvalue()
+    write_crc(data)
+    return data
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnsq.spark.errors import SegmentCorrupt, SpoolError
+from gnsq.spark.errors import SegmentCorrupt
 from gnsq.spark.spool.segments import SCHEMA, decode_segment, encode_segment, segment_columns
 from tests.spark.helpers import FakeMessage, arrow_file, columns
 
@@ -91,36 +91,17 @@ def flipped(segment):
             yield damaged
 
 
-def test_flipped_bit_anywhere_is_found_or_changes_no_row():
-    segment = encode_segment(columns(1, 2)).to_pybytes()
-    whole = rows_of(segment, 2)
-
-    found = 0
-    for damaged in flipped(segment):
-        try:
-            assert rows_of(damaged, 2).equals(whole)
-        except SegmentCorrupt:
-            found += 1
-
-    # The others are in the key of the CRC, its length and its place: without the key there is nothing to compare.
-    assert found >= 8 * (len(segment) - len("gnsq.crc32") - 2)
+def test_flipped_bit_anywhere_is_found():
+    for damaged in flipped(encode_segment(columns(1, 2)).to_pybytes()):
+        with pytest.raises(SegmentCorrupt):
+            rows_of(damaged, 2)
 
 
-def test_flipped_bit_of_a_segment_without_a_crc_raises_nothing_else():
-    segment = arrow_file(SCHEMA.with_metadata(VERSIONED), *columns(1, 2)).to_pybytes()
+def test_segment_without_a_crc_is_damaged():
+    segment = encode_segment(columns(1, 2)).to_pybytes().replace(b"gnsq.crc32", b"gnsq.crc33")
 
-    for damaged in flipped(segment):
-        with contextlib.suppress(SegmentCorrupt, SpoolError):
-            # Every value can be read; a time as its number, since Python knows no year beyond 9999.
-            for column in rows_of(damaged, 2).columns:
-                values = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-                assert len(values.to_pylist()) == 2
-
-
-def test_segment_without_a_crc_is_read():
-    [batch] = decode_segment(arrow_file(SCHEMA.with_metadata(VERSIONED), *columns(1, 2)), 2, "r1/1")
-
-    assert batch.column("body").to_pylist() == [b"body 1", b"body 2"]
+    with pytest.raises(SegmentCorrupt, match="has CRC-32 unknown, it was written with none: "):
+        rows_of(segment, 2)
 
 
 def test_error_of_a_changed_body_has_both_crcs():
