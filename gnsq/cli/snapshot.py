@@ -14,6 +14,9 @@ from gnsq.http.responses import shown
 
 __all__ = ["ChannelCounts", "Node", "NodeStats", "Row", "Snapshot", "TopicCounts", "parse_stats", "set_rates"]
 
+# Bounds of Go's int64. nsqd sends no other numbers, and very large ones could be neither divided nor shown.
+_INT64 = range(-(2**63), 2**63)
+
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
@@ -115,11 +118,10 @@ def parse_stats(answer: object, topic: str | None = None, channel: str | None = 
             channels[name, _name(each, "channel_name")] = ChannelCounts(
                 **_numbers(each, *_CHANNEL_KEYS), paused=_is_paused(each), client_count=_clients(each)
             )
-    start_time = answer.get("start_time")
     return NodeStats(
-        version=str(answer.get("version", "")),
-        health=str(answer.get("health", "")),
-        start_time=start_time if isinstance(start_time, int) else None,
+        version=_name(answer, "version", ""),
+        health=_name(answer, "health", ""),
+        start_time=_numbers(answer, "start_time")["start_time"] if "start_time" in answer else None,
         topics=topics,
         channels=channels,
     )
@@ -134,8 +136,8 @@ def _objects(owner: Mapping[str, object], key: str) -> list[dict[str, object]]:
     return items
 
 
-def _name(item: Mapping[str, object], key: str) -> str:
-    name = item.get(key)
+def _name(item: Mapping[str, object], key: str, default: str | None = None) -> str:
+    name = item.get(key, default)
     if not isinstance(name, str):
         raise ValueError(f"answer is not nsqd's: {key} is {shown(name)}")
     return name
@@ -149,7 +151,7 @@ def _numbers(item: Mapping[str, object], *keys: str) -> dict[str, int]:
     numbers = {}
     for key in keys:
         number = item.get(key, 0)
-        if not isinstance(number, int) or isinstance(number, bool):
+        if not isinstance(number, int) or isinstance(number, bool) or number not in _INT64:
             raise ValueError(f"answer is not nsqd's: {key} is {shown(number)}")
         numbers[key] = number
     return numbers

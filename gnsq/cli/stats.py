@@ -18,7 +18,7 @@ from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import CHANNEL, TOPIC
 from gnsq.cli.running import running
 from gnsq.cli.snapshot import Snapshot
-from gnsq.cli.table import SORTS, History, StatsView
+from gnsq.cli.table import SORTS, History, StatsView, failures
 from gnsq.running import StopSignals
 
 __all__ = ["stats"]
@@ -31,10 +31,10 @@ FILE_WIDTH = 400
 
 _HELP = """Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.
 
-On a terminal the table is live until Ctrl-C; otherwise one table is printed, as with --once. TOPIC and CHANNEL limit it
-to one topic or channel. A topic's depth counts the messages that are in no channel yet. requeued and timed out count
-since the start of nsqd. finished/s includes messages that were deleted by emptying a channel. A rate is "-" if it is
-unknown, such as after a restart of nsqd.
+On a terminal the table is live until Ctrl-C; otherwise one table is printed, as with --once, and stderr says which
+servers did not answer, and why. TOPIC and CHANNEL limit it to one topic or channel. A topic's depth counts the messages
+that are in no channel yet. requeued and timed out count since the start of nsqd. finished/s includes messages that were
+deleted by emptying a channel. A rate is "-" if it is unknown, such as after a restart of nsqd.
 
 The JSON of --json is one object:
 
@@ -112,7 +112,7 @@ def stats(
         with Live(console=console, auto_refresh=False, screen=True) as live:
             while (polled := _poll(poller, stop)) is not None:
                 history.add(polled)
-                live.update(view(polled, history=history, fits_screen=True), refresh=True)
+                live.update(view(polled, history=history, is_live=True), refresh=True)
                 _wait(interval or DEFAULT_INTERVAL, stop, live)
 
 
@@ -147,7 +147,9 @@ def _wait(seconds: float, stop: StopSignals, live: Live) -> None:
 
 
 def _report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
-    """Write to stderr what is missing. Return the exit status."""
+    """Write to stderr what is missing, and why. Return the exit status."""
+    for failure in failures(snapshot):
+        click.echo(failure, err=True)
     if not snapshot.reached:
         click.echo("Error: no nsqd could be reached", err=True)
         return 1

@@ -18,7 +18,7 @@ from gnsq.cli.nodes import short_address
 from gnsq.cli.snapshot import ChannelCounts, Node, Row, Snapshot, TopicCounts
 from gnsq.texts import counted, printable
 
-__all__ = ["SORTS", "History", "StatsView"]
+__all__ = ["SORTS", "History", "StatsView", "failures"]
 
 # Characters of a sparkline, and the number of polls that it shows.
 _BARS = "▁▂▃▄▅▆▇█"
@@ -43,12 +43,16 @@ class History:
             self._depths[row.key].append(row.counts.depth)
 
     def sparkline(self, key: tuple[str, str]) -> str:
-        """Draw the depths, the last one at the right; the highest bar is the maximum. Empty before the second poll."""
-        depths = self._depths.get(key, ())
+        """Draw the depths, the last one at the right; the highest bar is the maximum. Empty before the second poll.
+
+        A bar stands for at least one message: otherwise a depth that stays at 1 would look like a full queue.
+        """
+        depths = [max(depth, 0) for depth in self._depths.get(key, ())]
         highest = max(depths, default=0)
         if len(depths) < 2:
             return ""
-        return "".join(_BARS[depth * (len(_BARS) - 1) // highest if highest > 0 else 0] for depth in depths)
+        top = len(_BARS) - 1
+        return "".join(_BARS[depth * top // max(highest, top)] for depth in depths)
 
 
 # --- columns
@@ -156,7 +160,7 @@ class StatsView:
         sort: A name of SORTS.
         by_nsqd: Show the numbers of each nsqd under their sum.
         history: The last depths; None: do not show them.
-        fits_screen: Leave out rows that the screen is too low for.
+        is_live: Leave out rows that the screen is too low for, and show why servers fail: there is no other place.
     """
 
     def __init__(
@@ -167,17 +171,17 @@ class StatsView:
         reverse: bool = False,
         by_nsqd: bool = False,
         history: History | None = None,
-        fits_screen: bool = False,
+        is_live: bool = False,
     ) -> None:
         self._snapshot = snapshot
         self._sort = sort
         self._reverse = reverse
         self._by_nsqd = by_nsqd
         self._history = history
-        self._fits_screen = fits_screen
+        self._is_live = is_live
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height = console.height if self._fits_screen else None
+        height = console.height if self._is_live else None
         if self._snapshot.reached:
             yield from console.render(self._summary(options), options)
         nodes = self._node_lines(console, options, None if height is None else max(height // 2 - 2, 1))
@@ -278,21 +282,26 @@ class StatsView:
         return rendered
 
     def _nodes(self) -> Iterator[RenderableType]:
-        snapshot = self._snapshot
-        for address, error in snapshot.lookupds.items():
-            if error:
-                yield Text(f"nsqlookupd {short_address(address)}: {error}", style="red")
-        for node in snapshot.unreached:
-            yield Text(f"nsqd {short_address(node.address)}: {printable(node.error)}", style="red")
-        for node in sorted(snapshot.nodes, key=lambda node: (_is_healthy(node), node.address)):
+        if self._is_live:
+            yield from (Text(failure, style="red") for failure in failures(self._snapshot))
+        for node in sorted(self._snapshot.nodes, key=lambda node: (_is_healthy(node), node.address)):
             if node.same_as:
                 yield Text(
                     f"nsqd {short_address(node.address)}: the same nsqd as {short_address(node.same_as)}, counted once"
                 )
             elif node.stats is not None:
                 yield Text(_describe(node), style=Style() if _is_healthy(node) else "red")
-        if not snapshot.nodes and not all(snapshot.lookupds.values()):
-            yield Text("no nsqd is registered with nsqlookupd", style="red")
+
+
+def failures(snapshot: Snapshot) -> Iterator[str]:
+    """Say of each server that has not answered why."""
+    for address, error in snapshot.lookupds.items():
+        if error:
+            yield f"nsqlookupd {short_address(address)}: {printable(error)}"
+    for node in snapshot.unreached:
+        yield f"nsqd {short_address(node.address)}: {printable(node.error)}"
+    if not snapshot.nodes and not all(snapshot.lookupds.values()):
+        yield "no nsqd is registered with nsqlookupd"
 
 
 def _overflow(options: ConsoleOptions) -> Literal["crop", "ellipsis"]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 import os
 import pty
 import signal
@@ -92,7 +93,7 @@ def test_unreachable_nsqd_is_shown_with_its_reason_beside_the_others(fakensqd, g
 
     assert result.exit_code == 0
     assert "orders" in result.stdout
-    assert f"nsqd 127.0.0.1:{port}: no response: can't connect: Connection refused" in result.stdout
+    assert f"nsqd 127.0.0.1:{port}: no response: can't connect: Connection refused" in result.stderr
     assert "version 1.3.0  health OK  up since" in result.stdout
 
 
@@ -102,8 +103,9 @@ def test_error_of_a_guessed_port_names_the_option(gnsq):
     result = gnsq("stats", "--nsqd", f"127.0.0.1:{port}")
 
     assert result.exit_code == 1
-    assert f"nsqd 127.0.0.1:{port + 1}: " in result.stdout
-    assert "--nsqd-http" in result.stdout
+    assert f"nsqd 127.0.0.1:{port + 1}: " in result.stderr
+    assert "--nsqd-http" in result.stderr
+    assert result.stdout == ""
     assert "no nsqd could be reached" in result.stderr
 
 
@@ -112,7 +114,7 @@ def test_address_without_a_next_port_is_reported(address, gnsq):
     result = gnsq("stats", "--nsqd", address)
 
     assert result.exit_code == 1
-    assert f"nsqd {address}: {address} has no HTTP port one above it" in result.stdout
+    assert f"nsqd {address}: {address} has no HTTP port one above it" in result.stderr
 
 
 def test_failure_of_one_nsqlookupd_hides_no_nsqd(cluster, gnsq_json):
@@ -192,7 +194,7 @@ def test_table_is_live_on_a_terminal_until_a_signal(fakensqd):
     with child(*command, stdout=output, env=environment, limit=20) as process:
         os.close(output)
         seen = b""
-        while "██".encode() not in seen:  # two polls; at the end of the limit the terminal is closed
+        while "▂▂".encode() not in seen:  # two polls; at the end of the limit the terminal is closed
             seen += os.read(terminal, 4096)
         process.send_signal(signal.SIGINT)
         status = process.wait(10)
@@ -265,6 +267,13 @@ def test_rates_are_never_negative_and_unknown_after_a_restart(before, now, expec
         pytest.param({"topics": 3}, id="topics are no list"),
         pytest.param({"topics": [{"topic_name": "t", "depth": "1"}]}, id="depth is no number"),
         pytest.param({"topics": [{"channels": []}]}, id="topic without a name"),
+        *(
+            pytest.param({"topics": [{"topic_name": "t", "channels": [{"channel_name": "c", name: number}]}]})
+            for name in ("depth", "message_count", "timeout_count", "client_count")
+            for number in (10**400, 2**63, 1.5, math.nan, math.inf, "1", None, [], True)
+        ),
+        pytest.param({"topics": [], "start_time": 10**400}, id="start in 10^393 years"),
+        pytest.param({"topics": [], "version": [[1]]}, id="version is no text"),
     ],
 )
 def test_answer_of_another_server_is_refused(answer):
@@ -338,7 +347,7 @@ def test_narrow_terminal_has_fewer_columns(width, titles):
 
 
 def test_low_screen_counts_the_rows_that_it_hides():
-    view = StatsView(snapshot(*(f"t{number}" for number in range(20))), fits_screen=True)
+    view = StatsView(snapshot(*(f"t{number}" for number in range(20))), is_live=True)
 
     lines = shown(view, height=12)
 
@@ -348,7 +357,7 @@ def test_low_screen_counts_the_rows_that_it_hides():
 
 
 def test_reasons_of_many_servers_leave_room_for_rows():
-    view = StatsView(snapshot("orders", errors=["timed out"] * 30), fits_screen=True)
+    view = StatsView(snapshot("orders", errors=["timed out"] * 30), is_live=True)
 
     lines = [line.strip() for line in shown(view, height=20)]
 
@@ -373,6 +382,16 @@ def test_sparkline_shows_the_last_depths():
     assert history.sparkline(("orders", "")) == "▁▄█"
     assert history.sparkline(("gone", "")) == ""
     assert any("▁▄█" in line for line in shown(StatsView(snapshot("orders"), history=history)))
+
+
+@pytest.mark.parametrize(("depth", "bars"), [(-(2**63), "▁▁"), (0, "▁▁"), (1, "▂▂"), (7, "██"), (2**63 - 1, "██")])
+def test_bar_stands_for_one_message_or_more(depth, bars):
+    history = History()
+    counts = parse_stats({"topics": [{"topic_name": "t", "depth": depth}]})
+    for _ in range(2):
+        history.add(Snapshot((Node("http://127.0.0.1:4151/", counts),), {}, 0.0, None))
+
+    assert history.sparkline(("t", "")) == bars
 
 
 def test_ascii_terminal_gets_only_ascii():
