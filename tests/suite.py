@@ -3,7 +3,7 @@
 The tests that need a JVM share one in each worker, and wait most of the time. So the first worker begins with their
 files, and the others with all other files. A worker that has finished its own files takes the others'. Files with much
 text come first, since they take long: else a worker would end long after the others. All tests of a file run in one
-worker, since they share daemons and queries.
+worker, since they share daemons and queries. If the tests leave files in the working directory, the run fails.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections import Counter
 import pytest
 
 INTERVAL = 5.0
+# Caches that "make clean" removes.
+CACHES = {"__pycache__", ".coverage", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 
 
 def pytest_addoption(parser):
@@ -28,8 +30,10 @@ def pytest_configure(config):
     if config.getoption("no_processes"):
         sys.addaudithook(_refuse_processes)
     is_worker = hasattr(config, "workerinput")
-    if not is_worker and config.get_verbosity() <= 0:
-        config.pluginmanager.register(Progress(config), "progress")
+    if not is_worker:
+        config.pluginmanager.register(LeftFiles(config), "left-files")
+        if config.get_verbosity() <= 0:
+            config.pluginmanager.register(Progress(config), "progress")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -65,6 +69,25 @@ def _refuse_processes(event, arguments):
         test = os.environ.get("PYTEST_CURRENT_TEST")
         if test:
             raise RuntimeError(f"{test} starts a process: it needs the marker subprocess")
+
+
+class LeftFiles:
+    """Fails the run if the working directory has other files at its end than at its beginning."""
+
+    def __init__(self, config):
+        self._terminal = config.pluginmanager.getplugin("terminalreporter")
+        self._before = self._names()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
+        left = sorted(self._names() - self._before - CACHES)
+        if left:
+            self._terminal.write_line(f"FAILED the tests have left files in {os.getcwd()}: {', '.join(left)}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @staticmethod
+    def _names():
+        return set(os.listdir())
 
 
 class Progress:

@@ -120,12 +120,12 @@ def flags_of(program: str) -> tuple[Flag, ...]:
     """Return the flags of nsqd or nsqlookupd, and those for faults over HTTP, which the real programs do not have."""
     is_nsqd = program == "nsqd"
     port = 4150 if is_nsqd else 4160
-    # Defaults of the real programs. options_of() sets the defaults that depend on the name of the host.
+    # Defaults of the real programs, but no data path: an nsqd for tests leaves nothing in the current directory. Those
+    # that depend on the name of the host are set by options_of().
     defaults: dict[str, Value] = {
         "tcp_address": f"0.0.0.0:{port}",
         "http_address": f"0.0.0.0:{port + 1}",
         "https_address": f"0.0.0.0:{port + 2}",
-        "data_path": ".",
     }
     flags = [
         Flag("version", _boolean, meaning="print the version and exit"),
@@ -234,15 +234,13 @@ def from_config_file(flags: Iterable[Flag], document: Mapping[str, object]) -> d
 
 
 def options_of(flags: Iterable[Flag], values: Mapping[str, Value], *, hostname: str) -> dict[str, Value]:
-    """Turn the values of flags into keyword arguments of FakeNsqd or FakeLookupd, with the real programs' defaults."""
+    """Turn the values of flags into keyword arguments of FakeNsqd or FakeLookupd, with the programs' defaults."""
     options = {flag.field: values.get(flag.name, flag.default) for flag in flags if flag.field}
     found = {name: value for name, value in options.items() if value is not None}
     if "faults-http-address" in values:
         found.setdefault("faults_over_http", True)
     if "broadcast-address" not in values:
         found["broadcast_address"] = hostname
-    if found.get("data_path") == "":
-        found["data_path"] = "."
     if "node_id" in found and "node-id" not in values:
         # Source: nsqd options.go NewOptions.
         found["node_id"] = zlib.crc32(hashlib.md5(hostname.encode(), usedforsecurity=False).digest()) % 1024

@@ -158,7 +158,7 @@ def _go_listen_address(address: str) -> str:
     """Convert an address as Go does: an empty host or 0.0.0.0 includes IPv6; an address without a port is a path."""
     import socket
 
-    if ":" not in address and "/" not in address:
+    if address and ":" not in address and "/" not in address:
         return f"./{address}"
     host, colon, port = address.rpartition(":")
     every = colon and host in ("", "0.0.0.0", "[::]") and socket.has_dualstack_ipv6()

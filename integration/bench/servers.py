@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -95,13 +94,12 @@ def nsqd(certificate: CertificateFiles) -> Iterator[Nsqd]:
 @contextlib.contextmanager
 def emulator(*flags: str) -> Iterator[Nsqd]:
     """Start the emulator by its command line."""
-    with tempfile.TemporaryDirectory() as folder:
-        daemon = Emulator(f"--data-path={folder}", *FLAGS, *flags)
-        try:
-            daemon.start()
-            yield _known("fakensqd", daemon)
-        finally:
-            daemon.stop()
+    daemon = Emulator(*FLAGS, *flags)
+    try:
+        daemon.start()
+        yield _known("fakensqd", daemon)
+    finally:
+        daemon.stop()
 
 
 class Emulator(Daemon):

@@ -31,13 +31,17 @@ def free_ports():
 class Reader:
     """Does what the tutorial says."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, output):
         self.folder = folder
         self.ports = free_ports()
         self.stack = contextlib.ExitStack()
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self.environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         self.environment.pop("PYTEST_ADDOPTS", None)
-        self.out = folder / "out.txt"
+        self.out = output / "out.txt"
 
     def localized(self, text):
         return re.sub("|".join(PORTS), lambda port: self.ports[port[0]], text)
@@ -76,8 +80,9 @@ def get(line, reader):
 
 
 @pytest.mark.subprocess
-def test_tutorial(tmp_path):
-    reader = Reader(tmp_path)
+def test_tutorial(tmp_path, tmp_path_factory):
+    output = tmp_path_factory.mktemp("output")
+    reader = Reader(tmp_path, output)
     everything = blocks(PAGE)
     commands = []
     with contextlib.ExitStack() as running:
@@ -90,7 +95,7 @@ def test_tutorial(tmp_path):
                 commands.append(line)
                 if line.startswith("fakensqd"):
                     running.enter_context(reader.background(line, "HTTP: listening"))
-                    reader.out = tmp_path / "worker.txt"
+                    reader.out = output / "worker.txt"
                 elif line == "python worker.py" and "metrics" in (tmp_path / "worker.py").read_text():
                     running.enter_context(reader.background(line, "connected"))
                 elif line.startswith("MAX_TRIES"):
@@ -105,6 +110,8 @@ def test_tutorial(tmp_path):
                     check_printed(block, reader.run(line))
 
     assert len(commands) == 10
+    # Neither fakensqd nor pytest leaves anything else.
+    assert {path.name for path in tmp_path.iterdir()} == {block.title for block in everything if block.title}
 
 
 def check_lines(wanted, text):

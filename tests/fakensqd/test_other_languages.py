@@ -87,9 +87,9 @@ class Running:
 
 
 @pytest.fixture
-def running(command, tmp_path):
+def running(command):
     # Messages in flight on a connection that ended are delivered again after msg-timeout.
-    arguments = [*FREE_PORTS, "--faults-http-address=127.0.0.1:0", f"--data-path={tmp_path}", "--msg-timeout=1s"]
+    arguments = [*FREE_PORTS, "--faults-http-address=127.0.0.1:0", "--msg-timeout=1s"]
     with program("nsqd", *arguments, listeners=3) as server:
         arguments = (*command, server.addresses["TCP"], "t", "c")
         with child(*arguments, limit=100.0, stdout=PIPE, stderr=DEVNULL) as client:

@@ -79,8 +79,32 @@ def test_address_for_faults_implies_faults_over_http(arguments, on, address):
     assert (options.get("faults_over_http"), options["faults_http_address"]) == (on, address)
 
 
-def test_empty_data_path_is_the_current_directory():
-    assert nsqd_options("--data-path=")["data_path"] == "."
+@pytest.mark.parametrize(
+    "values",
+    [{}, parse(NSQD_FLAGS, ["--data-path", ""]), from_config_file(NSQD_FLAGS, {"data_path": ""})],
+    ids=["not given", "empty flag", "empty in a file"],
+)
+def test_without_a_data_path_messages_are_in_memory(values):
+    assert options_of(NSQD_FLAGS, values, hostname="h")["data_path"] == ""
+
+
+# nsqd, too, takes the lowest version for an empty one.
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        pytest.param(flags, flag, id=flag.name)
+        for flags in (NSQD_FLAGS, LOOKUPD_FLAGS)
+        for flag in flags
+        if flag.field and flag.name != "tls-min-version"
+    ],
+)
+def test_empty_value_is_refused_or_is_the_value(flags, flag):
+    try:
+        values = parse(flags, [f"--{flag.name}="])
+    except FlagError:
+        return
+
+    assert options_of(flags, values, hostname="h")[flag.field] in ("", ("",))
 
 
 def test_default_node_id_is_made_of_the_host_name():

@@ -22,10 +22,6 @@ ROOT = Path(__file__).parents[3]
 NAMES = ["nsqd", "nsqlookupd"]
 
 
-def flags(name, tmp_path):
-    return [*FREE_PORTS, f"--data-path={tmp_path}"] if name == "nsqd" else FREE_PORTS
-
-
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory, tls_options):
     """An nsqd with a configuration file and many flags, for tests that change nothing in it."""
@@ -98,6 +94,7 @@ def test_help_prints_defaults_that_the_flags_accept(name, capsys):
     [
         (["--max-deflate-level=10"], "failed to instantiate nsqd - max_deflate_level 10 must be within 1 to 9"),
         (["--tcp-address=x:y"], "failed to instantiate nsqd - address 'x:y' is not host:port"),
+        (["--tcp-address="], "failed to instantiate nsqd - address '' is not host:port"),
         (["--data-path=none"], "failed to instantiate nsqd - failed to lock data-path: open none: no such file"),
         (["--config=none"], "failed to load config file none - [Errno 2] No such file or directory: 'none'"),
         (["--http-address=192.0.2.1:1"], "failed to instantiate nsqd - listen (192.0.2.1:1) failed - Cannot assign"),
@@ -105,8 +102,8 @@ def test_help_prints_defaults_that_the_flags_accept(name, capsys):
     ids=lambda value: str(value)[:20],
 )
 @pytest.mark.subprocess
-def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1(arguments, text, tmp_path):
-    result = run("nsqd", *flags("nsqd", tmp_path), "--https-address=127.0.0.1:0", *arguments)
+def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1(arguments, text):
+    result = run("nsqd", *FREE_PORTS, "--https-address=127.0.0.1:0", *arguments)
 
     assert (result.returncode, result.stdout) == (1, "")
     assert f" FATAL: {text}" in result.stderr
@@ -115,8 +112,8 @@ def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1(argumen
 
 @pytest.mark.parametrize(("name", "number"), [("nsqd", signal.SIGINT), ("nsqlookupd", signal.SIGTERM)])
 @pytest.mark.subprocess
-def test_program_listens_on_its_ports_and_ends_by_a_signal(name, number, tmp_path):
-    with program(name, *flags(name, tmp_path)) as server:
+def test_program_listens_on_its_ports_and_ends_by_a_signal(name, number):
+    with program(name, *FREE_PORTS) as server:
         assert list(server.addresses) == ["TCP", "HTTP"]
         assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
         assert request(server.addresses["HTTP"], "GET", "/faults") == {"message": "NOT_FOUND"}
@@ -158,10 +155,10 @@ def test_flags_reach_the_server(configured, client_context):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.subprocess
-def test_port_in_use_is_a_fatal_line_in_the_log(name, tmp_path):
+def test_port_in_use_is_a_fatal_line_in_the_log(name):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = run(name, *flags(name, tmp_path), f"--tcp-address={address}")
+        result = run(name, *FREE_PORTS, f"--tcp-address={address}")
 
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert (
@@ -171,8 +168,8 @@ def test_port_in_use_is_a_fatal_line_in_the_log(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.subprocess
-def test_faults_are_controlled_over_http_also_while_the_daemon_is_down(name, tmp_path):
-    with program(name, *flags(name, tmp_path), "--faults-http-address=127.0.0.1:0", listeners=3) as server:
+def test_faults_are_controlled_over_http_also_while_the_daemon_is_down(name):
+    with program(name, *FREE_PORTS, "--faults-http-address=127.0.0.1:0", listeners=3) as server:
         assert list(server.addresses) == ["TCP", "HTTP", "FAULTS"]
         faults = server.addresses["FAULTS"]
         assert request(server.addresses["HTTP"], "GET", "/faults") == {"rules": []}
@@ -228,7 +225,7 @@ def fixed_ports(server, tmp_path):
 
 @pytest.mark.subprocess
 def test_messages_survive_a_stop_and_only_topics_a_kill(tmp_path):
-    with program("nsqd", *flags("nsqd", tmp_path)) as server:
+    with program("nsqd", *FREE_PORTS, f"--data-path={tmp_path}") as server:
         consumer(server.addresses["TCP"], ready=0)
         publish(server, b"kept")
         assert server.stop(signal.SIGTERM) == 0
@@ -244,7 +241,7 @@ def test_messages_survive_a_stop_and_only_topics_a_kill(tmp_path):
 
 @pytest.mark.subprocess
 def test_second_nsqd_on_the_same_data_path_is_refused(configured):
-    result = run("nsqd", *flags("nsqd", configured.data_path))
+    result = run("nsqd", *FREE_PORTS, f"--data-path={configured.data_path}")
 
     assert result.returncode == 1
     text = f"failed to instantiate nsqd - failed to lock data-path: cannot flock directory {configured.data_path}"
@@ -252,10 +249,10 @@ def test_second_nsqd_on_the_same_data_path_is_refused(configured):
 
 
 @pytest.mark.subprocess
-def test_nsqlookupd_shows_topics_and_a_killed_nsqd_at_once(tmp_path):
+def test_nsqlookupd_shows_topics_and_a_killed_nsqd_at_once():
     with program("nsqlookupd", *FREE_PORTS, "--broadcast-address=127.0.0.1") as lookupd:
         arguments = [f"--lookupd-tcp-address={lookupd.addresses['TCP']}", "--broadcast-address=b.example"]
-        with program("nsqd", *flags("nsqd", tmp_path), *arguments) as server:
+        with program("nsqd", *FREE_PORTS, *arguments) as server:
             nodes = f"http://{lookupd.addresses['HTTP']}/nodes".split("/")[2]
             wait_until(lambda: request(nodes, "GET", "/nodes")["producers"])
             publish(server, b"x")
@@ -268,7 +265,7 @@ def test_nsqlookupd_shows_topics_and_a_killed_nsqd_at_once(tmp_path):
 
 @pytest.mark.subprocess
 def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(tmp_path):
-    arguments = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0"]
+    arguments = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0", "--data-path=."]
     with program("nsqd", *arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
         assert server.addresses["TCP"] == "./nsqd.sock"
         with socket.socket(socket.AF_UNIX) as sock:
@@ -288,9 +285,9 @@ def test_address_without_a_host_listens_on_ipv6_too(configured):
 
 
 @pytest.mark.subprocess
-def test_unread_stderr_does_not_block_the_program(tmp_path):
+def test_unread_stderr_does_not_block_the_program():
     """Each of these warnings is a line; a pipe holds 64 KiB."""
-    with program("nsqd", *flags("nsqd", tmp_path), f"--log-prefix=[{'x' * 3000}] ") as server:
+    with program("nsqd", *FREE_PORTS, f"--log-prefix=[{'x' * 3000}] ") as server:
         for number in range(60):
             body = json.dumps([f"127.0.0.1:{number % 2 + 1}"]).encode()
             request(server.addresses["HTTP"], "PUT", "/config/nsqlookupd_tcp_addresses", body)

@@ -210,9 +210,8 @@ def test_log_level_that_nsqd_does_not_have_is_refused():
 
 
 @pytest.mark.subprocess
-def test_program_logs_from_the_configured_level_on(tmp_path):
-    flags = (*FREE_PORTS, f"--data-path={tmp_path}")
-    with program("nsqd", *flags) as nsqd:
+def test_program_logs_from_the_configured_level_on():
+    with program("nsqd", *FREE_PORTS) as nsqd:
         http = nsqd.addresses["HTTP"]
         assert request(http, "GET", "/config/log_level") == "2"
         request(http, "PUT", "/config/nsqlookupd_tcp_addresses", b'["nowhere"]')
