@@ -1,7 +1,8 @@
 """Publishes received messages elsewhere, and finishes each after nsqd has confirmed it: for gnsq copy and requeue-dead.
 
 Of each message, in this order: the command decides what happens to it; it is published; nsqd responds with OK; FIN is
-sent. If the publish fails, the message is requeued. So a message may be published twice, but is not lost.
+sent. If the publish fails, the message is requeued. So a message may be published twice, but is not lost. If FIN is
+lost with the connection, nsqd delivers the message again: then it is finished, and not published again.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-import click
 import gevent
 from gevent.event import Event
 
@@ -39,6 +39,9 @@ IDLE_CHECK_INTERVAL = 0.1
 # Seconds by which nsqd may deliver a requeued message later than its delay says: it finds a channel that was made a
 # moment ago only after this time. Source: nsqd nsqd.go, queueScanLoop; --queue-scan-refresh-interval.
 REQUEUE_LATENESS = 5.0
+# Number of published messages that are remembered, since they may come again. nsqd has up to max_in_flight messages
+# whose FIN may be lost.
+MAX_REMEMBERED = 20_000
 
 
 class Answer(enum.Enum):
@@ -84,7 +87,9 @@ class RepublishCounts:
     """Numbers of messages by what happened to them. A message that came twice counts twice.
 
     Attributes:
-        published: Confirmed and finished.
+        published: Confirmed.
+        unfinished: Published, but nsqd delivers them again: the connection was lost before FIN, or their time was over.
+        again: Came again after they were published, and were only finished. They are not unfinished any more.
         finished, left: Not chosen.
         refused: nsqd or the producer has refused them.
         unknown: No response came, so nsqd may have them. They are requeued.
@@ -93,6 +98,8 @@ class RepublishCounts:
     """
 
     published: int = 0
+    unfinished: int = 0
+    again: int = 0
     finished: int = 0
     left: int = 0
     refused: int = 0
@@ -113,7 +120,6 @@ class Republisher:
         producer: None if decide never returns a Publication.
         decide: Called with each message.
         limiter: Limit of the publications.
-        on_confirmed: Called with each message whose publication is confirmed, before its FIN.
 
     Attributes:
         counts: What has happened.
@@ -130,7 +136,6 @@ class Republisher:
         counter: Counter,
         limiter: RateLimiter,
         stop: StopSignals,
-        on_confirmed: Callable[[Message], object] = lambda message: None,
     ) -> None:
         self.counts = RepublishCounts()
         self.is_idle = False
@@ -142,11 +147,12 @@ class Republisher:
         self._counter = counter
         self._limiter = limiter
         self._stop = stop
-        self._on_confirmed = on_confirmed
         self._left: int | None = None
         self._busy = 0  # number of senders that have messages
         self._active_until = 0.0  # monotonic seconds; later than now, if requeued messages are expected
         self._error: Exception | None = None
+        # The last messages that were published, by nsqd and id. True: unfinished.
+        self._published: dict[tuple[str | None, bytes], bool] = {}
         self._is_over = Event()
         self._rate_limited = RateLimitedLogger(logger, time.monotonic)
         stop.requested.rawlink(lambda _: self._is_over.set())
@@ -209,15 +215,22 @@ class Republisher:
                     self._handle(received)
                 if self._left == 0:
                     self._is_over.set()
-        except (click.ClickException, NSQException, OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # top of a greenlet: raised by run()
             self._error = self._error or error
-            self._is_over.set()
+        except gevent.GreenletExit:
+            self._error = self._error or NSQException("a sender was killed")
+            raise
+        finally:
+            self._is_over.set()  # otherwise messages would wait for ever for a sender that has ended
 
     def _handle(self, received: Sequence[Received]) -> None:
         self._busy += 1
         messages = [each.message for each in received]
+        again = {message for message in messages if (message.nsqd, message.id) in self._published}
         try:
-            steps = [(each.message, self._decide(each)) for each in received]
+            self._finish(again)
+            self.counts.again += len(again)
+            steps = [(each.message, self._decide(each)) for each in received if each.message not in again]
             self._answer([message for message, step in steps if step is Answer.FINISH], Answer.FINISH)
             self._answer([message for message, step in steps if step is Answer.LEAVE], Answer.LEAVE)
             self._inbox.keep([message for message, step in steps if step is Answer.KEEP])
@@ -231,8 +244,7 @@ class Republisher:
 
     def _answer(self, messages: Sequence[Message], answer: Answer) -> None:
         if answer is Answer.FINISH:
-            finish_all(messages)
-            self.counts.finished += len(messages)
+            self.counts.finished += len(messages) - len(finish_all(messages))
         else:
             requeue_all(messages, self._policy.leave_delay)
             self.counts.left += len(messages)
@@ -260,14 +272,25 @@ class Republisher:
                 except NSQException as error:
                     self._on_failure(message, error)
                 else:
-                    self._on_confirmed(message)
                     confirmed.append(message)
         finally:
-            finish_all(confirmed)
+            self._finish(confirmed)
             self.counts.published += len(confirmed)
             self._counter.add(len(confirmed))
             if self._left is not None:
                 self._left -= len(confirmed)
+
+    def _finish(self, messages: Collection[Message]) -> None:
+        """Finish published messages, and remember them: nsqd delivers those again whose FIN does not arrive in time."""
+        late = [message for message in messages if message.time_left == 0]
+        unfinished = {*finish_all(messages), *late}
+        for message in messages:
+            key = (message.nsqd, message.id)
+            self.counts.unfinished -= self._published.pop(key, False)
+            self._published[key] = message in unfinished
+        self.counts.unfinished += len(unfinished)
+        while len(self._published) > MAX_REMEMBERED:
+            del self._published[next(iter(self._published))]
 
     def _on_failure(self, message: Message, error: NSQException | ValueError) -> None:
         """Count and log a failure, and requeue the message."""
@@ -309,5 +332,7 @@ def summary(counts: RepublishCounts, *, finished: str = "", left: str = "") -> l
         (counts.refused, f"refused and requeued, last error: {counts.error}"),
         (counts.not_sent, "not published and requeued"),
         (counts.unknown, "requeued without a response, so they may be doubled"),
+        (counts.again, "came again after being published: finished, and not published again"),
+        (counts.unfinished, "published but not finished, as the connection was lost, so they may be doubled"),
     ]
     return [f"{counted(number, 'message', spec=',')} {text}" for number, text in parts if number]

@@ -111,9 +111,7 @@ def requeue_dead(
         opened.enter_context(receive([consumer], inbox))
         run = _Run(choice, to, leave_for, is_dry=dry_run, count=count, end=lambda: requeuer.end())
         limiter = RateLimiter(None if dry_run else rate, stop.requested)
-        requeuer = Republisher(
-            *(consumer, inbox, producer, run.decide, policy, counter, limiter, stop), on_confirmed=run.on_confirmed
-        )
+        requeuer = Republisher(consumer, inbox, producer, run.decide, policy, counter, limiter, stop)
         try:
             requeuer.run(count, idle, cluster.timeout)
         finally:
@@ -139,9 +137,8 @@ def _report(run: _Run, requeuer: Republisher, counter: Counter, leave_for: float
         return
     until = datetime.now().astimezone() + timedelta(seconds=leave_for)
     left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
-    again = "came again after being requeued: finished, and not published again"
     counts = replace(requeuer.counts, left=run.not_chosen)  # a letter that came again counts once
-    parts = [counter.summary(), *summary(counts, finished=again, left=left)]
+    parts = [counter.summary(), *summary(counts, left=left)]
     if run.without_topic:
         parts.append(f"{counted(run.without_topic, 'message', spec=',')} of these without an envelope: give --to")
     if not run.seen and requeuer.is_idle:
@@ -199,12 +196,10 @@ class _Seen:
     Attributes:
         due: When it comes again if it was left; monotonic seconds.
         times: How often it has come.
-        is_confirmed: True if nsqd has confirmed its publication.
     """
 
     due: float
     times: int = 1
-    is_confirmed: bool = False
 
 
 class _Run:
@@ -244,10 +239,6 @@ class _Run:
         self._count = count
         self._end = end
 
-    def on_confirmed(self, message: Message) -> None:
-        """Remember that a message was published. If its FIN is lost with the connection, it will come again."""
-        self.seen[message.nsqd, message.id].is_confirmed = True
-
     def decide(self, received: Received) -> Step:
         """Decide about a message."""
         message = received.message
@@ -278,8 +269,6 @@ class _Run:
         It may also come too early, since its answer was lost with a connection.
         """
         seen.times += 1
-        if seen.is_confirmed:
-            return Answer.FINISH
         if now >= seen.due or seen.times > 2:
             self._end()
         return Answer.KEEP if self._is_dry else Answer.LEAVE

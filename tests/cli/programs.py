@@ -41,12 +41,19 @@ def signalled_when(condition, number=signal.SIGTERM):
         wait_until(condition)
         os.kill(os.getpid(), number)
 
-    sender = gevent.spawn(wait_and_send)
+    with background(wait_and_send):
+        yield
+
+
+@contextlib.contextmanager
+def background(function):
+    """Call a function in a greenlet while a command runs in this process. It must have ended when the command has."""
+    greenlet = gevent.spawn(function)
     try:
         yield
-        sender.get(timeout=1)
+        greenlet.get(timeout=1)
     finally:
-        sender.kill()
+        greenlet.kill()
 
 
 def started(nsqd, *arguments, **options):

@@ -4,8 +4,14 @@ import gevent
 import pytest
 
 from fakensqd import FakeNsqd, on
-from fakensqd.faults import disconnect, error
-from tests.cli.programs import command, gnsq, signalled_when
+from fakensqd.faults import disconnect, error, refuse
+from fakensqd.faults.toxics import stall
+from gnsq import Consumer
+from gnsq.cli.inbox import Inbox, receive
+from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.republish import FailurePolicy, Republisher
+from gnsq.running import StopSignals
+from tests.cli.programs import background, command, gnsq, signalled_when
 from tests.helpers import refused_port, wait_until
 
 
@@ -125,14 +131,68 @@ def test_lost_response_is_copied_again_and_said(fakensqd, other):
     assert "1 message requeued without a response, so they may be doubled" in result.stderr
 
 
+@pytest.mark.fakensqd(msg_timeout=0.5)  # nsqd delivers a message again after this, if the connection is lost
+def test_message_whose_fin_is_lost_is_not_copied_twice(fakensqd, other):
+    fakensqd.publish("t", b"1")
+    fakensqd.add(on.command("FIN"), disconnect())
+
+    result = gnsq(fakensqd, "copy", "t", "--idle", "1", "--to-nsqd", other.tcp_address)
+
+    assert other.messages("t") == [b"1"]
+    assert fakensqd.messages("t", "copy") == []
+    assert "1 message came again after being published: finished, and not published again" in result.stderr
+
+
+def test_messages_that_are_copied_after_the_connection_is_lost_are_said_to_be_doubled(fakensqd, other):
+    fakensqd.publish("t", b"first")
+
+    def lose_connection():
+        wait_until(lambda: fakensqd.transcript.finished("t") == 1)
+        stalled = other.link.add(stall(), upstream=False)
+        fakensqd.publish("t", *[b"x"] * 10)
+        wait_until(lambda: len(other.messages("t")) == 11)
+        refused = fakensqd.add(on.connect(), refuse())
+        fakensqd.restart()
+        wait_until(lambda: refused.fired)  # the consumer has noticed it
+        stalled.remove()
+
+    with background(lose_connection):
+        result = gnsq(fakensqd, "copy", "t", "-n", "11", "--to-nsqd", other.tcp_address)
+
+    assert result.exit_code == 0
+    assert "11 messages copied" in result.stderr
+    assert "10 messages published but not finished, as the connection was lost" in result.stderr
+
+
+ENDS = [
+    pytest.param(RuntimeError("broken"), "broken", id="exception"),
+    pytest.param(gevent.GreenletExit(), "a sender was killed", id="killed"),
+]
+
+
+@pytest.mark.parametrize(("failure", "text"), ENDS)
+def test_sender_that_ends_by_itself_ends_the_run_with_its_error(fakensqd, failure, text):
+    def fail(received):
+        raise failure
+
+    fakensqd.publish("t", b"1")
+    inbox, policy = Inbox(), FailurePolicy(0.0, 0.0, 0.0, True, lambda error: False)
+    consumer = Consumer("t", "copy", fakensqd.tcp_address, message_handler=inbox)
+    with StopSignals() as stop, receive([consumer], inbox), pytest.raises(Exception, match=text):
+        Republisher(consumer, inbox, None, fail, policy, Counter("copied"), RateLimiter(None), stop).run(None, None, 1)
+
+
 def test_copying_goes_on_when_the_target_is_back(fakensqd, other):
     fakensqd.publish("t", b"1", b"2")
     other.down()
-    restart = gevent.spawn(lambda: (wait_until(lambda: fakensqd.transcript.requeued("t") >= 2), other.up()))
 
-    result = gnsq(fakensqd, "copy", "t", "-n", "2", "--to-nsqd", other.tcp_address, "--timeout", "0.3")
+    def restart():
+        wait_until(lambda: fakensqd.transcript.requeued("t") >= 2)
+        other.up()
 
-    restart.get(timeout=1)
+    with background(restart):
+        result = gnsq(fakensqd, "copy", "t", "-n", "2", "--to-nsqd", other.tcp_address, "--timeout", "0.3")
+
     assert result.exit_code == 0
     assert sorted(other.messages("t")) == [b"1", b"2"]
     assert "not published and requeued" in result.stderr

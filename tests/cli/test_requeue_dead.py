@@ -192,7 +192,7 @@ def test_letter_whose_fin_is_lost_is_not_published_twice(fakensqd):
 
     assert fakensqd.messages("orders") == [b"1"]
     assert left(fakensqd) == []
-    assert "1 message came again after being requeued: finished, and not published again" in result.stderr
+    assert "1 message came again after being published: finished, and not published again" in result.stderr
 
 
 def test_letter_with_a_bad_topic_stays(fakensqd):
