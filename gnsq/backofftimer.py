@@ -102,12 +102,12 @@ class ConsumerBackoff:
     Source: the client guide, "Backoff".
 
     Args:
-        delay: Function that is called with a number of failures (1 or more), and returns seconds.
+        delay: Function that is called with the failures in a row (1 or more), and returns seconds. Each success takes
+            one of these failures back; those that did not lengthen the pause, with the one before them.
         maximum: Longest delay, seconds; 0: never pause.
         jitter: Largest share of a delay, 0 to 1, that is subtracted from the delay.
 
     Attributes:
-        failures: Number of failures counted; record_failure() may add one, a success while PROBING subtracts one.
         duration: Length of the last pause, seconds.
         until: Time at which the last pause ends or has ended, monotonic seconds.
         maximum: Longest delay, seconds; may be changed at any time.
@@ -117,11 +117,14 @@ class ConsumerBackoff:
         self, delay: Callable[[int], float], maximum: float, jitter: float = 0.0, rng: random.Random | None = None
     ) -> None:
         self.phase = BackoffPhase.OFF
-        self.failures = 0
         self.duration = 0.0
         self.until = 0.0
         self.maximum = maximum
         self._delay = delay
+        self._in_a_row = 0
+        # The failures that made the pause longer: how many were in a row then, and seconds. Each needs one success: if
+        # each failure did, an hour of failures would need a success for each, with pauses between them.
+        self._pauses: list[tuple[int, float]] = []
         self._jitter = jitter
         self._rng = rng if rng is not None else random.Random()
 
@@ -129,27 +132,38 @@ class ConsumerBackoff:
         """Start a pause after a failure, unless a pause runs or maximum is 0. Return True if a pause starts."""
         if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
-        failures = self.failures + 1
-        # Do not count a failure that does not lengthen the pause: each counted failure needs a success to undo it.
-        if self.failures and self._length(failures) <= self._length(self.failures):
-            failures = self.failures
-        self._pause(failures, now)
+        longest = self._pauses[-1][1] if self._pauses else -1.0
+        # After the longest pause the count means nothing more, and would only grow until a user's power overflows.
+        in_a_row = self._in_a_row + (longest < self.maximum)
+        length = self._delay(in_a_row)
+        self._in_a_row = in_a_row
+        if length > longest:
+            self._pauses.append((in_a_row, length))
+        self._pause(length, now)
         return True
 
     def record_success(self, now: float) -> bool:
         """While PROBING, subtract one failure; then start another pause or end the backoff, and return True."""
         if self.phase is not BackoffPhase.PROBING:
             return False
-        if self.failures > 1:
-            self._pause(self.failures - 1, now)
+        self._pauses.pop()
+        if self._pauses:
+            self._in_a_row, length = self._pauses[-1]
+            self._pause(length, now)
         else:
             self.reset()
         return True
 
+    @property
+    def failures(self) -> int:
+        """Number of successes that end the backoff: the failures that lengthened the pause, minus successes since."""
+        return len(self._pauses)
+
     def reset(self) -> bool:
         """End the backoff. Return True if it was active."""
         was_on = self.phase is not BackoffPhase.OFF
-        self.failures = 0
+        self._pauses.clear()
+        self._in_a_row = 0
         self.phase = BackoffPhase.OFF
         return was_on
 
@@ -158,12 +172,7 @@ class ConsumerBackoff:
         if self.phase is BackoffPhase.WAITING and now >= self.until:
             self.phase = BackoffPhase.PROBING
 
-    def _pause(self, failures: int, now: float) -> None:
-        # Call the delay function before any attribute is changed: a user's function may raise.
-        self.duration = self._length(failures) * (1 - self._jitter * self._rng.random())
-        self.failures = failures
+    def _pause(self, length: float, now: float) -> None:
+        self.duration = min(length, self.maximum) * (1 - self._jitter * self._rng.random())
         self.phase = BackoffPhase.WAITING
         self.until = now + self.duration
-
-    def _length(self, failures: int) -> float:
-        return max(0.0, min(self._delay(failures), self.maximum))

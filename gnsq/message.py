@@ -175,7 +175,7 @@ class Message:
 
         Args:
             time_ms: 0 or more; nsqd limits it to its max-req-timeout (default: 1 h). None: the delay that the
-                Consumer computes from the attempts (requeue_delay, requeue_initial and so on); 0 without a Consumer.
+                Consumer computes from the attempts (option requeue_delay); 0 without a Consumer.
             backoff: If True, the Consumer counts the requeue as a failure for its backoff.
 
         Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypedDict
@@ -103,7 +103,8 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     if field.metadata.get("minimum") is None:
         return
     low, high, special, unit = (field.metadata[key] for key in ("minimum", "maximum", "special", "unit"))
-    if value in special or (value >= low and (high is None or value <= high) and math.isfinite(value)):
+    # The largest float: math.isfinite() can't tell about an int that is larger.
+    if value in special or low <= value <= (sys.float_info.max if high is None else high):
         return
     bounds = f"at least {low}" if high is None else f"within {low} to {high}"
     also = "".join(f" or {number}" for number in special)

@@ -1,5 +1,6 @@
 """Options check types and bounds when they are made."""
 
+import logging
 import ssl
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.consumer import ConsumerOptions
-from gnsq.options import ConnectionOptions
+from gnsq.logs import LogOwner
+from gnsq.options import MAX_INTERVAL, ConnectionOptions
 from gnsq.protocol.handshake import identify_body
 from gnsq.tls import client_context
 from tests.docs.pages import hooks
@@ -91,8 +93,35 @@ def test_misspelt_option_gets_a_similar_one_suggested(make, owner, meant):
 def test_bound_of_1_is_singular():
     with pytest.raises(ValueError, match=r"max_in_flight 0 must be at least 1 message$"):
         ConsumerOptions(max_in_flight=0)
-    with pytest.raises(ValueError, match=r"requeue_initial -1 must be at least 0 s$"):
-        ConsumerOptions(requeue_initial=-1)
+    with pytest.raises(ValueError, match=r"handler_timeout 0 must be at least 0.001 s$"):
+        ConsumerOptions(handler_timeout=0)
+
+
+def raising(count):
+    raise ZeroDivisionError(f"for {count}")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [raising, *(lambda count, value=value: value for value in (-1, float("nan"), "5", None, True, 10**400))],
+    ids=["raises", "negative", "nan", "text", "None", "bool", "huge"],
+)
+@pytest.mark.parametrize(
+    ("name", "ask", "default"),
+    [("requeue_delay", ConsumerOptions.requeue_after, 4000), ("backoff", ConsumerOptions.pause_after, 2.0)],
+)
+def test_function_that_gives_no_delay_is_logged_once_and_the_default_is_used(name, ask, default, function, caplog):
+    options, owner = ConsumerOptions(**{name: function}), LogOwner("t/c", lambda: 0.0)
+
+    assert [ask(options, 2, owner) for _ in range(3)] == [default] * 3
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert line == f"t/c: the function of option {name} failed for 2; its default is used"
+
+
+def test_delay_that_would_overflow_in_nsqd_is_cut():
+    options = ConsumerOptions(requeue_delay=lambda attempts: 1000 * 4**attempts)
+
+    assert options.requeue_after(30, LogOwner("", lambda: 0.0)) == 1000 * MAX_INTERVAL
 
 
 def test_split_keywords_removes_the_options_of_the_class():

@@ -26,7 +26,7 @@ from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent,
 from gnsq.consumer.dispatcher import MessageDispatcher
 from gnsq.consumer.handler_runner import Failure
 from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
-from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
+from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, Delay, OptionAttribute
 from gnsq.consumer.shutdown import Shutdown
 from gnsq.discovery import MAX_NSQDS, TopicNodes, parse_lookupds
 from gnsq.errors import NSQErrorCode
@@ -119,7 +119,7 @@ class Consumer:
         message_handler: Handler | None = None,
         max_tries: int = 5,
         max_in_flight: int = 1,
-        requeue_delay: float | None = None,
+        requeue_delay: Delay | None = None,
         lookupd_poll_interval: float = 60,
         lookupd_poll_jitter: float = 0.3,
         low_ready_idle_timeout: float = 10,

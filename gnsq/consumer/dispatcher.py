@@ -128,7 +128,7 @@ class MessageDispatcher:
 
     def requeue_after(self, attempts: int) -> int:
         """Return the consumer's delay of a REQ in milliseconds. Its options may be replaced while it runs."""
-        return self._consumer.options.requeue_after(attempts)
+        return self._consumer.options.requeue_after(attempts, self._consumer.log_owner)
 
     def call_hook(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a method that a subclass may have overridden. Log its exceptions instead of raising them."""

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import random
+import dataclasses
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
-from gnsq.backofftimer import JITTER, ConsumerBackoff, exponential_delay
+from gnsq.backofftimer import exponential_delay
+from gnsq.logs import LogOwner
 from gnsq.nsqd.pool import ReconnectOptionsDict
-from gnsq.options import ConnectionOptionsDict, Options, option
+from gnsq.options import MAX_INTERVAL, ConnectionOptionsDict, Options, check_bounds, option
 
-__all__ = ["ConsumerOptions", "ConsumerOptionsDict", "OptionAttribute"]
+__all__ = ["ConsumerOptions", "ConsumerOptionsDict", "Delay", "OptionAttribute"]
 
+logger = logging.getLogger(__name__)
+
+# A delay: a number, a timedelta, or a function of a count that returns one of these.
+Delay = float | timedelta | Callable[[int], float | timedelta]
+
+# Seconds until a failed message comes again by default: 1, 4, 16, 64, 256, then 900. The first retry comes soon enough
+# for a connection that was lost, and the five deliveries of max_tries last for more than a minute.
+REQUEUE_INITIAL, REQUEUE_GROWTH, REQUEUE_MAXIMUM = 1.0, 4.0, 900.0
+# Seconds of the first pause of a backoff by default; it doubles with each failure.
+BACKOFF_INITIAL = 1.0
+_UNITS = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1)}
 # Seconds. Longest interval between two lookups while an nsqd is lost; with the default jitter it stays below 30 s.
 LOST_POLL_INTERVAL = 25.0
 # Seconds after the loss of an nsqd until the usual interval is used again: the nsqd may never come back.
@@ -26,11 +40,7 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     busy_poll: bool
     handler_timeout: float | None
     close_timeout: float
-    requeue_initial: float
-    requeue_growth: float
-    requeue_maximum: float
-    backoff_initial: float
-    backoff_strategy: Callable[[int], float] | None
+    backoff: Delay | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +53,12 @@ class ConsumerOptions(Options):
     max_in_flight: int = option(
         1, "limit of the messages in flight, for all nsqds together", unit="messages", minimum=1
     )
-    requeue_delay: float | None = option(
-        None, "delay of a failed message; by default it grows with the attempts", unit="ms", minimum=0
+    requeue_delay: Delay | None = option(
+        None,
+        "delay of a failed message: a number, a `timedelta`, or a function that is called with the attempts and "
+        "returns one of these; default: 1 s, 4 s, 16 s ..., up to 15 min",
+        unit="ms",
+        minimum=0,
     )
     lookupd_poll_interval: float = option(
         60,
@@ -81,26 +95,20 @@ class ConsumerOptions(Options):
     close_timeout: float = option(
         30.0, "time that close() waits for answers; it then requeues the messages in flight", unit="s", minimum=0
     )
-    requeue_initial: float = option(1.0, "without requeue_delay: delay after the first attempt", unit="s", minimum=0)
-    requeue_growth: float = option(
-        4.0, "without requeue_delay: the delay is multiplied by this after each further attempt", minimum=1
-    )
-    requeue_maximum: float = option(
-        900.0, "without requeue_delay: limit of the delay; nsqd's own limit is 1 h", unit="s", minimum=0
-    )
-    backoff_initial: float = option(
-        1.0, "length of the first pause; each failure doubles it, and each success halves it", unit="s", minimum=0
-    )
-    backoff_strategy: Callable[[int], float] | None = option(
+    backoff: Delay | None = option(
         None,
-        "function that is called with the number of failures in a row and returns the pause in seconds; "
-        "backoff_initial is not used then",
+        "pause after failures, up to max_backoff_duration: a number (0: never pause), a `timedelta`, or a function "
+        "that is called with the failures in a row and returns one of these; default: 1, 2, 4 ..., up to 30 % less",
+        unit="s",
+        minimum=0,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backoff_strategy is not None and not callable(self.backoff_strategy):
-            raise TypeError(f"backoff_strategy must be callable, not {self.backoff_strategy!r}")
+        for name in ("requeue_delay", "backoff"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                self._in_units(name, value)
 
     def poll_interval(self, losses: Iterable[float]) -> float:
         """Return the seconds between two lookups at all nsqlookupds, without jitter.
@@ -111,21 +119,46 @@ class ConsumerOptions(Options):
         is_recent = any(seconds < LOST_FOR for seconds in losses)
         return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_recent else self.lookupd_poll_interval
 
-    def requeue_after(self, attempts: int) -> int:
+    def requeue_after(self, attempts: int, owner: LogOwner) -> int:
         """Return the delay of a REQ in milliseconds, for a message that was delivered this number of times."""
-        if self.requeue_delay is not None:
-            return round(self.requeue_delay)
-        delay = exponential_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)
-        return round(delay * 1000)
+        default = exponential_delay(attempts, REQUEUE_INITIAL, REQUEUE_MAXIMUM, growth=REQUEUE_GROWTH) * 1000
+        # nsqd cuts a delay to its max-req-timeout, but a number that overflows there becomes a delay of 0.
+        return round(min(self._delay("requeue_delay", attempts, default, owner), MAX_INTERVAL * 1000))
 
-    def backoff(self, rng: random.Random) -> ConsumerBackoff:
-        """Make the backoff of one consumer."""
-        if self.backoff_strategy is not None:
-            return ConsumerBackoff(self.backoff_strategy, self.max_backoff_duration)
-        return ConsumerBackoff(self._pause, self.max_backoff_duration, JITTER, rng)
+    def pause_after(self, failures: int, owner: LogOwner) -> float:
+        """Return the seconds of a backoff's pause, without jitter, after this number of failures in a row."""
+        default = exponential_delay(failures, BACKOFF_INITIAL, self.max_backoff_duration)
+        return min(self._delay("backoff", failures, default, owner), self.longest_pause)
 
-    def _pause(self, failures: int) -> float:
-        return exponential_delay(failures, self.backoff_initial, self.max_backoff_duration)
+    @property
+    def longest_pause(self) -> float:
+        """Limit of a backoff's pause in seconds; 0: no pauses."""
+        is_off = self.backoff is not None and not self.backoff
+        return 0.0 if is_off else self.max_backoff_duration
+
+    def _delay(self, name: str, count: int, default: float, owner: LogOwner) -> float:
+        """Return what an option says for a count, in its unit. The default replaces what a failing function says: a
+        message must be requeued all the same."""
+        value: Delay | None = getattr(self, name)
+        if value is None:
+            return default
+        if not callable(value):
+            return self._in_units(name, value)
+        try:
+            return self._in_units(name, value(count))
+        except Exception:  # noqa: BLE001  # a user's function may raise any exception
+            text = "%s: the function of option %s failed for %d; its default is used"
+            owner.rate_limited(logger).log(logging.ERROR, name, text, owner.label, name, count, exc_info=True)
+            return default
+
+    def _in_units(self, name: str, value: object) -> float:
+        (field,) = (field for field in dataclasses.fields(self) if field.name == name)
+        unit = field.metadata["unit"]
+        number = value / _UNITS[unit] if isinstance(value, timedelta) else value
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise TypeError(f"{name} must be a number of {unit}, a timedelta or a function of a count, not {value!r}")
+        check_bounds(name, number, field)
+        return number
 
 
 class OptionAttribute:

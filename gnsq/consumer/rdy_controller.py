@@ -6,7 +6,6 @@ connections, but no handlers.
 
 from __future__ import annotations
 
-import logging
 import operator
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import gevent
 from gevent.event import Event
 
-from gnsq.backofftimer import BackoffPhase
+from gnsq.backofftimer import JITTER, BackoffPhase, ConsumerBackoff
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.rdy_policy import GRACE, RdyPolicy
@@ -25,7 +24,6 @@ from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
 
 __all__ = ["RdyController"]
 
-logger = logging.getLogger(__name__)
 
 # Seconds between two searches for timed out messages; a tenth of the msg_timeout if that is longer.
 TIMEOUT_CHECK_INTERVAL = 1.0
@@ -34,8 +32,6 @@ CHECKS_PER_TIMEOUT = 10
 CLOCK_ROUNDING = 1e-6
 
 _in_flight: Callable[[Connection], int] = operator.attrgetter("in_flight_messages.in_flight")
-
-_BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
 
 
 class RdyController:
@@ -67,8 +63,14 @@ class RdyController:
         on_phase: Callable[[str, int, float], None],
         owner: LogOwner,
     ) -> None:
+        self._options = options
         rng = random.Random()
-        self.backoff = options.backoff(rng)
+        self.backoff = ConsumerBackoff(
+            lambda failures: self._options.pause_after(failures, owner),
+            options.longest_pause,
+            JITTER if options.backoff is None else 0.0,
+            rng,
+        )
         self._policy: RdyPolicy[Connection] = RdyPolicy(options.max_in_flight, options.low_ready_idle_timeout, rng)
         self._connections = connections
         self._clock = clock
@@ -76,7 +78,6 @@ class RdyController:
         self._on_timed_out = on_timed_out
         self._not_attempted = not_attempted
         self._on_phase = on_phase
-        self._label = owner.label
         # Seconds after which another connection is probed if the probed connection has delivered no message.
         self._idle_timeout = options.low_ready_idle_timeout
         # Connection that has delivered the message of a probe. The message is not answered yet.
@@ -114,9 +115,10 @@ class RdyController:
 
     def configure(self, options: ConsumerOptions) -> None:
         """Apply the options that may change while the consumer runs, except max_in_flight."""
+        self._options = options
         self._idle_timeout = self._policy.idle_timeout = options.low_ready_idle_timeout
-        self.backoff.maximum = options.max_backoff_duration
-        if not options.max_backoff_duration and self.backoff.reset():
+        self.backoff.maximum = options.longest_pause
+        if not options.longest_pause and self.backoff.reset():
             self._change_phase("end")
         self.schedule_update()
 
@@ -181,24 +183,14 @@ class RdyController:
     def record_failure(self) -> None:
         """Count a failure, which may begin a pause."""
         phase = "start" if self.backoff.phase is BackoffPhase.OFF else "continue"
-        try:
-            paused = not self._stopped and self.backoff.record_failure(self._clock.monotonic())
-        except Exception:  # a user's backoff_strategy may raise any exception
-            logger.exception("%s: %s; not paused for this failure", self._label, _BAD_STRATEGY)
-            paused = False
-        if paused:
+        if not self._stopped and self.backoff.record_failure(self._clock.monotonic()):
             self._change_phase(phase)
         elif self.backoff.phase is BackoffPhase.PROBING:
             self._end_probe()
 
     def record_success(self) -> None:
         """Count a success. A call has an effect only while backoff.phase is PROBING."""
-        try:
-            changed = not self._stopped and self.backoff.record_success(self._clock.monotonic())
-        except Exception:  # a user's backoff_strategy may raise any exception
-            logger.exception("%s: %s; no more pauses for these failures", self._label, _BAD_STRATEGY)
-            changed = self.backoff.reset()
-        if changed:
+        if not self._stopped and self.backoff.record_success(self._clock.monotonic()):
             self._change_phase("end" if self.backoff.phase is BackoffPhase.OFF else "continue")
 
     def record_neutral(self, connection: Connection) -> None:

@@ -97,7 +97,7 @@ def test_requeued_message_is_delivered_again(producer, nsqd, topic):
             message.requeue(0)
 
     producer.publish(topic, b"x")
-    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, backoff_initial=0.05):
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, backoff=0.05):
         wait_until(lambda: len(attempts) == 3)
 
     assert attempts == [1, 2, 3]

@@ -176,7 +176,7 @@ def test_failures_pause_the_consumer_and_successes_end_the_pause(producer, nsqd,
         message_handler=handle,
         max_in_flight=10,
         requeue_delay=0,
-        backoff_strategy=lambda failures: next(pauses),
+        backoff=lambda failures: next(pauses),
     )
     consumer.on_backoff.connect(lambda _, phase, failures, duration: phases.append(phase), weak=False)
     with consumer:

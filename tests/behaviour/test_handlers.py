@@ -42,7 +42,7 @@ def test_message_of_a_handler_that_returns_a_coroutine_is_requeued(producer, nsq
 
 
 def test_message_requeued_without_a_delay_is_deferred_by_nsqd(producer, nsqd, topic, consume):
-    consume(lambda _, message: message.requeue(backoff=False), requeue_initial=60.0)
+    consume(lambda _, message: message.requeue(backoff=False), requeue_delay=60_000)
     producer.publish(topic, b"x")
 
     wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)

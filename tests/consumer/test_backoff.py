@@ -1,5 +1,8 @@
 """Backoff of a consumer: RDY 0 after failures, then one message as a probe, until a success."""
 
+from datetime import timedelta
+from itertools import accumulate
+
 import pytest
 from gevent.event import Event
 
@@ -15,9 +18,9 @@ def doubling(failures):
     return 2.0 ** (failures - 1)
 
 
-EXACT = {"backoff_strategy": doubling, "requeue_delay": 0}
+EXACT = {"backoff": doubling, "requeue_delay": 0}
 # The failed message is not delivered again during the test.
-LATER = {"backoff_strategy": doubling, "requeue_delay": 100_000}
+LATER = {"backoff": doubling, "requeue_delay": 100_000}
 
 
 class Holder:
@@ -241,19 +244,43 @@ def test_requeue_by_hand_counts_as_a_failure_unless_backoff_is_false(nsqd, publi
     assert consumer.stats().backoff_failures == 1
 
 
-def test_backoff_strategy_decides_about_the_pause(nsqd, clock, publish, started, worker):
-    asked = []
+PAUSES = [
+    pytest.param(5, [5, 5, 5, 5], 1, id="number"),
+    pytest.param(timedelta(seconds=5), [5, 5, 5, 5], 1, id="timedelta"),
+    pytest.param(lambda failures: 3.0 * failures, [3, 6, 9, 12], 4, id="function"),
+    pytest.param(lambda failures: timedelta(seconds=failures), [1, 2, 3, 4], 4, id="function of timedelta"),
+    pytest.param(lambda failures: 0 if failures < 3 else 7, [0, 0, 7, 7], 2, id="only from the third failure on"),
+    pytest.param(lambda failures: 9**failures, [9, 20, 20, 20], 2, id="longer than allowed"),
+    pytest.param(lambda failures: 1 / 0, [1, 2, 4, 8], 4, id="raises"),
+    pytest.param(lambda failures: 3 if failures == 1 else None, [3, 2, 4, 8], 3, id="raises later"),
+]
 
-    def strategy(failures):
-        asked.append(failures)
-        return 3.0 * failures
 
-    started(worker, nsqd, max_tries=0, backoff_strategy=strategy, requeue_delay=0)
+@pytest.mark.parametrize(("backoff", "pauses", "successes"), PAUSES)
+def test_backoff_option_decides_about_the_pauses(nsqd, clock, publish, started, worker, backoff, pauses, successes):
+    consumer = started(worker, nsqd, max_tries=0, max_backoff_duration=20, backoff=backoff, requeue_delay=0)
+    ended = []
+    consumer.on_backoff.connect(
+        lambda _, phase, **__: ended.append(len(worker.times) if phase == "end" else 0), weak=False
+    )
+    publish(nsqd, *[b"x"] * 10)
+    clock.advance(sum(pauses[:3]))
+    assert worker.times == [0, *accumulate(pauses[:3])]
+    assert consumer.stats().backoff_failures == successes
+
+    worker.failing = False
+    clock.advance(100.0)
+
+    # The first message was tried four times, and the backoff ended with the last of the successes that it needed.
+    assert ended[-1] == 4 + successes
+
+
+def test_backoff_of_0_never_pauses(nsqd, clock, publish, started, worker):
+    consumer = started(worker, nsqd, max_tries=0, backoff=0, requeue_delay=1000)
     publish(nsqd, b"x")
-    clock.advance(3.0 + 6.0)
+    clock.advance(3.0)
 
-    assert worker.times == [0, 3, 9]
-    assert set(asked) == {1, 2, 3}
+    assert (worker.times, consumer.stats().backoff) == ([0, 1, 2, 3], "off")
 
 
 def test_pause_by_the_user_outlasts_backoff(nsqd, clock, publish, started, worker):
@@ -291,25 +318,6 @@ def test_first_probe_goes_to_the_nsqd_that_had_messages(nsqds, clock, publish, s
 
     # Each failure led to one pause, without a wait for an nsqd that has no messages.
     assert len(worker.times) == 10
-
-
-def test_backoff_strategy_that_raises_is_logged_and_there_is_no_pause(nsqd, clock, publish, started, caplog):
-    attempts = []
-
-    def handle(consumer, message):
-        attempts.append(message.attempts)
-        raise RuntimeError
-
-    def strategy(failures):
-        raise ZeroDivisionError
-
-    consumer = started(handle, nsqd, backoff_strategy=strategy, requeue_delay=1000, max_tries=3)
-    publish(nsqd, b"x")
-    clock.advance(5.0)
-
-    assert attempts == [1, 2, 3]
-    assert consumer.stats().backoff == "off"
-    assert "backoff_strategy raised" in caplog.text
 
 
 def test_short_idle_timeout_does_not_prevent_a_probe(nsqds, clock, publish, started, worker):
@@ -422,28 +430,6 @@ def test_probe_is_one_message_while_messages_in_flight_are_answered(clock, publi
         clock.advance(1.0)
 
         assert (len(tried), rdy(nsqd)) == (1, [0])
-
-
-def test_backoff_strategy_that_raises_during_a_probe_does_not_stop_the_consumer(nsqd, clock, publish, started):
-    times, failing = [], [2]
-
-    def handle(consumer, message):
-        times.append(round(clock.monotonic(), 3))
-        if failing[0]:
-            failing[0] -= 1
-            raise RuntimeError
-
-    def strategy(failures):
-        if failures > 1:
-            raise ZeroDivisionError
-        return 1.0
-
-    consumer = started(handle, nsqd, backoff_strategy=strategy, requeue_delay=0)
-    publish(nsqd, b"x")
-    clock.advance(5.0)
-
-    assert times == [0, 1, 1]
-    assert consumer.stats().backoff == "off"
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.5])

@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+from datetime import timedelta
 
 import gevent
 import pytest
@@ -38,11 +39,15 @@ def failing(clock):
         pytest.param({}, [0, 1, 5, 21, 85], id="default"),
         pytest.param({"requeue_delay": 0}, [0, 0, 0, 0, 0], id="explicit 0"),
         pytest.param({"requeue_delay": 500}, [0, 0.5, 1, 1.5, 2], id="explicit ms"),
-        pytest.param({"requeue_initial": 2.0, "requeue_growth": 3.0}, [0, 2, 8, 26, 80], id="growth"),
-        pytest.param({"requeue_maximum": 3.0}, [0, 1, 4, 7, 10], id="cap"),
+        pytest.param({"requeue_delay": timedelta(seconds=2)}, [0, 2, 4, 6, 8], id="timedelta"),
+        pytest.param({"requeue_delay": lambda attempts: 2000 * 3 ** (attempts - 1)}, [0, 2, 8, 26, 80], id="function"),
+        pytest.param(
+            {"requeue_delay": lambda attempts: timedelta(seconds=min(attempts, 2))}, [0, 1, 3, 5, 7], id="of timedelta"
+        ),
+        pytest.param({"requeue_delay": lambda attempts: 1 / 0}, [0, 1, 5, 21, 85], id="function that raises"),
     ],
 )
-def test_delay_of_a_failed_message_grows_with_its_attempts(nsqd, clock, publish, started, options, expected):
+def test_delay_of_a_failed_message_is_the_options(nsqd, clock, publish, started, options, expected):
     times, handle = failing(clock)
     started(handle, nsqd, max_backoff_duration=0, **options)
     publish(nsqd, b"x")
@@ -58,6 +63,8 @@ def test_delay_of_a_failed_message_grows_with_its_attempts(nsqd, clock, publish,
         pytest.param({}, [0, 1, 5, 21, 85], id="default"),
         pytest.param({"requeue_delay": 0}, [0, 0, 0, 0, 0], id="explicit 0"),
         pytest.param({"requeue_delay": 500}, [0, 0.5, 1, 1.5, 2], id="explicit ms"),
+        pytest.param({"requeue_delay": lambda attempts: 1000 * attempts}, [0, 1, 3, 6, 10], id="function"),
+        pytest.param({"requeue_delay": lambda attempts: 1 / 0}, [0, 1, 5, 21, 85], id="function that raises"),
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["in the handler", "later"])
@@ -390,7 +397,13 @@ def test_idle_timeout_and_longest_pause_may_be_changed_while_the_consumer_runs(n
             "Consumer has no option nope; options are address_resolver, .*close_timeout, .*reconnect",
         ),
         ({"handler_timeout": 0}, ValueError, "handler_timeout 0 must be at least 0.001 s"),
-        ({"backoff_strategy": 3}, TypeError, "backoff_strategy must be callable, not 3"),
+        (
+            {"backoff": [1]},
+            TypeError,
+            r"backoff must be a number of s, a timedelta or a function of a count, not \[1\]",
+        ),
+        ({"backoff": timedelta(seconds=-1)}, ValueError, "backoff -1.0 must be at least 0 s"),
+        ({"requeue_delay": timedelta(seconds=-1)}, ValueError, "requeue_delay -1000.0 must be at least 0 ms"),
     ],
 )
 def test_invalid_options_are_refused_with_a_hint(nsqd, options, error, words):

@@ -253,7 +253,7 @@ def test_failed_batch_is_requeued_as_a_whole(still_nsqd, still_publish, still_co
         errors.append((str(error), len(messages), len(batch)))
 
     handler = BatchHandler(2, handle, handle_batch_error=hear, timeout=0.1, clock=clock)
-    still_consume(handler, max_in_flight=2, requeue_delay=0, backoff_initial=0.01)
+    still_consume(handler, max_in_flight=2, requeue_delay=0, backoff=0.01)
     with warnings.catch_warnings():
         # They are delivered again one by one.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -427,7 +427,7 @@ def test_batch_that_can_not_be_spawned_is_requeued(fakensqd, publish, consume, b
         function(*arguments)
 
     handler = BatchHandler(2, batches, timeout=0.1, spawn=spawn)
-    consume(handler, max_in_flight=10, requeue_delay=0, backoff_initial=0.01)
+    consume(handler, max_in_flight=10, requeue_delay=0, backoff=0.01)
     publish(b"1", b"2")
     wait_until(lambda: batches and settled(fakensqd))
 

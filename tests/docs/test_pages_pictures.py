@@ -56,7 +56,7 @@ def test_plot_has_the_rdy_counts_of_a_run():
             *("t", "c", cluster.nsqd_tcp_addresses),
             message_handler=handle,
             max_in_flight=20,
-            backoff_strategy=lambda failures: 2.0 ** (failures - 1),
+            backoff=lambda failures: 2.0 ** (failures - 1),
             close_timeout=0.0,
             clock=clock,
         )
