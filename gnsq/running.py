@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -177,8 +178,8 @@ def run(*clients: Consumer | Producer, on_ready: Callable[[], object] | None = N
     publishes. The second signal ends the process at once, with exit status 130 (SIGINT) or 143 (SIGTERM).
 
     Args:
-        clients: Consumers and producers. Those that do not run yet are started, in this order. If there are only
-            producers, run() ends when all of them have closed.
+        clients: Consumers and producers. Those that do not run yet are started, all at the same time. If there are
+            only producers, run() ends when all of them have closed.
         on_ready: Called once, when all clients are ready for the first time (``is_ready``); for example, to tell a
             service manager. If it raises, the clients are drained, and run() raises the exception.
 
@@ -187,7 +188,7 @@ def run(*clients: Consumer | Producer, on_ready: Callable[[], object] | None = N
         TypeError: If an argument is neither a Consumer nor a Producer.
         SystemExit: With status 1, if a message was not answered, or a publish not confirmed, before the end of
             close_timeout, or if the thread of a consumer has ended. The log has what and how many.
-        Exception: What start() raises. The clients that were started before are drained.
+        Exception: What start() raises. The other clients are drained.
     """
     if not clients:
         raise ValueError("run() has no client: give a Consumer or a Producer, or several")
@@ -216,15 +217,18 @@ class _Run:
 
     def run(self, on_ready: Callable[[], object] | None) -> bool:
         """Return True if no message was left unanswered, and no publish unconfirmed."""
-        # In a greenlet: a signal must not wait until nsqds that do not respond were tried.
-        starter = gevent.spawn(self._start, on_ready)
+        # In greenlets: neither a signal nor another client must wait for an nsqd that does not respond.
+        starters = [gevent.spawn(self._note_error, functools.partial(self._start, client)) for client in self._clients]
+        if on_ready is not None:
+            call = functools.partial(self._call_when_ready, on_ready, list(starters))
+            starters.append(gevent.spawn(self._note_error, call))
         try:
             while not self._must_end():
                 self._wait()
         finally:
             if self._signals.number is not None:
                 logger.info("%s: closing %s", self._signals.number.name, counted(len(self._clients), "client"))
-            starter.kill(block=False)
+            gevent.killall(starters, block=False)
             drainer = gevent.spawn(self._drain)
             # If a handler calls sys.exit(), gevent raises it here. The drain continues; the first SystemExit is raised.
             exits: list[SystemExit] = []
@@ -242,23 +246,25 @@ class _Run:
         self._changed.wait(CHECK_INTERVAL)
         self._changed.clear()
 
-    def _start(self, on_ready: Callable[[], object] | None) -> None:
+    def _note_error(self, function: Callable[[], object]) -> None:
         try:
-            for client in self._clients:
-                if self._signals.requested.is_set():
-                    return
-                client.on_close.connect(self._on_close, sender=client, weak=False)
-                if isinstance(client, Consumer):
-                    client.start(block=False)
-                elif not client.is_running:
-                    client.start()
-            if on_ready is not None:
-                while not all(client.is_ready for client in self._clients):
-                    gevent.sleep(READY_CHECK_INTERVAL)
-                on_ready()
+            function()
         except Exception as error:  # noqa: BLE001  # raised by run()
-            self._error = error
+            self._error = self._error or error
             self._changed.set()
+
+    def _start(self, client: Consumer | Producer) -> None:
+        client.on_close.connect(self._on_close, sender=client, weak=False)
+        if isinstance(client, Consumer):
+            client.start(block=False)
+        elif not client.is_running:
+            client.start()
+
+    def _call_when_ready(self, on_ready: Callable[[], object], starters: Sequence[gevent.Greenlet]) -> None:
+        gevent.joinall(starters)
+        while not all(client.is_ready for client in self._clients):
+            gevent.sleep(READY_CHECK_INTERVAL)
+        on_ready()
 
     def _on_close(self, client: object) -> None:
         # The thread of a threaded client calls this. The hub of run() may have been destroyed: then ValueError.

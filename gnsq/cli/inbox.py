@@ -108,15 +108,13 @@ def in_flight_for(rate: float | None, count: int | None, most: int) -> int:
 @contextlib.contextmanager
 def receive(consumers: Sequence[Consumer], inbox: Inbox) -> Iterator[None]:
     """Start consumers whose handler is the inbox; at the end, give the messages that are left back, and close them."""
-    # A start may wait for a host that does not answer. A signal must end the command nevertheless.
-    starts = [gevent.spawn(consumer.start, block=False) for consumer in consumers]
     try:
+        gevent.joinall([gevent.spawn(consumer.start, block=False) for consumer in consumers], raise_error=True)
         yield
     finally:
         # Close first: otherwise nsqd would deliver the requeued messages here again.
         for consumer in consumers:
             consumer.close()
         inbox.close()
-        gevent.joinall(starts, raise_error=True)
         for consumer in consumers:
             consumer.join()

@@ -286,9 +286,7 @@ class _MessageWriter:
         """Write messages until a signal, count messages or a failure. Then write what has arrived, and close."""
         self._consumer = consumer
         writer = gevent.spawn(self._run)
-        # In a greenlet: a signal must not wait for nsqds that do not respond.
-        starter = gevent.spawn(consumer.start, block=False)
-        starter.link_exception(lambda _: self._ended.set())
+        consumer.start(block=False)
         gevent.wait([stop.requested, self._ended], count=1)
         self._is_closing = True
         self._wake.set()
@@ -304,10 +302,6 @@ class _MessageWriter:
                 "finished; the next start completes the file"
             )
         self._io_thread.close()
-        if starter.ready():
-            starter.get()  # raises what start() has raised
-        else:
-            starter.kill()
 
     # --- messages in
 

@@ -35,7 +35,7 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection, ConnectionState
-from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions, State
+from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions, State
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.commands import is_starved
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
@@ -196,6 +196,7 @@ class Consumer:
         self._clock = clock if clock is not None else RealClock()
         self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
         self._connection_options = connection
+        self._first_attempts = FirstAttempts(self._clock, self.log_owner, looks_up=bool(self.lookupds))
         self._pool = ConnectionPool(
             reconnect,
             self._clock,
@@ -203,6 +204,7 @@ class Consumer:
             setup=self._setup_connection,
             on_lost=self._on_connection_lost,
             owner=self.log_owner,
+            first_attempts=self._first_attempts,
         )
         dispatcher = self._dispatcher = MessageDispatcher(self, self._pool, self._clock, self._overrides)
         self._runner, self._workers, self._rdy = dispatcher.runner, dispatcher.workers, dispatcher.rdy
@@ -235,11 +237,12 @@ class Consumer:
     # --- start and close
 
     def start(self, block: bool = True) -> None:
-        """Connect and receive. Return when the consumer has closed; with block=False, return after one attempt to
-        connect to each known nsqd.
+        """Connect and receive. Return when the consumer has closed; with block=False, return when an nsqd is connected,
+        when each attempt to connect has failed, or after a second.
 
-        An nsqd that is down is not an error: the consumer connects to it later. If a threaded consumer still runs when
-        the program ends, the consumer is closed. The program waits for that, up to 5 s longer than close_timeout.
+        Further attempts go on in the background. An nsqd that is down is not an error: it is tried again later. If a
+        threaded consumer still runs when the program ends, the consumer is closed. The program waits for that, up to
+        5 s longer than close_timeout.
 
         Raises:
             RuntimeError: If there is no handler; if a callback that the hub itself runs starts a threaded consumer; if
@@ -608,14 +611,8 @@ class Consumer:
         self._spawn("rdy", self._rdy.run)
         self._spawn("overdue", self._runner.log_regularly)
         if self.lookupds:
-            # Query in a greenlet of its own, which close() can kill.
-            first = gevent.spawn(self.query_lookupd)
-            self._tasks.append(first)
-            first.get()
-            if self._state is not State.RUNNING:
-                return
             self._spawn("lookup", self._poll_lookupds)
-        self._pool.wait_attempted()
+        self._first_attempts.wait()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of consumer {self.log_owner.label}"
@@ -624,6 +621,10 @@ class Consumer:
         self._tasks.append(greenlet)
 
     def _poll_lookupds(self) -> None:
+        try:
+            self.query_lookupd()
+        finally:
+            self._first_attempts.lookup_ended()
         while True:
             spread = 1 + self.options.lookupd_poll_jitter * (random.random() - 0.5)
             began = self._clock.monotonic()

@@ -25,7 +25,7 @@ from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import Options, option
 from gnsq.texts import without_address
 
-__all__ = ["ConnectionPool", "State", "ReconnectOptions"]
+__all__ = ["ConnectionPool", "FirstAttempts", "ReconnectOptions", "State"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,9 @@ class ReconnectOptions(Options):
         )
 
 
+# Seconds that start() waits for the first connection. A silent nsqd must not hold up a program, such as a web worker,
+# which gunicorn kills if it is not ready within 30 s.
+START_LIMIT = 1.0
 # Seconds after which a connection is stable. When a stable connection is lost, the failures before it do not count.
 STABLE_AFTER = 10.0
 
@@ -92,6 +95,52 @@ class _Reconnector:
     greenlet: gevent.Greenlet | None = None
 
 
+class FirstAttempts:
+    """The first attempts to connect of a client that starts: it is started when one of them has succeeded.
+
+    Args:
+        looks_up: True if the client also asks nsqlookupds for nsqds, and calls lookup_ended().
+    """
+
+    def __init__(self, clock: Clock, owner: LogOwner, *, looks_up: bool = False) -> None:
+        self._clock = clock
+        self._owner = owner
+        self._looks_up = looks_up
+        self._addresses: list[str] = []  # of the attempts that go on
+        self._is_connected = False
+        self._decided = Event()
+
+    def begin(self, address: str) -> None:
+        """Note that an attempt begins."""
+        self._addresses.append(address)
+
+    def end(self, address: str, *, connected: bool) -> None:
+        """Note that an attempt has ended."""
+        self._addresses.remove(address)
+        self._is_connected |= connected
+        self._check()
+
+    def lookup_ended(self) -> None:
+        """Note that all nsqlookupds were asked."""
+        self._looks_up = False
+        self._check()
+
+    def _check(self) -> None:
+        if self._is_connected or not (self._addresses or self._looks_up):
+            self._decided.set()
+
+    def wait(self) -> None:
+        """Wait until an nsqd is connected, or all attempts have failed, up to START_LIMIT. Log what is not connected by
+        then, since it may take a minute until its attempt fails and is logged."""
+        is_decided = self._decided.is_set() or self._clock.wait(self._decided, START_LIMIT)
+        waiting = ["nsqlookupd"] * self._looks_up + sorted(set(self._addresses))
+        if waiting:
+            rest = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
+            level = logging.INFO if is_decided else logging.WARNING
+            text = "%s: started; the first answers of %s%s are awaited in the background"
+            logger.log(level, text, self._owner.label, ", ".join(waiting[:3]), rest)
+
+
 class ConnectionPool:
     """Connections by address.
 
@@ -103,6 +152,7 @@ class ConnectionPool:
         closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the pool
             reconnects immediately, even if the address is not permanent, unless it was released. After a second such
             loss within reconnect_initial seconds, the pool reconnects reconnect_initial seconds later.
+        first_attempts: Told of the first attempt of each address.
 
     Attributes:
         not_attempted: Number of addresses to which the first attempt to connect has not ended.
@@ -118,6 +168,7 @@ class ConnectionPool:
         on_lost: Callable[[Connection], object] = lambda connection: None,
         closed_without_fault: Callable[[Connection], bool] = lambda connection: False,
         owner: LogOwner | None = None,
+        first_attempts: FirstAttempts | None = None,
     ) -> None:
         self.connections: dict[str, Connection] = {}
         self._reconnect = reconnect
@@ -127,6 +178,7 @@ class ConnectionPool:
         self._on_lost = on_lost
         self._closed_without_fault = closed_without_fault
         self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
+        self._first_attempts = first_attempts or FirstAttempts(clock, self._owner)
         self._reconnectors: dict[str, _Reconnector] = {}
         self.not_attempted = 0
         # Last failures of addresses that were removed because they are not permanent.
@@ -158,6 +210,7 @@ class ConnectionPool:
             return
         reconnector = self._reconnectors[address] = _Reconnector(permanent)
         self.not_attempted += 1
+        self._first_attempts.begin(address)
         reconnector.greenlet = gevent.spawn(self._reconnect_loop, address, reconnector)
         reconnector.greenlet.name = f"gnsq-reconnect-{address}"
 
@@ -222,9 +275,9 @@ class ConnectionPool:
         finally:
             for connection in list(self.connections.values()):
                 connection.abort()
-            for reconnector in self._reconnectors.values():
+            for address, reconnector in self._reconnectors.items():
                 # A greenlet that is killed before it has started can't set this event itself.
-                self._set_attempted(reconnector)
+                self._set_attempted(address, reconnector)
                 if reconnector.greenlet is not None:
                     reconnector.greenlet.kill(block=False)
             self._reconnectors.clear()
@@ -234,7 +287,7 @@ class ConnectionPool:
         try:
             while not self._is_closed and not reconnector.released:
                 connection = self._try_open(address, reconnector)
-                self._set_attempted(reconnector)
+                self._set_attempted(address, reconnector, connected=connection is not None)
                 no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
                 # Clear the event before `released` is read: so a release() after the read sets it, and ends the wait.
                 reconnector.wake_event.clear()
@@ -255,16 +308,17 @@ class ConnectionPool:
                 if wait > 0:
                     self._clock.wait(reconnector.wake_event, wait)
         finally:
-            self._set_attempted(reconnector)
+            self._set_attempted(address, reconnector)
             if self._reconnectors.get(address) is reconnector:
                 del self._reconnectors[address]
                 if reconnector.last_failure is not None and not reconnector.permanent:
                     self._past_failures[address] = reconnector.last_failure
 
-    def _set_attempted(self, reconnector: _Reconnector) -> None:
+    def _set_attempted(self, address: str, reconnector: _Reconnector, *, connected: bool = False) -> None:
         if not reconnector.attempted.is_set():
             self.not_attempted -= 1
             reconnector.attempted.set()
+            self._first_attempts.end(address, connected=connected)
 
     def _log_failure(
         self, reconnector: _Reconnector, address: str, wait: float | None, level: int, *, was_open: bool

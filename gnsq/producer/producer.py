@@ -149,8 +149,9 @@ class Producer:
     # --- start and close
 
     def start(self) -> None:
-        """Connect. Return after one attempt to connect to each known nsqd; an nsqd that is down is tried again later.
+        """Connect. Return when an nsqd is connected, when each attempt to connect has failed, or after a second.
 
+        Further attempts go on in the background. An nsqd that is down is tried again later.
         This call is not necessary, since the first publish starts the producer.
 
         Raises:
@@ -161,7 +162,7 @@ class Producer:
             self.logger.warning("%s: producer is running already", self.name)
             return
         runtime = self._lifecycle.ensure_started(NO_TIMEOUT)
-        runtime.owner_thread.call_and_wait(NO_TIMEOUT, runtime.wait_attempted)
+        runtime.owner_thread.call_and_wait(NO_TIMEOUT, runtime.wait_started)
 
     def _start_runtime(self) -> ProducerRuntime:
         config = RuntimeConfig(

@@ -25,9 +25,8 @@ from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknown
 from gnsq.logs import LogOwner
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
+from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
-from gnsq.producer.completion import MAX_SLEEP
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
@@ -92,7 +91,7 @@ class ProducerRuntime:
         waiters: Threads and callbacks that wait for results.
         dispatcher: Sends publishes.
         now: Returns monotonic seconds.
-        was_attempted: True after the first return of wait_attempted() or wait_first_attempts().
+        was_attempted: True after the first return of wait_started() or wait_first_attempts().
     """
 
     def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
@@ -116,11 +115,11 @@ class ProducerRuntime:
         )
         self._addresses: set[str] = set()
         self._links: dict[Connection, TcpLink] = {}
+        self._first_attempts = FirstAttempts(self._clock, config.owner, looks_up=bool(config.lookupds))
         # Each pool has one connection to each nsqd.
         self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
         self._nodes = AllNodes(config.lookupds, owner=config.owner)
-        # _any_known is set when an nsqd is known; _queried when all nsqlookupds were queried once, or if none is given.
-        self._any_known, self._queried = Event(), Event()
+        self._any_known = Event()  # set when an nsqd is known
         self._tasks: list[gevent.Greenlet] = []
         # Greenlet that is inside _marked(): one at most, since code inside _marked() does not wait.
         self._active: gevent.Greenlet | None = None
@@ -133,6 +132,7 @@ class ProducerRuntime:
             setup=self._setup,
             closed_without_fault=_is_blameless,
             owner=self._config.owner,
+            first_attempts=self._first_attempts,
         )
 
     # --- start and close
@@ -146,8 +146,6 @@ class ProducerRuntime:
             self._spawn("batches", self.dispatcher.batcher.run)
         if self._config.lookupds:
             self._spawn("lookup", self._poll_lookupds)
-        else:
-            self._queried.set()
 
     def add(self, address: str) -> None:
         """Connect to an nsqd, and reconnect whenever the connection is lost."""
@@ -157,19 +155,18 @@ class ProducerRuntime:
             self._addresses.add(address)
         self._any_known.set()
 
-    def wait_attempted(self) -> None:
-        """Wait until all nsqlookupds were queried, and there was an attempt to connect to every known nsqd."""
-        self._wait_attempted(self._queried, MAX_SLEEP)
+    def wait_started(self) -> None:
+        """Wait as start() of a producer does."""
+        self._first_attempts.wait()
+        self.was_attempted = True
 
     def wait_first_attempts(self, limit: float) -> None:
         """Wait until an nsqd is known and there was an attempt to connect to each known nsqd. Wait up to ``limit``
         seconds, and not longer than FIRST_ATTEMPT_TIMEOUT."""
-        self._wait_attempted(self._any_known, min(limit, FIRST_ATTEMPT_TIMEOUT))
-
-    def _wait_attempted(self, known: Event, limit: float) -> None:
+        limit = min(limit, FIRST_ATTEMPT_TIMEOUT)
         deadline = self._clock.monotonic() + limit
-        if not known.is_set():
-            self._clock.wait(known, limit)
+        if not self._any_known.is_set():
+            self._clock.wait(self._any_known, limit)
         for pool in self._pools:
             pool.wait_attempted(max(deadline - self._clock.monotonic(), 0))
         self.was_attempted = True
@@ -306,7 +303,7 @@ class ProducerRuntime:
         try:
             self._query_lookupds()
         finally:
-            self._queried.set()
+            self._first_attempts.lookup_ended()
         failures = 0
         while True:
             # While no nsqd is known, query at the intervals of reconnects: nsqds may start later than this program.

@@ -209,8 +209,7 @@ class _Publisher:
         """Return the producer. The first call makes it, since many tasks have no rows."""
         if self._producer is None:
             # Threaded, since this thread blocks natively while Spark computes the next rows. Duplicates are allowed,
-            # since a task that runs again publishes all its rows again anyway. The first publish starts the producer,
-            # since start() would wait for every nsqd, even for one that does not respond.
+            # since a task that runs again publishes all its rows again anyway.
             self._producer = Producer(
                 publish_timeout=self._options.publish_timeout,
                 reconnect_maximum=2.0,

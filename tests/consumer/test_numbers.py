@@ -61,7 +61,7 @@ def test_consumer_with_a_thousand_nsqds(many_descriptors):
             max_in_flight=2500,
         )
         with consumer:
-            assert consumer.total_ready_count == 1000
+            wait_until(lambda: consumer.total_ready_count == 1000)
             for _ in range(3):
                 nsqd.broker.ensure_topic("t").publish([b"x"] * 1000, nsqd.now())
                 wait_until(lambda: nsqd.depth("t", "c") + nsqd.in_flight("t", "c") == 0)
