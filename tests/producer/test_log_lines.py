@@ -70,6 +70,7 @@ def test_stalled_nsqd_is_logged_with_its_producer_and_again_when_it_answers(cloc
     with FakeNsqd(clock=clock) as one, FakeNsqd(clock=clock) as two:
         addresses = [one.tcp_address, two.tcp_address]
         with Producer(addresses, clock=clock, name="orders", strategy="primary") as producer:
+            clock.advance(0.0)  # both connect
             with one.link.add(stall()):
                 result = producer.publish_async("t", b"x", timeout=300)
                 clock.advance(20.0)

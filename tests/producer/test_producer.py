@@ -196,6 +196,7 @@ def test_close_waits_for_pending_answers(fakensqd):
 def test_nsqds_take_turns(fakecluster):
     addresses = [nsqd.tcp_address for nsqd in fakecluster.nsqds]
     with Producer(addresses) as producer:
+        wait_until(lambda: len(producer.stats().connections) == 2)
         for _ in range(10):
             producer.publish("t", b"x")
 
