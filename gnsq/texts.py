@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["MAX_SHOWN", "counted", "nearest", "printable", "without_address"]
+__all__ = ["MAX_SHOWN", "counted", "id_text", "nearest", "printable", "without_address"]
 
 # Limit of the characters of a server's text that a log line or an error shows.
 MAX_SHOWN = 200
@@ -42,6 +42,11 @@ def printable(text: str | bytes) -> str:
         text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
     shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
     return shown if len(text) <= MAX_SHOWN else f"{shown}..."
+
+
+def id_text(message_id: bytes) -> str:
+    """Write a message id. nsqd's are hexadecimal; other bytes of another server are escaped, also spaces."""
+    return "".join(chr(byte) if 0x21 <= byte < 0x7F else f"\\x{byte:02x}" for byte in message_id)
 
 
 def without_address(error: object, address: str) -> str:

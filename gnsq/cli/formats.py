@@ -15,6 +15,7 @@ from rich.text import Text
 
 from gnsq.cli.inbox import Received
 from gnsq.message import Message
+from gnsq.texts import id_text
 
 __all__ = ["Format", "as_json", "as_raw", "for_terminal", "harmless", "message_record", "meta_line"]
 
@@ -38,7 +39,7 @@ def as_raw(received: Received) -> bytes:
 def message_record(topic: str, message: Message) -> dict[str, object]:
     """Return an object for JSON with all of a message. ``body_base64`` takes the place of a body that is not UTF-8."""
     record: dict[str, object] = {
-        "id": message.id.decode("ascii", "backslashreplace"),
+        "id": id_text(message.id),
         "timestamp": message.timestamp,
         "attempts": message.attempts,
         "nsqd": message.nsqd,
@@ -73,12 +74,8 @@ def meta_line(received: Received, console: Console | None = None) -> bytes:
     """Write the line of --meta; dimmed if there is a console, that of a terminal."""
     topic, message = received
     time = message.published_at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    text = f"{time} id={_id(message)} attempts={message.attempts} nsqd={message.nsqd} topic={topic}"
+    text = f"{time} id={id_text(message.id)} attempts={message.attempts} nsqd={message.nsqd} topic={topic}"
     return text.encode() + b"\n" if console is None else _printed(console, Text(text, style="dim"))
-
-
-def _id(message: Message) -> str:
-    return message.id.decode("ascii", "backslashreplace")
 
 
 def _printed(console: Console, text: Text) -> bytes:

@@ -24,7 +24,7 @@ from gnsq.contrib.dead_letter import DeadLetter, decode_dead_letter
 from gnsq.errors import NSQNotSent
 from gnsq.message import Message
 from gnsq.running import StopSignals
-from gnsq.texts import counted
+from gnsq.texts import counted, id_text
 
 __all__ = ["requeue_dead"]
 
@@ -277,7 +277,7 @@ class _Run:
 def _line(message: Message, letter: DeadLetter | None, topic: str | None, *, is_chosen: bool) -> str:
     """Write what would be done with a message. It is made harmless: the texts in a dead letter may be anything."""
     what = "leave" if not is_chosen else "leave (needs --to)" if topic is None else f"publish to {topic}"
-    start = f"{message.id.decode('ascii', 'backslashreplace')} {what}:"
+    start = f"{id_text(message.id)} {what}:"
     if letter is None:
         return f"{start} no envelope, published {_time(message.timestamp / 1e9)}"
     why = ": ".join(part for part in (letter.error, letter.reason) if part)

@@ -28,6 +28,7 @@ from gnsq.errors import NSQBadMessage, NSQException, NSQHttpError
 from gnsq.http.responses import error_text
 from gnsq.localfiles import PRIVATE, check_mode, make_directory, write_file
 from gnsq.nsqd import NsqdHTTPClient
+from gnsq.texts import id_text
 
 if TYPE_CHECKING:
     from gnsq.consumer import Consumer
@@ -239,7 +240,7 @@ class _Form:
                 topic=consumer.topic,
                 channel=consumer.channel,
                 nsqd=message.nsqd,
-                id=message.id.decode("ascii", "backslashreplace"),
+                id=id_text(message.id),
                 timestamp=message.timestamp,
                 attempts=message.attempts,
                 given_up_at=time.time(),
@@ -283,7 +284,7 @@ def _record(message: Message) -> dict[str, object]:
     record: dict[str, object] = {
         "timestamp": message.timestamp,
         "attempts": message.attempts,
-        "id": message.id.decode("ascii", "backslashreplace"),
+        "id": id_text(message.id),
     }
     try:
         record["body"] = message.body.decode()

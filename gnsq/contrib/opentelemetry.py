@@ -34,6 +34,7 @@ from gnsq.errors import NSQRequeueMessage
 from gnsq.logs import RateLimitedLogger
 from gnsq.options import VERSION
 from gnsq.producer.result import PublishResult
+from gnsq.texts import id_text
 
 try:
     from opentelemetry import context as contexts
@@ -402,7 +403,7 @@ def _attributes(consumer: Consumer, message: Message) -> dict[str, AttributeValu
         "messaging.operation.type": "process",
         "messaging.destination.name": consumer.topic,
         "messaging.destination.subscription.name": consumer.channel,
-        "messaging.message.id": message.id.decode("ascii", "backslashreplace"),
+        "messaging.message.id": id_text(message.id),
         "messaging.message.body.size": len(message.body),
         "messaging.nsq.message.attempts": message.attempts,
     }
