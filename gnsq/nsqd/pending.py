@@ -1,5 +1,8 @@
 """Pending requests of one connection: commands that wait to be sent, or for their response.
 
+A request is never sent after its deadline: all requests are sent by next_batch(), which first removes those that are
+overdue. Nothing else must check that, neither for the first try nor for a retry, and however long the hub was blocked.
+
 nsqd responds in the order of the commands. This module knows which requests were sent: if the connection is lost, the
 unsent requests were certainly not executed. When nsqd refuses a publish, it closes the connection and executes no later
 command. nsqd does not announce its size limits. So a publish larger than all that nsqd has confirmed is sent alone.
@@ -8,6 +11,7 @@ command. nsqd does not announce its size limits. So a publish larger than all th
 from __future__ import annotations
 
 import errno
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
@@ -27,7 +31,7 @@ _OK_FRAME = encode_frame(RESPONSE, OK)
 
 
 class PendingRequest(Protocol):
-    """A command that has a response. One of its four ``on_`` methods is called once, unless cancel_unsent() removes it.
+    """A command that has a response. One of its five ``on_`` methods is called once, unless cancel_unsent() removes it.
 
     Attributes:
         command: The bytes to send.
@@ -36,6 +40,7 @@ class PendingRequest(Protocol):
         mpub_body_size: Bytes of an MPUB's body; 0: the command is not an MPUB.
         defer: Delay of a DPUB in milliseconds; 0: no delay, or the command is not a DPUB.
         topic: Topic of a publish; empty: the command is not a publish.
+        deadline: Time after which the request must not be sent, monotonic seconds.
     """
 
     size: int
@@ -43,6 +48,7 @@ class PendingRequest(Protocol):
     mpub_body_size: int
     defer: int
     topic: str
+    deadline: float
 
     @property
     def command(self) -> bytes: ...
@@ -58,6 +64,9 @@ class PendingRequest(Protocol):
 
     def on_not_sent(self, error: NSQException) -> None:
         """Handle that nsqd has not executed the request: it was not sent, or nsqd refused an earlier command."""
+
+    def on_overdue(self, now: float) -> None:
+        """Handle that the request was not sent by its deadline, and will not be sent. It must not submit requests."""
 
 
 class ConfirmedLimits:
@@ -97,6 +106,7 @@ class PendingCall(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
     largest_message = mpub_body_size = defer = 0
     topic = ""
+    deadline = math.inf
 
     def __init__(self, command: bytes) -> None:
         super().__init__()
@@ -125,6 +135,7 @@ class PendingRequests:
         unsent: Requests that wait to be sent. Other modules may read ``unsent`` and ``sent``, but not change them.
         sent: Requests that wait for their response, the oldest first.
         unsent_bytes: Sum of the sizes of unsent.
+        due: Earliest deadline of unsent, or an earlier time.
         blocked: True if no request may be sent until all sent requests have their responses.
     """
 
@@ -132,6 +143,7 @@ class PendingRequests:
         self.unsent: list[PendingRequest] = []
         self.sent: deque[PendingRequest] = deque()
         self.unsent_bytes = 0
+        self.due = math.inf
         self.blocked = False
         self._unblock = unblock
         self._limits = ConfirmedLimits()
@@ -159,6 +171,8 @@ class PendingRequests:
         """Add a request after all others."""
         self.unsent.append(request)
         self.unsent_bytes += request.size
+        if request.deadline < self.due:
+            self.due = request.deadline
         limits = self._limits
         # Called for each publish. So this is a coarser and faster check than ConfirmedLimits.may_be_refused().
         if (
@@ -169,9 +183,20 @@ class PendingRequests:
         ):
             self._risky = self._unsorted = True
 
-    def next_batch(self, limit: int) -> bytes:
+    def expire_unsent(self, now: float) -> None:
+        """Remove the unsent requests whose deadline has passed, and tell them."""
+        if now < self.due:
+            return
+        overdue = self.cancel_unsent([request for request in self.unsent if request.deadline <= now])
+        self.due = min([request.deadline for request in self.unsent], default=math.inf)
+        for request in overdue:
+            request.on_overdue(now)
+
+    def next_batch(self, limit: int, now: float) -> bytes:
         """Move requests from unsent to sent, and return their bytes: up to limit bytes, or one larger request. Return
         b"" if nothing may be sent now."""
+        if now >= self.due:
+            self.expire_unsent(now)
         if self._risky:
             if self._unsorted and not self.blocked:
                 self._sort()

@@ -141,8 +141,8 @@ class Writer:
             data = self._unsent_tail + b"".join(self._commands)
             self._unsent_tail = b""
             self._commands.clear()
-            if pending.unsent and not self._peer_has_closed():
-                data += pending.next_batch(SEND_SIZE)
+            if pending.unsent and not self._peer_has_closed(now := self._now()):
+                data += pending.next_batch(SEND_SIZE, now)
             if not data:
                 self._sleep()
                 continue
@@ -178,21 +178,23 @@ class Writer:
 
     def _send_directly(self, transport: TcpTransport) -> None:
         """Send the only pending request without waking the writer's greenlet. That saves 15 us of a publish's 60 us."""
-        if self._peer_has_closed():
+        now = self._now()
+        if self._peer_has_closed(now):
             return
-        data = self.pending.next_batch(SEND_SIZE)
+        data = self.pending.next_batch(SEND_SIZE, now)
+        if not data:
+            return  # the deadline of the request has passed
         sent = transport.send_nowait(data)
         if sent < len(data):
             self._unsent_tail = data[sent:]
             self._wake()
 
-    def _peer_has_closed(self) -> bool:
+    def _peer_has_closed(self, now: float) -> bool:
         """Return True if nsqd has closed the connection and the reader has not noticed that yet: the hub was blocked.
 
         Checked only after PEER_CHECK_AFTER without requests. If True, no request must be sent: the reader will notice.
         """
-        now, before = self._now(), self._sent_at
-        self._sent_at = now
+        before, self._sent_at = self._sent_at, now
         if now - before > PEER_CHECK_AFTER and self._direct_transport is not None:
             self._peer_closed = self._direct_transport.peer_has_closed()
         return self._peer_closed

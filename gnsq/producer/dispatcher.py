@@ -373,6 +373,7 @@ class Dispatcher:
             if decision is Decision.RETRY_POSSIBLY_DUPLICATED:
                 self._counts.possibly_duplicated += publish.messages
                 publish.lost_error = error
+            self._counts.retried += publish.messages
             self._retry(publish)
 
     def fail(self, publish: PendingPublish, error: NSQException) -> None:
@@ -409,18 +410,17 @@ class Dispatcher:
             self._fail_all(each, error)
 
     def _retry(self, publish: PendingPublish) -> None:
-        """Send a publish again soon, on any link."""
+        """Send a publish soon, on any link."""
         publish.link = None
         if not self._to_retry:
             self._run_callback(self.retry_failed)
         self._to_retry.append(publish)
 
     def retry_failed(self) -> None:
-        """Send the publishes again that _retry() has collected."""
+        """Send the publishes that _retry() has collected."""
         to_retry, self._to_retry = self._to_retry, []
         for publish in to_retry:
             if not publish.done:
-                self._counts.retried += publish.messages
                 self._send_or_batch(publish)
 
     # --- time
@@ -428,7 +428,7 @@ class Dispatcher:
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
         """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed.
 
-        If a batch was not sent, its other members are submitted again. The caller must have withdrawn such a batch.
+        If a batch was not sent, its other members are sent soon. The link must have removed such a batch.
         """
         was_sent = waiting_for is WaitingFor.RESPONSE
         members = publish.unfinished()
@@ -439,7 +439,7 @@ class Dispatcher:
                     each.drop_bodies()
             elif not was_sent:
                 self.deadlines.schedule(each.deadline)
-                self._send_or_batch(each)
+                self._retry(each)
         if was_sent:
             # The sent publish stays pending at its link, since its response may still come. Only drop its bodies.
             publish.drop_bodies()
@@ -456,7 +456,8 @@ class Dispatcher:
             return self._no_capacity_error(publish, limit)
         if waiting_for is WaitingFor.SEND:
             return NSQNotSentTimeout(
-                f"{publish.address}: publish not sent {limit}: nsqd has not read the commands before it"
+                f"{publish.address}: publish not sent {limit}: nsqd has not read the commands before it, or the hub "
+                "was blocked"
             )
         if waiting_for is WaitingFor.BATCH:
             return NSQNotSentTimeout(f"publish to {publish.topic}: batch not sent {limit}; batch_linger is longer")
@@ -467,9 +468,7 @@ class Dispatcher:
             for publish in self._overdue(publishes, now):
                 self.expire(publish, waiting_for, now)
         for link in self._all_links():
-            # Withdraw all overdue publishes with one call: one call for each of 300,000 publishes took 8 s.
-            for publish in link.withdraw(self._overdue(link.unsent, now)):
-                self.expire(publish, WaitingFor.SEND, now)
+            self.deadlines.schedule(link.expire_unsent(now))
             for publish in self._overdue(link.sent, now):
                 self.expire(publish, WaitingFor.RESPONSE, now)
                 if not publish.done:

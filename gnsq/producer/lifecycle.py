@@ -392,12 +392,9 @@ def publish_from_thread(
         result.add_done_callback(lambda result: reached.set_result(None))
     else:
         publish.on_capacity = lambda: reached.set_result(None)
-    waits_for_connection = can_wait and block and not runtime.was_attempted
     once = Once()
 
     def submit() -> None:
-        if waits_for_connection:
-            runtime.wait_first_attempts(publish.timeout)
         if not once.acquire():
             return  # the caller no longer waits
         try:
@@ -411,7 +408,7 @@ def publish_from_thread(
             result.end(error)
 
     try:
-        (runtime.owner_thread.spawn if waits_for_connection else runtime.owner_thread.call_soon)(submit)
+        runtime.owner_thread.call_soon(submit)
     except NSQConnectionClosed as error:
         text = f"{error}: the producer was started there; with threaded=True it has a thread of its own"
         raise NSQNotSentClosed(text) from error

@@ -397,9 +397,9 @@ class Producer:
     ) -> PublishResult:
         """Publish a message without waiting for nsqd's response.
 
-        Unless block is False, the call waits for capacity (max_pending_bytes). If the call starts the producer, it also
-        waits for the first attempts to connect, up to a second. In the hub itself, for example in a callback, it never
-        waits: without capacity it raises NSQNotSentTimeout, and without a connection the message waits for one.
+        Unless block is False, the call waits for capacity (max_pending_bytes), and the message waits for a connection.
+        In the hub itself, for example in a callback, the call never waits: without capacity it raises
+        NSQNotSentTimeout.
 
         Returns:
             The result, an AsyncResult of gevent. Any thread can wait for it; get() returns or raises as publish() does.
@@ -581,12 +581,9 @@ class Producer:
         return OK
 
     def _start_with(self, publish: PendingPublish, block: bool) -> ProducerRuntime:
-        """Start the producer. If the caller may wait and is in its thread, wait for the first attempts to connect."""
+        """Start the producer. Unless block is False, wait if another greenlet or thread is just starting it."""
         can_wait = block and not is_hub_greenlet()
-        runtime = self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
-        if can_wait and runtime.owner_thread.is_current:
-            runtime.wait_first_attempts(publish.timeout)
-        return runtime
+        return self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
 
 
 def _checked_timeout(timeout: float | None, default: float) -> float:

@@ -213,6 +213,13 @@ class Link(Protocol):
     def sent(self) -> Collection[PendingPublish]:
         """Pending publishes that were sent, the oldest first."""
 
+    def expire_unsent(self, now: float) -> float:
+        """Remove the unsent publishes whose deadline has passed, and tell them by on_overdue().
+
+        Returns:
+            The earliest deadline of the others, or an earlier time.
+        """
+
     def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
         """Remove those of the given publishes that were not sent.
 
@@ -237,6 +244,9 @@ class PublishOwner(Protocol):
 
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
         """Retry or end a publish that was not confirmed."""
+
+    def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
+        """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed."""
 
     def retry_failed(self) -> None:
         """Send the publishes again that wait for a retry."""
@@ -366,6 +376,10 @@ class PendingPublish:
     def on_not_sent(self, error: NSQException) -> None:
         """Retry or end the publish: nsqd has not executed it, and will not."""
         self.owner.handle_failure(self, Failure.NOT_EXECUTED, error)
+
+    def on_overdue(self, now: float) -> None:
+        """End the publish: it was not sent by its deadline, and the link has removed it."""
+        self.owner.expire(self, WaitingFor.SEND, now)
 
 
 class DeferredPublish(PendingPublish):

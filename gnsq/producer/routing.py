@@ -152,5 +152,9 @@ class TcpLink:
     def sent(self) -> Collection[PendingPublish]:
         return cast("Collection[PendingPublish]", self._requests.sent)
 
+    def expire_unsent(self, now: float) -> float:
+        self._requests.expire_unsent(now)
+        return self._requests.due
+
     def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
         return self._requests.cancel_unsent(publishes)

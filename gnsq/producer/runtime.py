@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import gevent
-from gevent.event import Event
 
 from gnsq.addresses import parse_address
 from gnsq.clock import Clock
@@ -40,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 # Seconds in which connections may drain and close, even if the timeout of close() is over.
 CLOSE_GRACE = 0.5
-
-# Seconds. Limit of the time that the first publish waits until the producer has tried to connect to every nsqd.
-FIRST_ATTEMPT_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,6 @@ class ProducerRuntime:
         waiters: Threads and callbacks that wait for results.
         dispatcher: Sends publishes.
         now: Returns monotonic seconds.
-        was_attempted: True after the first return of wait_started() or wait_first_attempts().
     """
 
     def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
@@ -102,7 +97,6 @@ class ProducerRuntime:
         self._clock = config.clock
         self.now = self._clock.monotonic
         self.waiters = ResultWaiters(self.owner_thread, self.now, config.owner.label)
-        self.was_attempted = False
         self.dispatcher = Dispatcher(
             options,
             self._clock,
@@ -119,7 +113,6 @@ class ProducerRuntime:
         # Each pool has one connection to each nsqd.
         self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
         self._nodes = AllNodes(config.lookupds, owner=config.owner)
-        self._any_known = Event()  # set when an nsqd is known
         self._tasks: list[gevent.Greenlet] = []
         # Greenlet that is inside _marked(): one at most, since code inside _marked() does not wait.
         self._active: gevent.Greenlet | None = None
@@ -153,23 +146,10 @@ class ProducerRuntime:
             for pool in self._pools:
                 pool.add(address, permanent=True)
             self._addresses.add(address)
-        self._any_known.set()
 
     def wait_started(self) -> None:
         """Wait as start() of a producer does."""
         self._first_attempts.wait()
-        self.was_attempted = True
-
-    def wait_first_attempts(self, limit: float) -> None:
-        """Wait until an nsqd is known and there was an attempt to connect to each known nsqd. Wait up to ``limit``
-        seconds, and not longer than FIRST_ATTEMPT_TIMEOUT."""
-        limit = min(limit, FIRST_ATTEMPT_TIMEOUT)
-        deadline = self._clock.monotonic() + limit
-        if not self._any_known.is_set():
-            self._clock.wait(self._any_known, limit)
-        for pool in self._pools:
-            pool.wait_attempted(max(deadline - self._clock.monotonic(), 0))
-        self.was_attempted = True
 
     def flush(self, timeout: float) -> bool:
         """Send all batches, and wait until all pending publishes have ended.

@@ -14,13 +14,14 @@ OK_FRAME = encode_frame(RESPONSE, OK)
 class FakeRequest:
     """A request that records how it ended."""
 
-    def __init__(self, command, largest_message=0, mpub_body_size=0, defer=0, topic=""):
+    def __init__(self, command, largest_message=0, mpub_body_size=0, defer=0, topic="", deadline=60.0):
         self.command = command
         self.size = len(command)
         self.largest_message = largest_message
         self.mpub_body_size = mpub_body_size
         self.defer = defer
         self.topic = topic
+        self.deadline = deadline
         self.outcomes = []
 
     def on_response(self, data):
@@ -34,6 +35,9 @@ class FakeRequest:
 
     def on_not_sent(self, error):
         self.outcomes.append(("not executed", str(error)))
+
+    def on_overdue(self, now):
+        self.outcomes.append("overdue")
 
 
 @pytest.fixture
@@ -70,13 +74,13 @@ def put(requests, *all_of_them):
 def test_next_batch_has_up_to_limit_bytes(requests, sizes, limit, taken, risky):
     if risky:
         put(requests, FakeRequest(b"x", largest_message=1))
-        requests.next_batch(1)
+        requests.next_batch(1, 0.0)
         requests.resolve(OK)
         put(requests, *[FakeRequest(b"x" * size, largest_message=1, defer=0) for size in sizes])
     else:
         put(requests, *[FakeRequest(b"x" * size) for size in sizes])
 
-    data = requests.next_batch(limit)
+    data = requests.next_batch(limit, 0.0)
 
     assert data == b"x" * sum(sizes[:taken])
     assert [request.size for request in requests.sent] == sizes[:taken]
@@ -95,23 +99,23 @@ DOUBTFUL = [
 @pytest.mark.parametrize("claim", DOUBTFUL)
 def test_request_that_may_be_refused_is_sent_alone(requests, unblocked, claim):
     put(requests, FakeRequest(b"0", largest_message=10))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
     requests.resolve(OK)
-    assert requests.next_batch(100) == b""
+    assert requests.next_batch(100, 0.0) == b""
     del unblocked[:]
     put(requests, FakeRequest(b"1"), FakeRequest(b"2", **claim), FakeRequest(b"3"))
 
-    assert requests.next_batch(100) == b"13"
-    assert requests.next_batch(100) == b""
+    assert requests.next_batch(100, 0.0) == b"13"
+    assert requests.next_batch(100, 0.0) == b""
     assert requests.blocked
     put(requests, FakeRequest(b"4"))
     requests.resolve(OK)
     requests.resolve(OK)
     assert (requests.blocked, unblocked) == (False, [True])
-    assert requests.next_batch(100) == b"2"
-    assert requests.next_batch(100) == b""
+    assert requests.next_batch(100, 0.0) == b"2"
+    assert requests.next_batch(100, 0.0) == b""
     requests.resolve(OK)
-    assert requests.next_batch(100) == b"4"
+    assert requests.next_batch(100, 0.0) == b"4"
 
 
 def test_smallest_request_is_sent_first_without_confirmed_limits(requests):
@@ -122,63 +126,79 @@ def test_smallest_request_is_sent_first_without_confirmed_limits(requests):
         FakeRequest(b"3", largest_message=1),
     )
 
-    assert requests.next_batch(100) == b"2"
+    assert requests.next_batch(100, 0.0) == b"2"
     requests.resolve(OK)
-    assert requests.next_batch(100) == b"3"
+    assert requests.next_batch(100, 0.0) == b"3"
 
 
 def test_request_that_others_have_waited_for_keeps_its_place(requests):
     put(requests, FakeRequest(b"0", largest_message=10))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
     requests.resolve(OK)
     put(requests, FakeRequest(b"1", largest_message=20), FakeRequest(b"2", largest_message=1))
-    assert requests.next_batch(100) == b"2"
-    assert requests.next_batch(100) == b""
+    assert requests.next_batch(100, 0.0) == b"2"
+    assert requests.next_batch(100, 0.0) == b""
 
     put(requests, FakeRequest(b"3", largest_message=15), FakeRequest(b"4", largest_message=1))
     requests.resolve(OK)
 
-    assert requests.next_batch(100) == b"1"
+    assert requests.next_batch(100, 0.0) == b"1"
 
 
 @pytest.mark.parametrize("claim", DOUBTFUL)
 def test_confirmed_request_is_sent_with_others(requests, claim):
     put(requests, FakeRequest(b"0", **claim))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
     requests.resolve(OK)
     put(requests, FakeRequest(b"1"), FakeRequest(b"2", **claim), FakeRequest(b"3"))
 
-    assert requests.next_batch(100) == b"123"
+    assert requests.next_batch(100, 0.0) == b"123"
 
 
 def test_request_that_was_not_sent_alone_confirms_no_limit(requests):
     put(requests, FakeRequest(b"1"), FakeRequest(b"2", largest_message=1))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
 
     requests.resolve(OK)
     put(requests, FakeRequest(b"3"))
 
-    assert requests.next_batch(100) == b"2"
+    assert requests.next_batch(100, 0.0) == b"2"
 
 
 def test_first_publish_to_each_topic_goes_alone_where_they_need_leave(requests):
     requests.check_topics()
     put(requests, FakeRequest(b"1", topic="t"), FakeRequest(b"2", topic="t"), FakeRequest(b"3", topic="u"))
 
-    assert requests.next_batch(100) == b"1"
+    assert requests.next_batch(100, 0.0) == b"1"
     requests.resolve(OK)
-    assert requests.next_batch(100) == b"2"
+    assert requests.next_batch(100, 0.0) == b"2"
     requests.resolve(OK)
-    assert requests.next_batch(100) == b"3"
+    assert requests.next_batch(100, 0.0) == b"3"
 
 
 def test_batches_are_as_large_as_before_after_a_request_was_sent_alone(requests):
     put(requests, FakeRequest(b"0", largest_message=1))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
     requests.resolve(OK)
     put(requests, *[FakeRequest(b"xxx") for _ in range(3)])
 
-    assert requests.next_batch(7) == b"xxxxxx"
+    assert requests.next_batch(7, 0.0) == b"xxxxxx"
+
+
+@pytest.mark.parametrize("largest_message", [0, 5], ids=["", "may be refused"])
+def test_request_is_never_sent_after_its_deadline(requests, largest_message):
+    late, in_time, later = put(
+        requests,
+        FakeRequest(b"1", largest_message, deadline=1.0),
+        FakeRequest(b"2", deadline=2.0),
+        FakeRequest(b"3", deadline=3.0),
+    )
+
+    assert requests.next_batch(1, 1.0) == b"2"
+    assert requests.next_batch(100, 3.0) == b""
+
+    assert (late.outcomes, in_time.outcomes, later.outcomes) == (["overdue"], [], ["overdue"])
+    assert (requests.unsent, requests.unsent_bytes, requests.due) == ([], 0, float("inf"))
 
 
 # --- cancelling
@@ -191,13 +211,13 @@ def test_withdrawn_requests_are_never_sent(requests):
 
     assert requests.unsent == [second]
     assert requests.unsent_bytes == 2
-    assert requests.next_batch(100) == b"22"
+    assert requests.next_batch(100, 0.0) == b"22"
     assert (first.outcomes, third.outcomes) == ([], [])
 
 
 def test_sent_request_is_not_cancelled(requests):
     (sent,) = put(requests, FakeRequest(b"1"))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
     (unsent,) = put(requests, FakeRequest(b"2"))
 
     assert requests.cancel_unsent([sent, FakeRequest(b"3")]) == []
@@ -211,7 +231,7 @@ def test_sent_request_is_not_cancelled(requests):
 
 def test_responses_resolve_the_oldest_sent_request(requests):
     first, second = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
 
     requests.resolve(b"one")
 
@@ -220,7 +240,7 @@ def test_responses_resolve_the_oldest_sent_request(requests):
 
 def test_several_ok_frames_resolve_several_requests(requests):
     asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"), FakeRequest(b"3"))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
 
     assert requests.resolve_oks(OK_FRAME * 2)
 
@@ -239,7 +259,7 @@ def test_several_ok_frames_resolve_several_requests(requests):
 )
 def test_data_that_is_not_only_whole_ok_frames_resolves_nothing(requests, data):
     asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"), FakeRequest(b"unsent"))
-    requests.next_batch(2)
+    requests.next_batch(2, 0.0)
 
     assert not requests.resolve_oks(data)
 
@@ -249,7 +269,7 @@ def test_data_that_is_not_only_whole_ok_frames_resolves_nothing(requests, data):
 
 def test_refusal_goes_to_the_oldest(requests):
     first, second = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
     error = NSQMPubFailed("MPUB failed exiting")
 
     requests.refuse(error)
@@ -270,7 +290,7 @@ def test_error_without_a_sent_request_fails_nothing(requests):
 
 def test_lost_connection_makes_sent_requests_unknown_and_others_not_executed(requests):
     (sent,) = put(requests, FakeRequest(b"1"))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
     (unsent,) = put(requests, FakeRequest(b"2"))
 
     requests.fail("nsqd:4150", NSQConnectionClosed("gone"))
@@ -282,7 +302,7 @@ def test_lost_connection_makes_sent_requests_unknown_and_others_not_executed(req
 
 def test_requests_after_a_refused_one_are_not_executed(requests):
     asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
-    requests.next_batch(1)
+    requests.next_batch(1, 0.0)
 
     requests.fail("nsqd:4150", make_error(b"E_BAD_MESSAGE too big"))
 
@@ -305,7 +325,7 @@ def test_reset_names_the_limits_that_a_long_body_may_have_hit(error, longest, su
 
 def test_pending_call_has_the_data_of_its_response(requests):
     answered, refused = put(requests, PendingCall(b"1"), PendingCall(b"2"))
-    requests.next_batch(100)
+    requests.next_batch(100, 0.0)
 
     requests.resolve(b"one")
     requests.refuse(NSQMPubFailed("no"))

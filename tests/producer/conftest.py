@@ -124,6 +124,11 @@ class ListLink:
         self.unsent.clear()
         return sent
 
+    def expire_unsent(self, now):
+        for publish in self.withdraw([publish for publish in self.unsent if publish.deadline <= now]):
+            publish.on_overdue(now)
+        return min([publish.deadline for publish in self.unsent], default=float("inf"))
+
     def withdraw(self, publishes):
         taken = [publish for publish in self.unsent if publish in publishes]
         self.unsent[:] = [publish for publish in self.unsent if publish not in taken]
