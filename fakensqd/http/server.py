@@ -6,6 +6,7 @@ Owns the sockets and the greenlets of the requests. Knows no endpoint.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,30 @@ _BAD_REQUEST = (
 )
 
 
+# A request's target with a scheme: its host, then path and query; without a host, only a path after a slash counts.
+_ABSOLUTE_TARGET = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?]*)?([/?].*)?")
+
+
 class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
+    path: str
+
+    def read_request(self, raw_requestline: str) -> bool:
+        """Read the request's head. Source: Go's net/http readRequest; net/url ParseRequestURI.
+
+        Raises:
+            ValueError: If the request is malformed.
+        """
+        # gevent refuses a HEAD request with a body, and accepts GET.
+        is_head = raw_requestline.startswith("HEAD ")
+        super().read_request(raw_requestline.replace("HEAD", "GET", 1) if is_head else raw_requestline)
+        if is_head:
+            self.command = "HEAD"
+        if self.command != "CONNECT" and self.path != "*" and not self.path.startswith("/"):
+            if (target := _ABSOLUTE_TARGET.match(self.path)) is None:
+                raise ValueError("invalid URI for request")
+            self.path = target[1] or ""
+        return True
+
     def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
         environ: dict[str, Any] = super().get_environ()
         environ[SOCKET_KEY] = self.socket

@@ -153,10 +153,10 @@ class Settings:
             settings["output_buffer_timeout"] = 0.0
         return Settings(**settings)
 
-    @property
-    def buffers_messages(self) -> bool:
-        """True if messages stay in the output buffer until it is full, another frame is sent, or RDY allows no more."""
-        return not self.output_buffer_timeout and self.output_buffer_size > 1
+
+# nsqd's compressor writes complete blocks, each of 16384 literals and matches: about as many bytes of messages, less of
+# random bytes, more of messages that are alike.
+_DEFLATE_BLOCK = 65536
 
 
 class ClientHandshake:
@@ -187,6 +187,18 @@ class ClientHandshake:
         self._secret = b""
         self._expires = 0.0
 
+    @property
+    def message_buffer(self) -> int:
+        """How many bytes of messages wait for another frame, or until RDY allows no more; 0: messages are sent at once.
+
+        Without an output_buffer_timeout, nothing flushes deflate's compressor, even without an output buffer.
+        """
+        settings = self.delivery_settings
+        if settings.output_buffer_timeout:
+            return 0
+        size = settings.output_buffer_size
+        return size + _DEFLATE_BLOCK if self.deflate else size if size > 1 else 0
+
     # --- IDENTIFY -----------------------------------------------------------------------------------------------------
 
     def identify(self, words: list[bytes]) -> Read[Values]:
@@ -204,6 +216,10 @@ class ClientHandshake:
         if not self.identified:
             self.identified = True
             self.delivery_settings = self.settings
+        elif asked["output_buffer_size"] and (self.tls is not None or self.snappy or self.deflate):
+            # nsqd makes the new buffer for the TCP connection itself, so the client gets clear bytes. Source:
+            # client_v2.go SetOutputBuffer.
+            yield StartCompression(None)
         return asked
 
     def negotiate(self, asked: Values) -> Read[None]:

@@ -115,7 +115,7 @@ class Session(ConnectionSession, Subscriber):
         self._heartbeat_due = self._read_due = math.inf
         # Keeps the read deadline while the session waits for an IoResult, since the deadline does not apply meanwhile.
         self._suspended_read_due = math.inf
-        # How many bytes of message frames the output buffer has; 0 if the settings do not let them wait.
+        # How many bytes of messages wait in the output; 0 with an output_buffer_timeout.
         self._waiting_bytes = 0
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
         self.handshake = ClientHandshake(self._options, host, self)
@@ -213,8 +213,8 @@ class Session(ConnectionSession, Subscriber):
         if capacity > 0:
             # For more, the channel wakes this session again, but first the subscribers that have waited longer.
             channel.add_ready(self)
-            settings = self.handshake.delivery_settings
-            self._flush |= not settings.buffers_messages or self._waiting_bytes > settings.output_buffer_size
+            buffer = self.handshake.message_buffer
+            self._flush |= not buffer or self._waiting_bytes > buffer
         else:
             channel.remove_ready(self)
             self._flush = True
@@ -245,7 +245,7 @@ class Session(ConnectionSession, Subscriber):
             + message.body
             for message in messages
         ]
-        if settings.buffers_messages:
+        if not settings.output_buffer_timeout:
             self._waiting_bytes += sum(map(len, frames))
         self.in_flight_count += len(frames)
         self.message_count += len(frames)

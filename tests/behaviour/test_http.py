@@ -1,8 +1,12 @@
 """All HTTP endpoints of nsqd and nsqlookupd: results and refusals."""
 
+import contextlib
+from http.client import HTTPConnection
+
 import pytest
 
 from gnsq import LookupdClient, NsqdTCPClient
+from gnsq.addresses import parse_address
 from gnsq.errors import NSQHttpError
 from tests.helpers import LIMIT, bodies, channel_stats, wait_until
 
@@ -46,6 +50,30 @@ def test_deferred_message_waits(http, nsqd, topic):
     http.publish(topic, b"x", defer=3_600_000)
 
     wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status"),
+    [
+        ("GET", "http://nsqd.example:99/ping", b"", 200),
+        ("GET", "http:///ping?a=http://b", b"", 200),
+        ("GET", "http://nsqd.example", b"", 404),
+        ("GET", "mailto:ping", b"", 404),
+        ("GET", "ping", b"", 400),
+        ("HEAD", "/ping", b"hello", 405),
+    ],
+)
+def test_unusual_request_is_answered(nsqd, method, target, body, status):
+    connection = HTTPConnection(*parse_address(nsqd.http_address), timeout=LIMIT)
+    with contextlib.closing(connection):
+        connection.request(method, target, body)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == status
+
+        # The body was skipped, so the same connection can be used.
+        connection.request("GET", "/ping")
+        assert connection.getresponse().read() == b"OK"
 
 
 @pytest.mark.since("1.2.0")

@@ -4,6 +4,7 @@ import itertools
 import logging
 import ssl
 
+import gevent
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, Grant
@@ -19,6 +20,7 @@ from gnsq.errors import (
     NSQSocketError,
     NSQUnauthorized,
 )
+from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, RESPONSE
 from tests.helpers import bodies, channel_stats, wait_until
 
@@ -114,6 +116,32 @@ def test_handshake_over_a_link_that_slices_bytes(
         client.publish(topic, b"x" * 1000)
 
         assert client.read_response() == (RESPONSE, b"OK")
+
+
+@pytest.mark.parametrize("options", [{"output_buffer_size": -1}, {"output_buffer_timeout": -1}], ids=str)
+def test_message_waits_in_deflate_if_nothing_flushes_it(start_nsqd, opened, topic, options):
+    nsqd = start_nsqd()
+    client = opened(nsqd.tcp_address, deflate=True, **options)
+    client.subscribe(topic, "c")
+    client.check_ok()
+    client.ready(2)
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"1")
+        wait_until(lambda: channel_stats(nsqd, topic, "c")["in_flight_count"] == 1)
+
+    with gevent.Timeout(0.2, False):
+        pytest.fail(f"it came: {client.read_response()}")
+
+
+@pytest.mark.parametrize(("encrypted", "compression"), [(True, {}), (False, {"deflate": True})])
+def test_second_identify_with_a_buffer_size_is_answered_in_clear(
+    start_nsqd, server_certificate, tls, opened, encrypted, compression
+):
+    client = opened(start_nsqd(**server_certificate).tcp_address, **(tls if encrypted else {}), **compression)
+    client.send(commands.identify({"output_buffer_size": 1000}))
+
+    with pytest.raises(NSQException):
+        client.read_response()
 
 
 @pytest.mark.parametrize("level", [1, 6, 9])

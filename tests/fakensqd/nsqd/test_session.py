@@ -477,6 +477,20 @@ def test_full_output_buffer_is_sent_without_a_timeout(broker):
     assert len(client.bodies()) == 4
 
 
+@pytest.mark.parametrize("asked", [{"output_buffer_size": -1}, {"output_buffer_timeout": -1}], ids=str)
+def test_messages_wait_in_the_compressor_of_deflate(broker, asked):
+    client = consumer(broker, ready=100, identify=asked)
+    client.session.handshake.deflate = True
+    for _ in range(10):
+        publish(broker, b"a" * 1000)
+    assert client.pump() == []
+
+    assert len(client.send(commands.publish("u", b"x"))) == 10 + 1
+    for _ in range(80):
+        publish(broker, b"a" * 1000)
+    assert len(client.bodies()) > 60
+
+
 @pytest.mark.parametrize("asked", [{}, {"output_buffer_timeout": 1000}], ids=["no timeout", "one second"])
 def test_with_a_buffer_timeout_messages_are_sent_at_once(broker, asked):
     client = consumer(broker, ready=5, identify=asked)
