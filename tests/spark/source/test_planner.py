@@ -525,8 +525,8 @@ def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner):
     stream = planner()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    # What can't be written past the limit fails as on a full disk.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    # What can't be written past the limit fails as on a full disk. Not even a segment of one message fits.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
     try:
         wait_for(lambda: stream.receiver.failing)
         assert stream.latest({}) == {}
