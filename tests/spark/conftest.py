@@ -16,7 +16,7 @@ import pytest
 from pyarrow import fs
 
 from gnsq.concurrency.hub_thread import HubThread
-from gnsq.spark.java import find_java
+from gnsq.spark.java import find_java, link_spark_without_zip
 from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.spool import Spool
 from tests.spark.s3server import s3_server
@@ -57,18 +57,13 @@ def short_lived_java(request, tmp_path_factory):
 
 
 def home_without_python(folder):
-    """The installed Spark without the zip of pyspark, so that Spark's Python processes use the installed pyspark.
-
-    From the zip each would compile it, for 0.6 s, and one query starts eight. The path is the same in each run with the
-    same Spark and Java, since an archive of classes is good for one path.
-    """
+    """The installed Spark without the zip of pyspark. The path is the same in each run with the same Spark and Java:
+    an archive of classes is good for one path only."""
     package = Path(importlib.util.find_spec("pyspark").origin).parent
     key = f"{package} {importlib.metadata.version('pyspark')} {find_java()}"
     home = folder / hashlib.sha256(key.encode()).hexdigest()[:12]
     home.mkdir(exist_ok=True)
-    for name in ("bin", "jars"):
-        with contextlib.suppress(FileExistsError):  # of another worker or an earlier run
-            (home / name).symlink_to(package / name)
+    link_spark_without_zip(home)
     return home
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from gnsq.spark import java
-from gnsq.spark.java import JavaNotFound, find_java, is_supported, parse_version, prepare_environment
+from gnsq.spark.java import (
+    JavaNotFound,
+    find_java,
+    is_supported,
+    link_spark_without_zip,
+    parse_version,
+    prepare_environment,
+)
 
 pytestmark = pytest.mark.subprocess
 
@@ -209,3 +216,10 @@ def test_launcher_directory_is_private(packaged):
     home = find_java({"PATH": "/nowhere"}).home
 
     assert Path(home, "bin").stat().st_mode & 0o077 == 0
+
+
+def test_spark_that_is_linked_has_no_second_pyspark(tmp_path):
+    link_spark_without_zip(tmp_path)
+
+    assert (tmp_path / "bin" / "spark-submit").exists()
+    assert [path.name for path in tmp_path.rglob("pyspark*.zip")] == []

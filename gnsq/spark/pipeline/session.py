@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -27,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
-from gnsq.spark.java import prepare_environment
+from gnsq.spark.java import link_spark_without_zip, prepare_environment
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.lease import LeaseLost
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
@@ -168,10 +169,33 @@ def open_session(
         JavaNotFound: If there is no Java that Spark supports.
         JobFailed: If Spark does not start.
     """
-    builder = SparkSession.builder.appName(name)
     if not is_submitted():
         prepare_environment()
         master = master or "local[*]"
+    with _spark_home(master), _started(name, master, settings, log) as spark:
+        yield spark
+
+
+@contextlib.contextmanager
+def _spark_home(master: str | None) -> Iterator[None]:
+    """Let Python processes of a local Spark start faster, see link_spark_without_zip(). A cluster has its own Spark."""
+    if master is None or not master.startswith("local") or is_submitted() or "SPARK_HOME" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="gnsq-spark-") as home:
+        link_spark_without_zip(Path(home))
+        os.environ["SPARK_HOME"] = home
+        try:
+            yield
+        finally:
+            del os.environ["SPARK_HOME"]
+
+
+@contextlib.contextmanager
+def _started(
+    name: str, master: str | None, settings: Mapping[str, str] | None, log: Path | None
+) -> Iterator[SparkSession]:
+    builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
         if master.startswith("local"):
