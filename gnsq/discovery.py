@@ -15,6 +15,7 @@ import gevent
 from gevent.pool import Group
 
 from gnsq.addresses import Addresses, format_address, is_port, is_unix, parse_address
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
 from gnsq.logs import LogOwner
@@ -185,7 +186,12 @@ class _Lookup:
         """Call a function with the index of each nsqlookupd, in one greenlet per call, and wait for all results."""
         group = Group()
         try:
-            queries = [group.spawn(query, number) for number in range(len(self._lookupds))]
+            queries = [
+                spawn(f"gnsq-query-{lookupd.address}", query, number, on_failure="not asked")
+                for number, lookupd in enumerate(self._lookupds)
+            ]
+            for each in queries:
+                group.add(each)
             group.join()
         finally:
             group.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import gevent
 from gevent.core import READ
 from gevent.event import Event
 
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import allocate_lock, hub_call_queue, start_thread
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQTimeout
@@ -218,10 +218,12 @@ class _Run:
     def run(self, on_ready: Callable[[], object] | None) -> bool:
         """Return True if no message was left unanswered, and no publish unconfirmed."""
         # In greenlets: neither a signal nor another client must wait for an nsqd that does not respond.
-        starters = [gevent.spawn(self._note_error, functools.partial(self._start, client)) for client in self._clients]
+        starters = [
+            spawn("gnsq-run-start", self._start, client, on_failure=self._note_error) for client in self._clients
+        ]
         if on_ready is not None:
-            call = functools.partial(self._call_when_ready, on_ready, list(starters))
-            starters.append(gevent.spawn(self._note_error, call))
+            arguments = self._call_when_ready, on_ready, list(starters)
+            starters.append(spawn("gnsq-run-ready", *arguments, on_failure=self._note_error))
         try:
             while not self._must_end():
                 self._wait()
@@ -229,7 +231,7 @@ class _Run:
             if self._signals.number is not None:
                 logger.info("%s: closing %s", self._signals.number.name, counted(len(self._clients), "client"))
             gevent.killall(starters, block=False)
-            drainer = gevent.spawn(self._drain)
+            drainer = spawn("gnsq-run-drain", self._drain, on_failure=None)
             # If a handler calls sys.exit(), gevent raises it here. The drain continues; the first SystemExit is raised.
             exits: list[SystemExit] = []
             while not drainer.ready():
@@ -246,12 +248,9 @@ class _Run:
         self._changed.wait(CHECK_INTERVAL)
         self._changed.clear()
 
-    def _note_error(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001  # raised by run()
-            self._error = self._error or error
-            self._changed.set()
+    def _note_error(self, error: Exception) -> None:
+        self._error = self._error or error  # raised by run()
+        self._changed.set()
 
     def _start(self, client: Consumer | Producer) -> None:
         client.on_close.connect(self._on_close, sender=client, weak=False)
@@ -288,7 +287,7 @@ class _Run:
             while not all(map(_is_closed, self._consumers)):
                 self._wait()
         left = [text for consumer in self._consumers if (text := _left_by_consumer(consumer, limit))]
-        closers = [gevent.spawn(_close_producer, producer) for producer in self._producers]
+        closers = [spawn("gnsq-run-close", _close_producer, producer, on_failure=None) for producer in self._producers]
         left += [text for closer in gevent.joinall(closers) if (text := closer.get())]
         for text in left:
             logger.error("%s", text)

@@ -29,6 +29,7 @@ from fakensqd.effects import (
     TlsFailed,
     Wait,
 )
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQProtocolError
 from gnsq.transport import Transport
 
@@ -94,8 +95,7 @@ class Connection:
 
     def run(self) -> None:
         """Serve the client until the connection ends. The calling greenlet becomes the reader."""
-        writer = gevent.spawn(self._write)
-        writer.name = "fakensqd-writer"
+        writer = spawn("fakensqd-writer", self._write, on_failure=self._on_error)
         try:
             self._run_guarded(self._read)
             self._closing = True
@@ -121,8 +121,7 @@ class Connection:
             step()
         except OSError:
             pass  # the client has disconnected, or this side has closed the socket
-        except Exception as error:
-            logger.exception("internal error of the emulator")
+        except Exception as error:  # noqa: BLE001  # recorded
             self._on_error(error)
 
     def _read(self) -> None:

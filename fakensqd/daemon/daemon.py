@@ -39,6 +39,7 @@ from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Po
 from fakensqd.http.server import Application, HttpPort
 from fakensqd.thread import Server
 from fakensqd.transcript import Entry, Transcript, wait_until
+from gnsq.concurrency.greenlets import spawn, supervised
 from gnsq.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -132,17 +133,13 @@ class Daemon(Server):
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:
         """Call a function in a greenlet that is killed when this daemon stops. An exception is recorded in errors."""
-
-        def run() -> None:
-            try:
-                function(*args)
-            except Exception as error:
-                logging.getLogger(type(self).__module__).exception("internal error of the emulator")
-                self.errors.append(error)
-
-        greenlet = gevent.Greenlet(run)
-        self._greenlets.start(greenlet)
+        greenlet = spawn(f"fakensqd-{function.__name__}", function, *args, on_failure=self._record_error)
+        self._greenlets.add(greenlet)
         return greenlet
+
+    def _record_error(self, error: BaseException) -> None:
+        logging.getLogger(type(self).__module__).error("internal error of the emulator", exc_info=error)
+        self.errors.append(error)
 
     # --- public -------------------------------------------------------------------------------------------------------
 
@@ -162,7 +159,9 @@ class Daemon(Server):
                 port.stop()
             raise
         self._tcp_bind = bound_address(tcp_listener)
-        self._tcp_server = StreamServer(tcp_listener, self._serve, spawn=Pool())
+        self._tcp_server = StreamServer(
+            tcp_listener, supervised("fakensqd-serve", self._serve, self._record_error), spawn=Pool()
+        )
         self._tcp_server.start()
         for port in self._http_ports:
             application = self._application(secure=port is self._https)
@@ -411,7 +410,7 @@ class Daemon(Server):
         )
         open_session = partial(self._open_session, peer)
         connection = Connection(
-            stack, self.clock, open_session, self.errors.append, self._ask_auth, self._processing_delay
+            stack, self.clock, open_session, self._record_error, self._ask_auth, self._processing_delay
         )
         self._connections[connection] = number
         if self.faults.is_active:

@@ -7,6 +7,7 @@ the link only passes bytes on. Knows no command.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import random
 import struct
@@ -20,10 +21,13 @@ from gevent.event import Event
 
 from fakensqd.clock import Clock
 from fakensqd.faults.toxics import ConnectionReset, Deliver, StreamEnd, Toxic, ToxicChain
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.transport import READ_SIZE, Transport
 
 __all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket", "set_reset_on_close", "wait_for_end"]
+
+logger = logging.getLogger(__name__)
 
 # A sender waits while more bytes than this are delayed in its direction. About the size of two sockets' buffers.
 _MAX_HELD_BYTES = 1024 * 1024
@@ -323,9 +327,12 @@ class LinkedTransport:
 
     def _start_pump(self, stream: _DelayedStream, *, upstream: bool) -> None:
         if upstream not in self.pumps:
-            pump = gevent.spawn(self._pump_up if upstream else self._pump_down, stream)
-            pump.name = f"fakensqd-link-{'up' if upstream else 'down'}"
-            self.pumps[upstream] = pump
+            name, pump = ("up", self._pump_up) if upstream else ("down", self._pump_down)
+            self.pumps[upstream] = spawn(f"fakensqd-link-{name}", pump, stream, on_failure=self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("internal error of the emulator: a connection is reset", exc_info=error)
+        self.abort(reset=True)
 
     def _pump_up(self, stream: _DelayedStream) -> None:
         data = b"x"

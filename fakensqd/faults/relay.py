@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Self
 
-import gevent
 from gevent import socket
 from gevent.pool import Pool
 from gevent.server import StreamServer
@@ -16,6 +15,7 @@ from fakensqd.addresses import bound_address, join_address, listen, peer_address
 from fakensqd.clock import Clock, RealClock
 from fakensqd.faults.link import Link, LinkedTransport, reset_socket
 from fakensqd.thread import Server
+from gnsq.concurrency.greenlets import spawn, supervised
 from gnsq.errors import NSQSocketError
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
@@ -66,7 +66,9 @@ class Relay(Server):
         if self._server is None:
             listener = listen(self._bind)
             self._bind = bound_address(listener)
-            self._server = StreamServer(listener, self._serve, spawn=Pool())
+            self._server = StreamServer(
+                listener, supervised("fakensqd-relay", self._serve, "a connection is closed"), spawn=Pool()
+            )
             self._server.start()
         return self
 
@@ -88,8 +90,7 @@ class Relay(Server):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         linked = self.link.wrap(TcpTransport(client, peer_address(address)), lambda: reset_socket(client))
         upstream = TcpTransport(server, self.upstream_address)
-        answers = gevent.spawn(_pump_down, upstream, linked)
-        answers.name = "fakensqd-relay"
+        answers = spawn("fakensqd-relay", _pump_down, upstream, linked, on_failure="a connection is reset")
         try:
             if _pump(linked, upstream):
                 answers.join()  # until the server ends its stream, or a connection fails
@@ -104,8 +105,12 @@ class Relay(Server):
 
 
 def _pump_down(server: Transport, client: LinkedTransport) -> None:
-    if not _pump(server, client):
-        client.abort(reset=True)
+    is_ended = False
+    try:
+        is_ended = _pump(server, client)
+    finally:
+        if not is_ended:
+            client.abort(reset=True)
 
 
 def _pump(source: Transport, target: Transport) -> bool:

@@ -133,7 +133,7 @@ class _Recorder:
 # --- nsqlookupd
 
 
-def check_lookupd(client: LookupdClient, *, is_only_source: bool) -> tuple[list[Check], list[Target]]:
+def check_lookupd(client: LookupdClient, is_only_source: bool) -> tuple[list[Check], list[Target]]:
     """Ask an nsqlookupd for its nsqds.
 
     Args:

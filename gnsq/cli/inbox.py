@@ -11,6 +11,7 @@ from typing import NamedTuple
 import gevent
 from gevent.event import Event
 
+from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.message import Message
@@ -109,7 +110,8 @@ def in_flight_for(rate: float | None, count: int | None, most: int) -> int:
 def receive(consumers: Sequence[Consumer], inbox: Inbox) -> Iterator[None]:
     """Start consumers whose handler is the inbox; at the end, give the messages that are left back, and close them."""
     try:
-        gevent.joinall([gevent.spawn(consumer.start, block=False) for consumer in consumers], raise_error=True)
+        starts = [spawn("gnsq-start", consumer.start, False, on_failure=None) for consumer in consumers]
+        gevent.joinall(starts, raise_error=True)
         yield
     finally:
         # Close first: otherwise nsqd would deliver the requeued messages here again.

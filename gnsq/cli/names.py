@@ -11,6 +11,7 @@ from gevent.pool import Group
 
 from gnsq.cli.cluster import Cluster, given_settings, load_cluster
 from gnsq.cli.nodes import http_address
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd import NsqdHTTPClient
@@ -42,7 +43,7 @@ def server_names(context: click.Context, topic: str | None) -> set[str]:
 
     group = Group()
     for question in _questions(cluster, topic):
-        group.spawn(ask, question)
+        group.add(spawn("gnsq-ask", ask, question, on_failure="a server was not asked"))
     with gevent.Timeout(LIMIT, False):
         group.join()
     group.kill()

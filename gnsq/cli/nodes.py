@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gevent.pool import Group
+import gevent
 
 from gnsq.addresses import format_address, is_port, is_unix, parse_address
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.snapshot import Node, NodeStats, Snapshot, parse_stats, set_rates
+from gnsq.concurrency.greenlets import spawn
 from gnsq.discovery import AllNodes
 from gnsq.errors import NSQHttpError
 from gnsq.nsqd import NsqdHTTPClient
@@ -92,13 +93,13 @@ class NodePoller:
 
     def poll(self) -> Snapshot:
         """Ask all nsqds, each with the timeout, and wait for all."""
-        group = Group()
         asked: set[str] = set()
+        asks: list[gevent.Greenlet] = []
 
         def ask(polled: _Polled) -> None:
             if polled.client.address not in asked:
                 asked.add(polled.client.address)
-                group.spawn(self._ask, polled)
+                asks.append(spawn(f"gnsq-poll-{polled.client.address}", self._ask, polled, on_failure=None))
 
         try:
             for polled in list(self._polled.values()):
@@ -108,9 +109,9 @@ class NodePoller:
                 _, gone = self._nodes.refresh(lambda address: ask(self._add(address)))
                 for address in {self._cluster.nsqd_client(each).address for each in gone} - self._given:
                     self._polled.pop(address, None)
-            group.join()
+            gevent.joinall(asks, raise_error=True)
         finally:
-            group.kill()
+            gevent.killall(asks)
         now = time.monotonic()
         seconds = None if self._polled_at is None else now - self._polled_at
         self._polled_at = now

@@ -15,6 +15,7 @@ import gevent
 from gevent.event import AsyncResult, Event
 from gevent.socket import wait_read
 
+from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 
 __all__ = ["Output"]
@@ -47,7 +48,7 @@ class Output:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Notice in a block that the reader has ended, also while nothing is written. Works for pipes only."""
-        watcher = gevent.spawn(self._watch)
+        watcher = spawn("gnsq-output", self._watch, on_failure="the end of the reader is noticed at the next write")
         try:
             yield
         finally:

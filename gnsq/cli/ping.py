@@ -18,6 +18,7 @@ from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.nodes import short_address
 from gnsq.cli.parameters import TOPIC
 from gnsq.cli.running import running
+from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 from gnsq.texts import counted
 
@@ -93,7 +94,8 @@ def _servers(cluster: Cluster, topic: str | None, stop: StopSignals) -> Iterator
     """Check all servers at the same time, and yield them in order, each when it is done. End at a signal."""
     is_only = not cluster.nsqds
     lookups = [
-        (client, gevent.spawn(check_lookupd, client, is_only_source=is_only)) for client in cluster.lookupd_clients()
+        (client, spawn(f"gnsq-ping-{client.address}", check_lookupd, client, is_only, on_failure=None))
+        for client in cluster.lookupd_clients()
     ]
     pairs = zip(cluster.nsqds, cluster.nsqds_http or [""] * len(cluster.nsqds), strict=True)
     targets = {nsqd: Target(nsqd, http) for nsqd, http in pairs}
@@ -111,7 +113,8 @@ def _servers(cluster: Cluster, topic: str | None, stop: StopSignals) -> Iterator
             yield _Server("nsqlookupd", client.address, checks)
         running_checks = {}
         for address, target in targets.items():
-            running_checks[address] = gevent.spawn(NsqdChecker(cluster, target, topic).run)
+            check = NsqdChecker(cluster, target, topic).run
+            running_checks[address] = spawn(f"gnsq-ping-{address}", check, on_failure=None)
             greenlets.append(running_checks[address])
         for address, greenlet in running_checks.items():
             gevent.wait([greenlet, stop.requested], count=1)

@@ -16,6 +16,7 @@ from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.parameters import RATE, TOPIC
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.running import running
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
 from gnsq.producer import Producer
 from gnsq.running import StopSignals
@@ -251,9 +252,11 @@ class _Publisher:
             yield data
 
     def _wait_readable(self, descriptor: int) -> bool:
-        waiter = gevent.spawn(wait_read, descriptor)
+        waiter = spawn("gnsq-stdin", wait_read, descriptor, on_failure=None)
         try:
             gevent.wait([waiter, self._stop.requested], count=1)
+            if waiter.ready():
+                waiter.get()
             return self._stop.number is None
         finally:
             waiter.kill()

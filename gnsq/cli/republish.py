@@ -18,6 +18,7 @@ from gevent.event import Event
 
 from gnsq.cli.inbox import Inbox, Received, requeue_all, touching
 from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
 from gnsq.logs import RateLimitedLogger
@@ -170,14 +171,14 @@ class Republisher:
 
         Raises:
             NSQException: If a failure is fatal, or no nsqd can be reached within the patience.
-            Exception: What decide raises.
+            Exception: What decide raises, and any other error that has ended a sender.
         """
         self._left = count
         if self._stop.number is not None:
             return
         # Each sender waits for its responses. With a limit, the next messages depend on them.
         number = SENDERS if count is None and self._limiter.step is None else 1
-        senders = [gevent.spawn(self._send) for _ in range(number)]
+        senders = [spawn("gnsq-sender", self._send, on_failure=self._fail) for _ in range(number)]
         if idle is not None:
             self._wait_idle(idle, patience)
         self._is_over.wait()
@@ -192,8 +193,7 @@ class Republisher:
             stats = self._consumer.stats()
             if not self._consumer.is_ready:
                 if now - ready > patience + idle:
-                    self._error = NSQException(f"{stats.topic}: no nsqd can be reached: {stats.not_ready}")
-                    self._is_over.set()
+                    self._fail(NSQException(f"{stats.topic}: no nsqd can be reached: {stats.not_ready}"))
                 last = now
                 continue
             ready = now
@@ -207,21 +207,18 @@ class Republisher:
     # --- senders
 
     def _send(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                gevent.wait([self._inbox.filled, self._is_over], count=1)
-                limit = min(BATCH, self._limiter.step or BATCH, BATCH if self._left is None else self._left)
-                if received := self._inbox.take(limit):
-                    self._handle(received)
-                if self._left == 0:
-                    self._is_over.set()
-        except Exception as error:  # noqa: BLE001  # top of a greenlet: raised by run()
-            self._error = self._error or error
-        except gevent.GreenletExit:
-            self._error = self._error or NSQException("a sender was killed")
-            raise
-        finally:
-            self._is_over.set()  # otherwise messages would wait for ever for a sender that has ended
+        while not self._is_over.is_set():
+            gevent.wait([self._inbox.filled, self._is_over], count=1)
+            limit = min(BATCH, self._limiter.step or BATCH, BATCH if self._left is None else self._left)
+            if received := self._inbox.take(limit):
+                self._handle(received)
+            if self._left == 0:
+                self._is_over.set()
+
+    def _fail(self, error: Exception) -> None:
+        """Let run() end with an error."""
+        self._error = self._error or error
+        self._is_over.set()
 
     def _handle(self, received: Sequence[Received]) -> None:
         self._busy += 1
@@ -306,9 +303,7 @@ class Republisher:
         delay = policy.refused_delay if is_refused else policy.retry_delay
         requeue_all([message], delay, backoff=policy.tries_again and not is_refused)
         if policy.is_fatal(error):
-            if self._error is None:
-                self._error = error
-            self._is_over.set()
+            self._fail(error)
             return
         if policy.tries_again and not is_refused:
             self._active_until = max(self._active_until, time.monotonic() + delay + REQUEUE_LATENESS)

@@ -19,6 +19,7 @@ from gnsq.cli.parameters import CHANNEL, TOPIC
 from gnsq.cli.running import running
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import SORTS, History, StatsView, failures
+from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 
 __all__ = ["stats"]
@@ -118,7 +119,7 @@ def stats(
 
 def _poll(poller: NodePoller, stop: StopSignals) -> Snapshot | None:
     """Poll all nsqds. Return None if a signal comes before the end."""
-    polling = gevent.spawn(poller.poll)
+    polling = spawn("gnsq-poll", poller.poll, on_failure=None)
     try:
         gevent.wait([polling, stop.requested], count=1)
         snapshot: Snapshot | None = polling.get() if stop.number is None else None

@@ -26,6 +26,7 @@ from gnsq.cli.parameters import CHANNEL, DURATION, SIZE, TOPIC
 from gnsq.cli.progress import Counter
 from gnsq.cli.rotating_file import LEVELS, Recovery, RotatingFile, compression, file_stem, recover
 from gnsq.cli.running import running
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
@@ -285,7 +286,7 @@ class _MessageWriter:
     def run(self, consumer: Consumer, stop: StopSignals) -> None:
         """Write messages until a signal, count messages or a failure. Then write what has arrived, and close."""
         self._consumer = consumer
-        writer = gevent.spawn(self._run)
+        writer = spawn("gnsq-to-file", self._run, on_failure=self._fail)
         consumer.start(block=False)
         gevent.wait([stop.requested, self._ended], count=1)
         self._is_closing = True
@@ -330,12 +331,11 @@ class _MessageWriter:
     # --- batches out
 
     def _run(self) -> None:
-        try:
-            self._write_loop()
-        except Exception as error:  # top of a greenlet: no message is finished any more
-            if not isinstance(error, OSError):
-                logger.exception("internal error: no more messages are written")
-            self._fail(error)
+        self._write_loop()
+        self._complete()
+
+    def _complete(self) -> None:
+        """Complete the last file, and let run() end."""
         try:
             self._io_thread.call(self._files.close)
         except OSError as error:
@@ -375,7 +375,12 @@ class _MessageWriter:
 
     def _write_batch(self) -> None:
         self._writing, self._waiting, self._size = self._waiting, [], 0
-        toucher = gevent.spawn_later(TOUCH_CHECK_INTERVAL, self._touch_loop)
+        toucher = spawn(
+            "gnsq-to-file-touch",
+            self._touch_loop,
+            on_failure="messages are not touched until the next write",
+            delay=TOUCH_CHECK_INTERVAL,
+        )
         try:
             self._io_thread.call(self._write, self._writing)
         finally:
@@ -415,6 +420,9 @@ class _MessageWriter:
             gevent.sleep(TOUCH_CHECK_INTERVAL)
 
     def _fail(self, error: Exception) -> None:
+        """Requeue the messages, since none is written any more, and end."""
+        if not isinstance(error, OSError):
+            logger.error("internal error: no more messages are written", exc_info=error)
         left, self._writing, self._waiting = [*self._writing, *self._waiting], [], []
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
         self.error = (
@@ -423,3 +431,4 @@ class _MessageWriter:
         )
         self._consumer.pause()  # otherwise nsqd would deliver the messages here again until the close
         requeue_all(left)
+        self._complete()

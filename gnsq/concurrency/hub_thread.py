@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 import gevent
 from gevent.event import Event
 
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import (
     NO_TIMEOUT,
     CrossThreadFuture,
@@ -102,7 +104,8 @@ class HubThread:
             return function(*args, **kwargs)
         begun: list[gevent.Greenlet] = []
         with self._future() as future:
-            self.call_soon(lambda: begun.append(gevent.spawn(future.set_from, function, *args, **kwargs)))
+            call = functools.partial(future.set_from, function, *args, **kwargs)
+            self.call_soon(lambda: begun.append(spawn("gnsq-call", call, on_failure=None)))
             try:
                 future.wait(NO_TIMEOUT)
             except BaseException:

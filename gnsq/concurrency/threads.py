@@ -20,6 +20,7 @@ from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
 
 __all__ = [
@@ -363,12 +364,12 @@ class OwnerThread:
     def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: arguments of any function
         """Call a function in a new greenlet of the owner thread's hub. The calls begin in the order of spawn().
 
-        An NSQException that the function raises is logged, since no caller waits for the function.
+        An exception that the function raises is logged, since no caller waits for the function.
 
         Raises:
             NSQConnectionClosed: If the thread has ended, or its hub is gone.
         """
-        self.call_soon(gevent.spawn, _log_exceptions, function, arguments)
+        self.call_soon(lambda: spawn("gnsq-call", _log_exceptions, function, arguments, on_failure="the call failed"))
 
     def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: arguments of any function
         """Let the owner thread's hub itself call a function soon. The function must neither wait nor raise.
@@ -395,7 +396,7 @@ class OwnerThread:
         if self.is_current:
             return function(*arguments)
         future: CrossThreadFuture[T] = CrossThreadFuture()
-        self.call_soon(gevent.spawn, future.set_from, function, *arguments)
+        self.call_soon(lambda: spawn("gnsq-call", future.set_from, function, *arguments, on_failure=None))
         end = time.monotonic() + limit
         while not future.wait(min(end - time.monotonic(), ALIVE_CHECK_INTERVAL)):
             self._check_not_ended()

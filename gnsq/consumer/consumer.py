@@ -20,7 +20,7 @@ from gevent.event import Event
 from gnsq.addresses import Addresses, format_address, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
-from gnsq.concurrency.greenlets import run_forever
+from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
 from gnsq.consumer.dispatcher import MessageDispatcher
@@ -296,7 +296,9 @@ class Consumer:
                 self._close_unstarted()
             else:
                 with contextlib.suppress(RuntimeError):  # raised if the thread has ended
-                    self._hub_thread.call_soon(gevent.spawn, self._abort_start)
+                    self._hub_thread.call_soon(
+                        lambda: spawn("gnsq-abort", self._abort_start, on_failure="not closed in order")
+                    )
             raise
 
     def _abort_start(self) -> None:
@@ -330,8 +332,7 @@ class Consumer:
             self._state = State.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
             self._shutdown = Shutdown(limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger)
-            closer = gevent.spawn(self._close, self._shutdown)
-            closer.name = f"gnsq-close-{self.topic}"
+            closer = spawn(f"gnsq-close-{self.topic}", self._close, self._shutdown, on_failure="not closed in order")
             self._tasks.append(closer)
         if timeout is not None and self.threaded:
             self.join(timeout + JOIN_GRACE)
@@ -616,9 +617,8 @@ class Consumer:
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of consumer {self.log_owner.label}"
-        greenlet = gevent.spawn(run_forever, what, loop, self.logger, self._clock)
-        greenlet.name = f"gnsq-{name}-{self.topic}"
-        self._tasks.append(greenlet)
+        arguments = run_until_done, what, loop, self.logger, self._clock
+        self._tasks.append(spawn(f"gnsq-{name}-{self.topic}", *arguments, on_failure="it has ended"))
 
     def _poll_lookupds(self) -> None:
         try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 
-import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.errors import NSQException
 from gnsq.message import Message
@@ -65,7 +65,9 @@ class Shutdown:
         text = "%s: closing, with up to %g s for %s in flight on %s"
         what = counted(in_flight, "message"), counted(len(connections), "connection")
         self._log.info(text, self._label, self._timeout, *what)
-        closer = gevent.spawn(self._pool.close, self._timeout + REQUEUE_GRACE)
+        closer = spawn(
+            f"gnsq-drain-{self._label}", self._pool.close, self._timeout + REQUEUE_GRACE, on_failure="not drained"
+        )
         closer.rawlink(lambda _: self._done.set())
         try:
             if not self._clock.wait(self._done, self._timeout) and self._requeue_unanswered():

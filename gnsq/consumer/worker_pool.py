@@ -6,7 +6,9 @@ are delivered. Messages that time out in the inbox are dropped.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +17,15 @@ from typing import NamedTuple
 import gevent
 
 from gnsq.clock import Clock
+from gnsq.concurrency.greenlets import spawn
+from gnsq.errors import NSQException
 from gnsq.message import Message
 from gnsq.stats import LatencyRecorder
+from gnsq.texts import counted
 
 __all__ = ["RunningHandler", "WorkerPool"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds. After this time in one round of the event loop, workers take no further messages until the next round.
 MAX_RUN_SECONDS = 0.002
@@ -186,17 +193,17 @@ class WorkerPool:
         if self._parked:
             gevent.get_hub().loop.run_callback(self._unpark().switch)
         else:
-            self._add(gevent.spawn(self._run_worker))
+            self._spawn_worker()
 
     def _start_in_next_round(self) -> None:
         if self._parked:
             gevent.get_hub().loop.timer(0.0).start(self._unpark().switch)
         else:
-            self._add(gevent.spawn_later(0, self._run_worker))
+            self._spawn_worker(delay=0)
 
-    def _add(self, worker: gevent.Greenlet) -> None:
+    def _spawn_worker(self, delay: float | None = None) -> None:
+        worker = spawn(self._name, self._run_worker, on_failure=self._on_bug, delay=delay)
         self._starting = worker
-        worker.name = self._name
         self._workers[worker] = _Work(worker)
         worker.rawlink(self._on_worker_end)
 
@@ -310,13 +317,19 @@ class WorkerPool:
         work = self._workers.pop(worker)
         if work.is_parked:
             self._parked.remove(work)
-        # If a bug has ended the worker, do not put its messages back: they would cause the same exception again.
-        messages = [] if isinstance(worker.exception, Exception) else work.messages
-        unanswered = [
-            message for message in messages if not (message is None or message.has_responded() or message.is_async())
-        ]
+        unanswered = _unanswered(work.messages)
         self.inbox.extendleft([message for message in reversed(unanswered) if message not in self.inbox])
         self._continue_in_another()
+
+    def _on_bug(self, error: Exception) -> None:
+        """Requeue the messages of a worker that ends by a bug. To put them back could cause the same error again."""
+        work = self._workers[gevent.getcurrent()]
+        unanswered, work.messages = _unanswered(work.messages), [None]
+        what = counted(len(unanswered), "message is", "messages are")
+        logger.error("%s: internal error: a worker has ended, its %s requeued", self._name, what, exc_info=error)
+        for message in unanswered:
+            with contextlib.suppress(NSQException):
+                message.requeue(backoff=False)
 
     def _drop_timed_out(self, now: float) -> None:
         """Drop messages in the inbox that have timed out: nsqd delivers them again, and would refuse their FIN.
@@ -329,3 +342,7 @@ class WorkerPool:
             message = inbox.popleft()
             message.drop()
             self._on_dropped(message)
+
+
+def _unanswered(messages: Iterable[Message | None]) -> list[Message]:
+    return [message for message in messages if message and not (message.has_responded() or message.is_async())]

@@ -13,6 +13,7 @@ import gevent
 from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
+from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer.handlers import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
 from gnsq.logs import RateLimitedLogger
@@ -123,8 +124,7 @@ class BatchHandler:
             _warn("consumer is starved before the batch is full: batch_size is too large for its max_in_flight")
             self._start_batch()
         elif self._watcher is None:
-            self._watcher = gevent.spawn(self._watch)
-            self._watcher.name = "gnsq-batch"
+            self._watcher = spawn("gnsq-batch", self._watch, on_failure=self._on_watcher_failure)
 
     # --- start of a batch
 
@@ -142,6 +142,12 @@ class BatchHandler:
                     self._clock.sleep(min(CHECK_INTERVAL, self._deadline - self._clock.monotonic()))
         finally:
             self._watcher = None
+
+    def _on_watcher_failure(self, error: Exception) -> None:
+        messages, self._messages = self._messages, []
+        what = counted(len(messages), "message is", "messages are")
+        logger.error("internal error: no batch is run in time, %s requeued", what, exc_info=error)
+        self._requeue(messages, backoff=False)
 
     def _is_due(self) -> bool:
         consumer = self._consumer

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 import gevent
 
 from gnsq.addresses import parse_address
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import CrossThreadFuture, is_hub_greenlet
 from gnsq.consumer.handlers import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
@@ -318,14 +319,13 @@ class _SpanFinisher:
             # The publish had ended before add() was called, so this code runs in the thread of add(), which may wait.
             self._end_due()
         elif self._ender is None:
-            self._ender = gevent.spawn(self._end_due)
-            self._ender.name = "gnsq-spans"
+            self._ender = spawn("gnsq-spans", self._end_due, on_failure="spans end with the next one")
 
     def _end_due(self) -> None:
         try:
-            while True:
+            while self._due:
                 self._end(*self._due.popleft())
-        except IndexError:
+        finally:
             self._ender = None
 
     def _end(self, span: trace.Span, error: BaseException | None, end_time: int) -> None:

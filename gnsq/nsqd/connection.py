@@ -36,6 +36,7 @@ import enum
 import functools
 import logging
 from collections.abc import Callable, Sized
+from typing import Self
 
 import gevent
 from gevent.event import AsyncResult, Event
@@ -43,7 +44,7 @@ from gevent.event import AsyncResult, Event
 from gnsq.addresses import format_address
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
-from gnsq.concurrency.greenlets import CooperativeYield
+from gnsq.concurrency.greenlets import CooperativeYield, spawn
 from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.errors import (
     NSQConnectionClosed,
@@ -106,6 +107,13 @@ class InternalError(NSQException):
 
     What to do: report the traceback in the log, if no receiver or resolver of yours is in it.
     """
+
+    @classmethod
+    def of(cls, bug: Exception, when: str = "") -> Self:
+        """Make the error for what a bug has raised."""
+        error = cls(f"internal error{when}: {bug!r}")
+        error.__cause__ = bug
+        return error
 
 
 class Connection:
@@ -229,9 +237,8 @@ class Connection:
         self.state = ConnectionState.CONNECTED
         self._hub_monitor = HubMonitor.acquire()
         for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("liveness", self._liveness_loop)):
-            greenlet = gevent.spawn(self._run, loop)
-            greenlet.name = f"gnsq-{name}-{self.address}"
-            self._greenlets.append(greenlet)
+            name = f"gnsq-{name}-{self.address}"
+            self._greenlets.append(spawn(name, self._run, loop, on_failure=self._abort_after_bug))
         for warning in self.identity.warnings:
             self._owner.rate_limited(logger).log(
                 logging.WARNING, f"{self.address} {warning}", "%s: %s", self._subject, warning
@@ -436,21 +443,20 @@ class Connection:
     # --- loops
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """Run one of the loops, in a greenlet of its own. If the loop raises, close the connection, so that no caller
-        waits for a response for ever."""
+        """Run one of the loops in its greenlet. When it ends, close the connection: callers may wait for responses."""
         try:
             loop()
         except NSQException as error:
             self._log_loss_while_closing(error)
             self.abort(error)
-        except Exception as error:  # noqa: BLE001  # top of a greenlet: pending requests must fail even after a bug
-            failure = InternalError(f"internal error: {error!r}")
-            failure.__cause__ = error
-            self._log_loss_while_closing(failure)
-            self.abort(failure)
-        except BaseException:
+        except (gevent.GreenletExit, KeyboardInterrupt, SystemExit):
             self.abort()
             raise
+
+    def _abort_after_bug(self, error: Exception) -> None:
+        failure = InternalError.of(error)
+        self._log_loss_while_closing(failure)
+        self.abort(failure)
 
     def _log_loss_while_closing(self, error: NSQException) -> None:
         """Log why the connection was lost, if it was lost during close(). Other code logs all other losses."""

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec
 
-import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import OwnerThread, get_ident
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQTouchFailed
 from gnsq.logs import LogOwner
@@ -226,8 +226,12 @@ class InFlightMessages:
 
     @_in_owner_thread
     def _spawn_touches(self, message: Message, interval: float, stopped: Event) -> None:
-        greenlet = gevent.spawn(touch_periodically, message, interval, stopped, self._clock, self._subject)
-        greenlet.name = f"gnsq-touch-{message.id!r}"
+        spawn(
+            f"gnsq-touch-{message.id!r}",
+            *(touch_periodically, message, interval, stopped, self._clock, self._subject),
+            # A receiver of on_touch may raise any exception.
+            on_failure="the message is not touched any more",
+        )
 
     def _remove(self, count: int = 1) -> None:
         self.in_flight -= count
@@ -303,8 +307,6 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
     except NSQException as error:
         # The message was answered after the check, or the connection was closed. Neither is an error here.
         logger.debug("%s: message %s: not touched any more: %s", subject, message.id, error)
-    except Exception:  # top of a greenlet: a receiver of on_touch may raise any exception
-        logger.exception("%s: message %s: not touched any more", subject, message.id)
 
 
 def _seconds_to_touch(message: Message, interval: float) -> float:

@@ -19,6 +19,7 @@ from gevent.event import Event
 
 from gnsq.backofftimer import JITTER, exponential_delay
 from gnsq.clock import Clock
+from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection, InternalError
@@ -211,8 +212,11 @@ class ConnectionPool:
         reconnector = self._reconnectors[address] = _Reconnector(permanent)
         self.not_attempted += 1
         self._first_attempts.begin(address)
-        reconnector.greenlet = gevent.spawn(self._reconnect_loop, address, reconnector)
-        reconnector.greenlet.name = f"gnsq-reconnect-{address}"
+        reconnector.greenlet = spawn(
+            f"gnsq-reconnect-{address}",
+            *(self._keep_connected, address, reconnector),
+            on_failure="no connection any more",
+        )
 
     def release(self, address: str) -> None:
         """Do not reconnect to an address until it is added again. Its connection or a running attempt continues.
@@ -269,7 +273,10 @@ class ConnectionPool:
         self._closing = True
         for connection in list(self._opening):
             connection.abort()
-        closers = [gevent.spawn(connection.close, timeout) for connection in list(self.connections.values())]
+        closers = [
+            spawn(f"gnsq-close-{address}", connection.close, timeout, on_failure="not drained")
+            for address, connection in list(self.connections.items())
+        ]
         try:
             gevent.joinall(closers)
         finally:
@@ -283,36 +290,40 @@ class ConnectionPool:
             self._reconnectors.clear()
             self.connections.clear()
 
-    def _reconnect_loop(self, address: str, reconnector: _Reconnector) -> None:
+    def _keep_connected(self, address: str, reconnector: _Reconnector) -> None:
+        what = f"the greenlet that connects to {self._owner.at(address)}"
         try:
-            while not self._is_closed and not reconnector.released:
-                connection = self._try_open(address, reconnector)
-                self._set_attempted(address, reconnector, connected=connection is not None)
-                no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
-                # Clear the event before `released` is read: so a release() after the read sets it, and ends the wait.
-                reconnector.wake_event.clear()
-                if self._is_closed:
-                    return
-                wait: float | None = None
-                if not reconnector.released and (reconnector.permanent or no_fault):
-                    if no_fault:
-                        wait = self._wait_without_backoff(reconnector)
-                    else:
-                        reconnector.failures += 1
-                        wait = self._reconnect.delay(reconnector.failures)
-                # A loss without fault means that nsqd refused a publish. The publish raises the error, so do not warn.
-                level = logging.INFO if no_fault or reconnector.released else logging.WARNING
-                self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
-                if wait is None:
-                    return
-                if wait > 0:
-                    self._clock.wait(reconnector.wake_event, wait)
+            run_until_done(what, lambda: self._reconnect_loop(address, reconnector), logger, self._clock)
         finally:
             self._set_attempted(address, reconnector)
             if self._reconnectors.get(address) is reconnector:
                 del self._reconnectors[address]
                 if reconnector.last_failure is not None and not reconnector.permanent:
                     self._past_failures[address] = reconnector.last_failure
+
+    def _reconnect_loop(self, address: str, reconnector: _Reconnector) -> None:
+        while not self._is_closed and not reconnector.released:
+            connection = self._try_open(address, reconnector)
+            self._set_attempted(address, reconnector, connected=connection is not None)
+            no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
+            # Clear the event before `released` is read: so a release() after the read sets it, and ends the wait.
+            reconnector.wake_event.clear()
+            if self._is_closed:
+                return
+            wait: float | None = None
+            if not reconnector.released and (reconnector.permanent or no_fault):
+                if no_fault:
+                    wait = self._wait_without_backoff(reconnector)
+                else:
+                    reconnector.failures += 1
+                    wait = self._reconnect.delay(reconnector.failures)
+            # A loss without fault means that nsqd refused a publish. The publish raises the error, so do not warn.
+            level = logging.INFO if no_fault or reconnector.released else logging.WARNING
+            self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
+            if wait is None:
+                return
+            if wait > 0:
+                self._clock.wait(reconnector.wake_event, wait)
 
     def _set_attempted(self, address: str, reconnector: _Reconnector, *, connected: bool = False) -> None:
         if not reconnector.attempted.is_set():
@@ -347,7 +358,10 @@ class ConnectionPool:
     def _wait_lost(self, address: str, connection: Connection, reconnector: _Reconnector) -> bool:
         """Wait until a connection is lost. Return True if the nsqd did not cause the loss."""
         opened = self._clock.monotonic()
-        connection.wait_closed()
+        try:
+            connection.wait_closed()
+        except Exception as error:  # noqa: BLE001  # only this greenlet would handle the loss
+            connection.abort(InternalError.of(error))
         if self._clock.monotonic() - opened >= STABLE_AFTER:
             reconnector.failures, reconnector.stable = 0, opened
         reconnector.last_failure = connection.error
@@ -370,10 +384,7 @@ class ConnectionPool:
             self.connections[address] = connection
             self._setup(connection)
         except Exception as error:  # noqa: BLE001  # a bug in gnsq or in a callback must not end the attempts
-            failure = error
-            if not isinstance(failure, NSQException):
-                failure = InternalError(f"internal error while connecting: {error!r}")
-                failure.__cause__ = error
+            failure = error if isinstance(error, NSQException) else InternalError.of(error, " while connecting")
             connection.abort(failure)
             self.connections.pop(address, None)
             # The connection's error tells more: the error of setup may only say that the connection was closed.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import gevent
 
 from gnsq.concurrency.forks import register_after_fork
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import (
     CROSS_THREAD_GRACE,
@@ -186,7 +187,7 @@ class ProducerLifecycle:
             if may_wait:
                 return self._close(timeout)
             if get_hub_if_exists() is not None:
-                gevent.spawn(self._close_and_log, self._close, timeout)
+                spawn("gnsq-producer-close", self._close_and_log, self._close, timeout, on_failure="not closed")
             else:
                 start_new_thread(self._close_and_log, (self._close, timeout))
             return []
@@ -244,7 +245,7 @@ class ProducerLifecycle:
         ended: CrossThreadFuture[list[Unconfirmed]] = CrossThreadFuture()
         try:
             # Close in a new greenlet, which continues even if the caller is killed or interrupted by a gevent.Timeout.
-            runtime.owner_thread.call_soon(gevent.spawn, self._close_in_owner, runtime, timeout, ended)
+            runtime.owner_thread.spawn(self._close_in_owner, runtime, timeout, ended)
         except NSQConnectionClosed:
             ended.set_result(self._abort_after_thread_death(runtime))
         limit = timeout + self._grace

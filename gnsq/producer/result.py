@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import gevent
 from gevent.event import AsyncResult
 
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import (
     ALIVE_CHECK_INTERVAL,
     CROSS_THREAD_GRACE,
@@ -229,7 +230,8 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         else:
             key = (self, callback, get_ident())
             if key not in self.waiters.links:
-                job = self.waiters.links[key] = gevent.spawn(self._wait_for_link)
+                job = spawn("gnsq-link", self._wait_for_link, on_failure="the callback is called early")
+                self.waiters.links[key] = job
                 job.rawlink(lambda job: self.waiters.links.pop(key, None) is job and callback(self))
 
     def unlink(self, callback: Callable[[PublishResult], object]) -> None:

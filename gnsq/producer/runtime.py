@@ -17,7 +17,7 @@ import gevent
 from gnsq.addresses import parse_address
 from gnsq.clock import Clock
 from gnsq.concurrency.busy_poller import BusyPoller
-from gnsq.concurrency.greenlets import run_forever
+from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.threads import OwnerThread
 from gnsq.discovery import AllNodes
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
@@ -202,7 +202,7 @@ class ProducerRuntime:
             task.kill(block=False)
         # Close all pools at the same time, since each may need the whole time limit.
         left = max(deadline - self._clock.monotonic(), CLOSE_GRACE)
-        gevent.joinall([gevent.spawn(pool.close, left) for pool in self._pools])
+        gevent.joinall([spawn("gnsq-drain", pool.close, left, on_failure="not drained") for pool in self._pools])
         # Let the hub run one round, in which CompletionQueue wakes the last callers.
         gevent.sleep(0)
         return unconfirmed
@@ -247,9 +247,8 @@ class ProducerRuntime:
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of {self._config.owner.label}"
-        greenlet = gevent.spawn(run_forever, what, loop, logger, self._clock)
-        greenlet.name = f"gnsq-producer-{name}"
-        self._tasks.append(greenlet)
+        arguments = run_until_done, what, loop, logger, self._clock
+        self._tasks.append(spawn(f"gnsq-producer-{name}", *arguments, on_failure="it has ended"))
 
     # --- nsqds
 

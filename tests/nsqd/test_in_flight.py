@@ -485,15 +485,19 @@ def test_stop_does_not_cut_a_send_short(start, clock, responder):
     assert sent == [ID]
 
 
-def test_receiver_of_on_touch_that_raises_is_logged_and_ends_it(start, clock, message, caplog):
+def test_receiver_of_on_touch_that_raises_is_logged_and_ends_it(clock, caplog):
+    sent = []
+    in_flight = InFlightMessages("host:4150", sent.append, lambda: None, clock)
+    message = Message(1, 1, ID, b"job", in_flight, clock.monotonic())
+
     def broken(sender):
         raise KeyError("bug")
 
     message.on_touch.connect(broken)
-    touch = start()
-    clock.advance(20)
+    with message.touching(20.0):
+        clock.advance(50)
 
-    assert touch.ended
+    assert sent == [b"TOUCH %s\n" % ID]
     (record,) = caplog.records
     assert record.exc_info is not None
     assert "not touched any more" in record.message

@@ -21,6 +21,7 @@ from gevent.event import Event
 from gevent.os import make_nonblocking, nb_read
 from gevent.util import wrap_errors
 
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import QUERY_ONLY_OPTIONS, ReadOptions, ordered_fields, shown, spark_name
@@ -135,7 +136,7 @@ def _run(verbose: bool, processes: int, health_address: str, supervised: bool, *
             is_orderly = _supervise(processes, health_address, stop)
         else:
             if supervised:
-                gevent.spawn(_stop_after_input, stop)
+                spawn("gnsq-stdin", _stop_after_input, stop, on_failure=lambda error: stop.set())
             is_orderly = _receive(options, spool, health_address, stop)
     except (ValueError, TypeError) as error:
         raise click.UsageError(_with_flag_names(str(error))) from error
@@ -163,7 +164,7 @@ def _receive(options: ReadOptions, spool: Spool, health_address: str, stop: Even
     checks = {"/live": lambda: why_not_live(receiver), "/ready": lambda: why_not_ready(receiver)}
     with _serving(health_address, checks, receiver):
         # The file system may hang. Until it answers, no message is received, and a signal may end the process.
-        starting = gevent.spawn(wrap_errors(Exception, receiver.start))
+        starting = spawn("gnsq-start", wrap_errors(Exception, receiver.start), on_failure=None)
         gevent.wait([stop, starting], count=1)
         if not starting.ready():
             click.echo("stopped before the spool could be written", err=True)

@@ -50,6 +50,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq import Consumer, Message, finish_all
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.errors import NSQException
 from gnsq.spark.options import ReadOptions
@@ -172,8 +173,8 @@ class Receiver:
             raise
         if self._spool_size.is_full:
             self._pause_for_size()
-        self._write_greenlet = gevent.spawn(self._run)
-        self._write_greenlet.name = f"gnsq-spool-{self.options.source}"
+        name = f"gnsq-spool-{self.options.source}"
+        self._write_greenlet = spawn(name, self._write_loop, on_failure=self._fail)
         self.subscriptions.start()
 
     def _open_writer(self) -> SpoolWriter:
@@ -193,7 +194,9 @@ class Receiver:
             return
         self._closing = True
         self.subscriptions.close()
-        self._disconnecting = gevent.spawn(self.subscriptions.join, CLOSE_TIMEOUT + 1)
+        self._disconnecting = spawn(
+            "gnsq-disconnect", self.subscriptions.join, CLOSE_TIMEOUT + 1, on_failure="some connections are still open"
+        )
         # _write_loop() then ends at once, if nothing is buffered.
         self._disconnecting.rawlink(lambda _: self._wake.set())
         self._wake.set()
@@ -296,15 +299,13 @@ class Receiver:
 
     # --- segments out
 
-    def _run(self) -> None:
-        try:
-            self._write_loop()
-        except Exception as error:  # top of a greenlet: no message is finished any more, and the owner reads the error
-            logger.exception("receiver %s: internal error, no more segments are written", self.id)
-            self.error = error
-            self.pause("error")
-            self._requeue_writing()
-            self.finished.set()
+    def _fail(self, error: Exception) -> None:
+        """End with an error that the owner reads: no message is finished any more."""
+        logger.error("receiver %s: internal error, no more segments are written", self.id, exc_info=error)
+        self.error = error
+        self.pause("error")
+        self._requeue_writing()
+        self.finished.set()
 
     def _write_loop(self) -> None:
         while not self._closing:

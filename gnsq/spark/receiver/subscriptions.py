@@ -18,6 +18,7 @@ import gevent
 from gevent.pool import Group
 
 from gnsq import Consumer, LookupdClient, Message
+from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.errors import NSQHttpError, NSQSubFailed
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.options import ReadOptions
@@ -210,8 +211,9 @@ class Subscriptions:
     def start(self) -> None:
         """Connect in the background: an nsqd or nsqlookupd that does not respond does not delay the others."""
         if self._lookupds:
-            self._poller = gevent.spawn(self._poll)
-            self._poller.name = f"gnsq-topics-{self._options.source}"
+            name = f"gnsq-topics-{self._options.source}"
+            arguments = run_until_done, name, self._poll, logger
+            self._poller = spawn(name, *arguments, on_failure="new topics are not read")
         self._start(self.consumers)
 
     def close(self) -> None:
@@ -227,7 +229,7 @@ class Subscriptions:
 
     def join(self, timeout: float) -> None:
         """Wait until all connections are closed, at most ``timeout`` seconds."""
-        gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self.consumers])
+        gevent.joinall([spawn("gnsq-join", each.join, timeout, on_failure="not waited for") for each in self.consumers])
 
     def pause(self) -> None:
         """Ask for no more messages, also in topics that are added later."""
@@ -339,15 +341,12 @@ class Subscriptions:
 
     def _start(self, consumers: list[Consumer]) -> None:
         for consumer in consumers:
-            self._starting.spawn(consumer.start, block=False)
+            self._starting.add(spawn("gnsq-start", consumer.start, False, on_failure="the topic is not read"))
 
     def _poll(self) -> None:
         has_warned = False
         while True:
-            try:
-                self._start(self._follow_lookupds())
-            except Exception:  # top of a greenlet: known topics are still read, and the next request may succeed
-                logger.exception("topics of %s not followed: internal error", self._options.source)
+            self._start(self._follow_lookupds())
             if not self._subscriptions and not has_warned:
                 has_warned = True
                 logger.warning(

@@ -18,6 +18,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.backofftimer import exponential_delay
+from gnsq.concurrency.greenlets import spawn
 from gnsq.spark.receiver.health import ask_health, get
 
 __all__ = ["Supervisor", "SupervisorTimes", "ended_with"]
@@ -86,7 +87,10 @@ class Supervisor:
     def run(self, stop: Event) -> bool:
         """Run until stop is set; then stop the children. Return True if all have ended in order."""
         with tempfile.TemporaryDirectory(prefix="gnsq-receivers-") as self._folder:
-            keepers = [gevent.spawn(self._keep, number, stop) for number in range(1, self._count + 1)]
+            keepers = [
+                spawn(f"gnsq-keep-{number}", self._keep, number, stop, on_failure=None)
+                for number in range(1, self._count + 1)
+            ]
             for keeper in keepers:
                 keeper.link_exception(lambda _: stop.set())
             stop.wait()
@@ -101,13 +105,13 @@ class Supervisor:
     def why_not_ready(self) -> str:
         """Return which children are not ready, and why; "" if all are."""
         numbers = range(1, self._count + 1)
-        asked = {number: gevent.spawn(self._ask, number, "/ready") for number in numbers}
+        asked = {number: spawn("gnsq-ask", self._ask, number, "/ready", on_failure=None) for number in numbers}
         gevent.joinall(list(asked.values()))
-        return "; ".join(f"receiver {number}: {each.value}" for number, each in asked.items() if each.value)
+        return "; ".join(f"receiver {number}: {why}" for number, each in asked.items() if (why := each.get()))
 
     def answers(self, page: str) -> dict[int, str]:
         """Ask all children for a page. Return the answers of those that answer with 200, by their numbers."""
-        asked = {number: gevent.spawn(self._get, number, page) for number in self._children}
+        asked = {number: spawn("gnsq-ask", self._get, number, page, on_failure=None) for number in self._children}
         gevent.joinall(list(asked.values()))
         return {number: each.value for number, each in asked.items() if each.value is not None}
 

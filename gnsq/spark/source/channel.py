@@ -17,6 +17,7 @@ import gevent
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.addresses import format_address, is_unix, parse_address
+from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.spark.clients import http_keywords
@@ -299,7 +300,8 @@ class ChannelMonitor:
         except NSQException as error:
             # A consumer's SUB will create the channel. Until then the depth does not include it.
             logger.warning("channel %s not created: %s", self._options.source, error)
-        gevent.spawn(self._poll).name = f"gnsq-depth-{self._options.source}"
+        name = f"gnsq-depth-{self._options.source}"
+        spawn(name, run_until_done, name, self._poll, logger, on_failure="the depth is not asked any more")
 
     def _ask(self) -> Depth | None:
         asked_at = time.monotonic()

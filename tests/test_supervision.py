@@ -1,0 +1,201 @@
+"""Greenlets: an unexpected exception in any of them is told, and its owner goes on or ends with it."""
+
+import gc
+import re
+from pathlib import Path
+
+import gevent
+import pytest
+from gevent.event import Event
+
+import fakensqd as fakensqd_package
+import gnsq as gnsq_package
+from fakensqd import FakeLookupd, FakeNsqd
+from fakensqd.faults.relay import Relay
+from fakensqd.faults.toxics import latency
+from gnsq import Consumer, NsqdTCPClient, Producer
+from gnsq.contrib.batch import BatchHandler
+from tests.cli.programs import background, gnsq
+from tests.helpers import silent_nsqd, wait_until
+
+SOURCES = [
+    path
+    for package in (gnsq_package, fakensqd_package)
+    for path in sorted(Path(package.__file__).parent.rglob("*.py"))
+    if path.name != "greenlets.py"
+]
+CONNECTED = ("gnsq-read", "gnsq-write", "gnsq-liveness", "gnsq-reconnect")
+QUICK = {"reconnect_initial": 0.05, "lookupd_poll_interval": 0.05}
+
+
+class Bug(Exception):
+    """What nobody expects."""
+
+
+def test_greenlets_are_started_in_one_place():
+    """A greenlet that gevent.spawn() or Group.spawn() starts has nobody who learns that it has died."""
+    started = re.compile(r"gevent\.(spawn|spawn_later|Greenlet)\(|[gG]roup\(?\)?\.spawn\(")
+
+    assert [path for path in SOURCES if started.search(path.read_text())] == []
+
+
+def greenlets(name):
+    """The greenlets of this hub that have begun, and whose names begin so."""
+    hub = gevent.get_hub()
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) is gevent.Greenlet and each.parent is hub and each.name.startswith(name) and each.gr_frame
+    ]
+
+
+def throw(name):
+    """Throw a Bug into the greenlets of a kind, as an unexpected error in the middle of their work."""
+    wait_until(lambda: greenlets(name))
+    for greenlet in greenlets(name):
+        gevent.get_hub().loop.run_callback(greenlet.throw, Bug("unexpected"))
+
+
+def is_told(caplog):
+    return any(record.exc_info and isinstance(record.exc_info[1], Bug) for record in caplog.records)
+
+
+@pytest.fixture
+def nsqd():
+    with FakeLookupd() as lookupd, FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address]) as made:
+        made.lookupd = lookupd
+        made.publish("t", b"first")
+        yield made
+
+
+@pytest.fixture
+def consumer(nsqd):
+    """A consumer whose handler keeps each message with touching() for a moment."""
+    bodies, held = [], Event()
+
+    def handle(consumer, message):
+        bodies.append(message.body)
+        if message.body == b"held":
+            with message.touching(interval=0.01):
+                held.wait()
+
+    made = Consumer("t", "c", nsqd.tcp_address, nsqd.lookupd.http_address, message_handler=handle, **QUICK)
+    made.bodies, made.held = bodies, held
+    made.start(block=False)
+    yield made
+    held.set()
+    made.close()
+    made.join()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*CONNECTED, "gnsq-rdy", "gnsq-overdue", "gnsq-lookup", "gnsq-worker"],
+)
+def test_consumer_tells_of_a_dead_greenlet_and_goes_on(consumer, nsqd, caplog, name):
+    wait_until(lambda: consumer.bodies == [b"first"] and consumer.total_in_flight == 0)
+
+    throw(name)
+    wait_until(lambda: is_told(caplog))
+    nsqd.publish("t", b"second")
+
+    wait_until(lambda: consumer.bodies == [b"first", b"second"] and consumer.total_in_flight == 0)
+    assert consumer.is_running
+
+
+def test_dead_greenlet_that_touches_is_told_and_the_handler_goes_on(consumer, nsqd, caplog):
+    nsqd.publish("t", b"held")
+
+    throw("gnsq-touch")
+    wait_until(lambda: is_told(caplog))
+    consumer.held.set()
+
+    wait_until(lambda: consumer.stats().counts.finished == 2)
+
+
+@pytest.mark.parametrize("name", ["gnsq-close", "gnsq-drain"])
+def test_consumer_closes_though_a_greenlet_of_its_close_dies(consumer, nsqd, caplog, name):
+    nsqd.publish("t", b"held")
+    wait_until(lambda: b"held" in consumer.bodies)
+
+    consumer.close()
+    throw(name)
+    consumer.join(timeout=5)
+
+    assert consumer.stats().state == "closed"
+    assert is_told(caplog)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*CONNECTED, "gnsq-producer-deadlines", "gnsq-producer-batches", "gnsq-producer-lookup"],
+)
+def test_producer_tells_of_a_dead_greenlet_and_goes_on(nsqd, caplog, name):
+    with Producer(
+        nsqd.tcp_address, lookupd_http_addresses=nsqd.lookupd.http_address, batch_messages=10, **QUICK
+    ) as producer:
+        producer.publish("u", b"1")
+
+        throw(name)
+        wait_until(lambda: is_told(caplog))
+
+        assert producer.publish("u", b"2") == b"OK"
+
+
+def test_batch_handler_requeues_what_its_dead_watcher_would_have_run(nsqd, caplog):
+    handler = BatchHandler(10, handle_batch=lambda batch: None)
+    with Consumer("t", "c", nsqd.tcp_address, message_handler=handler, max_in_flight=20, requeue_delay=0) as consumer:
+        wait_until(lambda: consumer.total_in_flight == 1)
+
+        throw("gnsq-batch")
+        wait_until(lambda: consumer.stats().counts.requeued == 1)
+
+    assert is_told(caplog)
+
+
+@pytest.mark.parametrize("name", ["fakensqd-writer", "fakensqd-link-up", "fakensqd-link-down", "fakensqd-serve"])
+def test_emulator_tells_of_a_dead_greenlet_ends_its_connection_and_serves_others(nsqd, caplog, name):
+    nsqd.link.add(latency(0.001))
+    lost = NsqdTCPClient(*nsqd.tcp_address.split(":"))
+    lost.connect()
+    lost.identify()
+
+    throw(name)
+
+    with pytest.raises(Exception, match=r"closed|reset"):
+        lost.read_response()
+    assert is_told(caplog)
+    with Producer(nsqd.tcp_address) as producer:
+        assert producer.publish("u", b"1") == b"OK"
+
+
+def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
+    with Relay(nsqd.tcp_address) as relay:
+        client = NsqdTCPClient(*relay.address.split(":"))
+        client.connect()
+        client.identify()
+
+        throw("fakensqd-relay")
+
+        with pytest.raises(Exception, match=r"closed|reset"):
+            client.read_response()
+    assert is_told(caplog)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        pytest.param(("copy", "t", "u"), "gnsq-sender", id="copy"),
+        pytest.param(("tail", "t", "--channel", "c"), "gnsq-start", id="tail"),
+        pytest.param(("to-file", "t"), "gnsq-to-file", id="to-file"),
+    ],
+)
+def test_command_ends_with_the_error_of_a_dead_greenlet(nsqd, monkeypatch, tmp_path, caplog, arguments, name):
+    monkeypatch.chdir(tmp_path)
+
+    # The start of a consumer waits for the silent nsqd.
+    with silent_nsqd() as silent, background(lambda: throw(name)):
+        result = gnsq(nsqd, *arguments, "--nsqd", silent)
+
+    assert result.exit_code == 1
+    assert "unexpected" in f"{result.exception} {result.stderr}"
