@@ -155,7 +155,7 @@ def _check_node(node: object) -> None:
         raise ValueError(f"node {node!r} must be host:port: an nsqd's broadcast address and HTTP port")
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:  # Any: type checkers learn of no class, since to import it would be a circle
     """Load the deprecated Lookupd of gnsq 1.0. Source: PEP 562."""
     if name == "Lookupd":
         import gnsq

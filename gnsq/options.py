@@ -5,6 +5,7 @@ The checks of values and the tables of the documentation are derived from the fi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
@@ -46,20 +47,30 @@ def option(
     maximum: float | None = None,
     special: tuple[float, ...] = (),
     secret: bool = False,
+    none: Any = dataclasses.MISSING,
 ) -> Any:
     """Declare an option. The values in special are valid although they are not between minimum and maximum. The
-    error text for a wrong type does not show the value of a secret option."""
+    error text for a wrong type does not show the value of a secret option. None stands for the value none if its type
+    does not have None, by default for the default."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
+    metadata["none"] = default if none is dataclasses.MISSING else none
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of options: the constructor checks the bounds of each field, and the type if _TYPES has it."""
+    """Base class of options: the constructor checks the bounds of each field, and the type if _TYPES has it.
+
+    As in gnsq 1.0, None is the default, a number may be text or a float without a fraction, and a secret may be text.
+    """
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_field(field, getattr(self, field.name))
+            given = getattr(self, field.name)
+            value = _converted(field, given)
+            if value is not given:
+                object.__setattr__(self, field.name, value)  # the dataclass is frozen
+            _check_field(field, value)
 
     @classmethod
     def from_keywords(cls, owner: type | str, values: Mapping[str, Any], *beside: type[Options]) -> Self:
@@ -90,6 +101,29 @@ class Options:
         """Make options from those values whose names are options of this class, and remove these values."""
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
         return cls(**{name: values.pop(name) for name in names})
+
+
+def _converted(field: dataclasses.Field[Any], value: Any) -> Any:  # Any: each option has its own type
+    """Return the value of an option that gnsq 1.0 took in this form, too; other values as they are."""
+    types = str(field.type).split(" | ")
+    if value is None and "None" not in types:
+        return field.metadata.get("none")
+    if isinstance(value, str) and "str" not in types:
+        if "bytes" in types:
+            return _encoded(field.name, value)
+        if "int" in types or field.metadata.get("minimum") is not None:
+            with contextlib.suppress(ValueError):
+                return int(value) if value.strip().isdigit() else _converted(field, float(value))
+    if isinstance(value, float) and "int" in types and "float" not in types and value.is_integer():
+        return int(value)
+    return value
+
+
+def _encoded(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # its text has the value, which may be a secret
+        raise ValueError(f"{name} has characters that UTF-8 can't encode") from None
 
 
 def _check_field(field: dataclasses.Field[Any], value: object) -> None:

@@ -1,5 +1,6 @@
 """Options check types and bounds when they are made."""
 
+import dataclasses
 import logging
 import ssl
 
@@ -8,8 +9,11 @@ import pytest
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.consumer import ConsumerOptions
+from gnsq.http.options import HttpOptions
 from gnsq.logs import LogOwner
+from gnsq.nsqd.pool import ReconnectOptions
 from gnsq.options import MAX_INTERVAL, ConnectionOptions
+from gnsq.producer import ProducerOptions
 from gnsq.protocol.handshake import identify_body
 from gnsq.tls import client_context
 from tests.docs.pages import hooks
@@ -42,10 +46,54 @@ def test_special_values_of_an_option_are_valid():
     assert identify_body(options)["heartbeat_interval"] == -1
 
 
-@pytest.mark.parametrize("value", ["60", True])
+@pytest.mark.parametrize("value", ["soon", "", b"60", True])
 def test_option_that_is_not_a_number_is_a_type_error(value):
     with pytest.raises(TypeError, match="timeout must be float, not"):
         ConnectionOptions(timeout=value)
+
+
+ALL = [ConsumerOptions, ProducerOptions, ReconnectOptions, ConnectionOptions, HttpOptions]
+
+
+@pytest.mark.parametrize("options", ALL)
+def test_none_is_the_default_of_each_option(options):
+    names = {field.name for field in dataclasses.fields(options)} - {"max_tries"}
+
+    assert options(**dict.fromkeys(names)) == options()
+
+
+def test_none_is_no_limit_of_the_deliveries():
+    assert ConsumerOptions(max_tries=None).max_tries == 0
+
+
+@pytest.mark.parametrize("options", ALL)
+@pytest.mark.parametrize("form", [str, lambda number: f" {number} ", float, lambda number: str(float(number))])
+def test_number_may_be_text_or_a_float_without_a_fraction(options, form):
+    numbers = {name: value for name, value in vars(options()).items() if type(value) in (int, float)}
+
+    made = options(**{name: form(value) for name, value in numbers.items()})
+
+    assert made == options()
+    ints = [
+        name for name, value in numbers.items() if type(value) is int and "float" not in options.__annotations__[name]
+    ]
+    assert all(type(getattr(made, name)) is int for name in ints)
+
+
+@pytest.mark.parametrize("value", ["5", "5.0", 5.0, None])
+def test_clients_take_numbers_as_gnsq_1_0_did(value):
+    numbers = {"timeout": value, "deflate_level": value}
+    Consumer("t", "c", "a", max_in_flight=value, lookupd_poll_interval=value, requeue_delay=value, **numbers)
+    Producer("a", value, **numbers)
+    NsqdTCPClient("a", **numbers)
+    NsqdHTTPClient("a", timeout=value, maxsize=value)
+    LookupdClient("a", retries=value)
+
+
+def test_secret_may_be_text():
+    assert ConnectionOptions(auth_secret="schlüssel").auth_secret == "schlüssel".encode()
+    with pytest.raises(ValueError, match=r"auth_secret has characters that UTF-8 can't encode$"):
+        ConnectionOptions(auth_secret="hidden\ud800")
 
 
 def test_unknown_option_lists_all_options():
@@ -141,7 +189,7 @@ def test_rows_describe_every_option():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("timeout", None, "timeout must be float, not None"),
+        ("snappy", 1, "snappy must be bool, not 1"),
         ("output_buffer_size", 100.5, "output_buffer_size must be int, not 100.5"),
         ("client_id", b"x", "client_id must be str or None, not b'x'"),
         ("hostname", 5, "hostname must be str or None, not 5"),
@@ -155,7 +203,7 @@ def test_wrong_types_are_refused_where_the_option_is_given(name, value, words):
 def test_secret_is_in_no_text():
     assert "hidden" not in repr(ConnectionOptions(auth_secret=b"hidden"))
     with pytest.raises(TypeError) as caught:
-        ConnectionOptions(auth_secret="hidden")
+        ConnectionOptions(auth_secret=["hidden"])
     assert "hidden" not in str(caught.value)
 
 

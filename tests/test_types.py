@@ -166,6 +166,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from functools import partial
 from typing import Unpack, assert_type
 
@@ -176,6 +177,8 @@ from gnsq.contrib.batch import BatchHandler
 from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler, ProducerGiveupHandler
 from gnsq.contrib.opentelemetry import TracedProducer, traced
 from gnsq.contrib.queue import ChannelHandler, QueueHandler
+from gnsq.lookupd import Lookupd
+from gnsq.nsqd import Nsqd
 from gnsq.producer import Chunk, ProducerOptionsDict, Unconfirmed
 
 async def coroutine(consumer: Consumer, message: Message) -> None: ...
@@ -253,6 +256,8 @@ RIGHT = [
     "assert_type(http.stats(text=True), bytes)",
     "[channel['depth'] for topic in http.stats('t')['topics'] or [] for channel in topic['channels']]",
     "Consumer('t', 'c', 'nsqd', max_tries=3, handler_timeout=5, reconnect_initial=1, tls_v1=True, snappy=True)",
+    "Consumer('t', 'c', requeue_delay=lambda attempts: timedelta(seconds=attempts), backoff=2.5)",
+    "Nsqd('nsqd'), Lookupd('lookupd')",
     "Consumer('t', 'c', lookupd_http_addresses='l', lookupd_options={'auth': ('user', 'password')})",
     "Producer('nsqd', strategy='primary', batch_messages=10, tls_options={'ca_certs': 'ca.pem'}, threaded=True)",
     "NsqdTCPClient('nsqd', 4150, tls_v1=True, tls_options={'cert_reqs': 0}, msg_timeout=5)",

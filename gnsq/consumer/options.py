@@ -48,7 +48,11 @@ class ConsumerOptions(Options):
     """Options of a Consumer. requeue_delay is in milliseconds, as it was in gnsq 1.0."""
 
     max_tries: int = option(
-        5, "limit of the deliveries of a message; after that it is given up; 0: no limit", unit="attempts", minimum=0
+        5,
+        "limit of the deliveries of a message; after that it is given up; 0 or None: no limit",
+        unit="attempts",
+        minimum=0,
+        none=0,  # as in gnsq 1.0: with the default, messages would be given up that were not before
     )
     max_in_flight: int = option(
         1, "limit of the messages in flight, for all nsqds together", unit="messages", minimum=1

@@ -1,6 +1,7 @@
 """Clients of one nsqd, and the connections that Consumer and Producer use."""
 
 import socket
+from typing import Any
 
 from gnsq.nsqd.http import NsqdHTTPClient
 from gnsq.nsqd.tcp import NsqdTCPClient
@@ -12,7 +13,7 @@ HOSTNAME = socket.gethostname()
 SHORTNAME = HOSTNAME.split(".")[0]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:  # Any: type checkers learn of no class, since to import it would be a circle
     """Load the deprecated Nsqd, which gnsq 1.0 had here. Source: PEP 562."""
     if name == "Nsqd":
         import gnsq

@@ -35,6 +35,13 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 class ProducerOptions(Options):
     """Options of a Producer: how it waits, routes, batches and limits publishes."""
 
+    max_backoff_duration: float = option(
+        128,
+        "limit of the time until an nsqd is tried again, but not more than a quarter of publish_timeout, nor less than "
+        "0.1; reconnect_maximum replaces these limits",
+        unit="s",
+        minimum=0,
+    )
     publish_timeout: float = option(
         60.0,
         "time that a publish has for capacity, a connection, sending and the response; publish() may be given another",

@@ -50,8 +50,7 @@ class Producer:
 
     Args:
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
-        max_backoff_duration: Seconds; longest wait before the producer connects to an nsqd again, but not more than a
-            quarter of publish_timeout, nor less than 0.1. The option reconnect_maximum replaces these limits.
+        max_backoff_duration: The option of ProducerOptions.
         lookupd_http_addresses: URL or ``host[:port]`` of an nsqlookupd, or a list or tuple of these: publish to all
             nsqds that the nsqlookupds know.
         lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to nsqlookupd. The
@@ -89,7 +88,8 @@ class Producer:
         clock: Clock | None = None,
         **keywords: Unpack[ProducerOptionsDict],
     ) -> None:
-        options: dict[str, Any] = dict(keywords)  # Any: each option has its own type, which its class checks
+        # Any: each option has its own type, which its class checks
+        options: dict[str, Any] = dict(keywords, max_backoff_duration=max_backoff_duration)
         self.options = ProducerOptions.split_keywords(options)
         make_strategy(self.options.strategy)  # raises if it is not valid
         self.addresses = parse_addresses(nsqd_tcp_addresses)
@@ -97,13 +97,13 @@ class Producer:
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
         if not self.addresses and not self.lookupds:
             raise ValueError("producer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
-        self.max_backoff_duration = max_backoff_duration
+        self.max_backoff_duration = self.options.max_backoff_duration
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
         options.setdefault("reconnect_initial", 0.1)
         # In gnsq 1.0, max_backoff_duration=0 meant no backoff. Here the longest wait is at least 0.1 s: attempts
         # without a pause use all processor time. With longer waits, a publish could time out though its nsqd is back.
-        longest = min(max_backoff_duration, self.options.publish_timeout / 4)
+        longest = min(self.max_backoff_duration, self.options.publish_timeout / 4)
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
