@@ -211,7 +211,7 @@ class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
     heartbeat_interval: float
     output_buffer_size: int
     output_buffer_timeout: int
-    tls_v1: bool
+    tls_v1: bool | None
     tls_options: TlsOptionsDict | None
     snappy: bool
     deflate: bool
@@ -247,7 +247,11 @@ class ConnectionOptions(Options):
     output_buffer_timeout: int = option(
         250, "limit of the time in this buffer; -1: no limit; 0: its default", unit="ms", minimum=1, special=(-1, 0)
     )
-    tls_v1: bool = option(False, "encrypt the connection; a server without TLS is refused")
+    tls_v1: bool | None = option(
+        None,
+        "encrypt the connection; a server without TLS is refused; False: clear text, whatever else is given; "
+        "default: only with tls_context",
+    )
     tls_options: TlsOptionsDict | None = option(
         None,
         "options of TLS: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
@@ -259,7 +263,7 @@ class ConnectionOptions(Options):
     sample_rate: int = option(0, "part of the messages that nsqd delivers; 0: all", unit="%", minimum=0, maximum=99)
     auth_secret: bytes | None = option(None, "secret for AUTH; sent only to a server that requires AUTH", secret=True)
     user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
-    tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options; implies tls_v1")
+    tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options")
     server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host")
     msg_timeout: float | None = option(
         None,
@@ -292,10 +296,17 @@ class ConnectionOptions(Options):
             raise TypeError(f"tls_context must be an ssl.SSLContext, not {self.tls_context!r}")
         if self.tls_context is not None and self.tls_options is not None:
             raise ValueError("tls_context and tls_options are both given; the context has all these options")
+        if self.tls_v1 is None and self.tls_context is None:
+            # Whoever gives them believes that the connection is encrypted.
+            for name in ("tls_options", "server_hostname"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} is given without tls_v1: give tls_v1=True, or tls_v1=False for clear text"
+                    )
         if self.address_resolver is not None and not callable(self.address_resolver):
             raise TypeError(f"address_resolver must be callable, not {self.address_resolver!r}")
 
     @property
     def wants_tls(self) -> bool:
         """True if the connection must be encrypted."""
-        return self.tls_v1 or self.tls_context is not None
+        return self.tls_context is not None if self.tls_v1 is None else self.tls_v1

@@ -213,12 +213,20 @@ def test_secret_is_in_no_text():
         ({"tls_options": "x"}, "tls_options must be a dict"),
         ({"tls_context": "x"}, "tls_context must be an ssl.SSLContext"),
         ({"address_resolver": "x"}, "address_resolver must be callable"),
-        ({"tls_v1": 1}, "tls_v1 must be bool, not 1"),
+        ({"tls_v1": 1}, "tls_v1 must be bool or None, not 1"),
     ],
 )
 def test_wrong_type_of_an_option_is_named(options, words):
     with pytest.raises(TypeError, match=words):
         ConnectionOptions(**options)
+
+
+@pytest.mark.parametrize("options", [{"tls_options": {}}, {"server_hostname": "nsqd.example"}])
+@pytest.mark.parametrize("said", [{}, {"tls_v1": None}], ids=["not given", "None"])
+def test_options_of_tls_never_end_in_clear_text_by_default(options, said):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} is given without tls_v1: give tls_v1=True, or tls_v1=False"):
+        ConnectionOptions(**options, **said)
 
 
 def test_context_and_options_of_tls_are_not_both_taken():

@@ -83,7 +83,7 @@ class NsqdTCPClient:
         heartbeat_interval: float = 30,
         output_buffer_size: int = 16384,
         output_buffer_timeout: int = 250,
-        tls_v1: bool = False,
+        tls_v1: bool | None = None,
         tls_options: TlsOptionsDict | None = None,
         snappy: bool = False,
         deflate: bool = False,
@@ -96,11 +96,12 @@ class NsqdTCPClient:
         given = {name: value for name, value in locals().items() if name not in ("self", "address", "port", "options")}
         # parse_address() checks address and port. gnsq 1.0 accepted a port as str.
         self.address, self.port = parse_address(format_address(address, int(port)))
-        self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
+        checked = ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options})
+        self.options = load_certificates(checked)
         identify_body = handshake.identify_body(self.options)
         for name in given:
             # An attribute has the value that IDENTIFY sends, if any: hostname is not None, heartbeat_interval is in ms.
-            setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
+            setattr(self, name, identify_body.get(name, getattr(checked, name)))
         self.state = states.INIT
         self.ready_count = 0
         self.identity = Identity()

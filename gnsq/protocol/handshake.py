@@ -290,8 +290,6 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
     if response.get("deflate") and options.output_buffer_size == -1:
         # Without an output buffer, nsqd writes into the compressor for each message, but does not flush the compressor.
         yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
-    if not options.wants_tls and (options.tls_options is not None or options.server_hostname is not None):
-        yield "tls_options or server_hostname are given and tls_v1 is not: going on in clear text"
     if 0 < options.output_buffer_timeout < LOW_OUTPUT_BUFFER_TIMEOUT:
         yield (
             f"output_buffer_timeout {options.output_buffer_timeout} ms is below {LOW_OUTPUT_BUFFER_TIMEOUT} ms: nsqd "

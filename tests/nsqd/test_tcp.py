@@ -386,6 +386,13 @@ def test_parameters_have_the_order_of_1_0_and_are_attributes():
     assert {name: getattr(client, name) for name in values} == {**values, "heartbeat_interval": 10_000}
 
 
+def test_attributes_have_the_checked_values():
+    client = NsqdTCPClient("a", timeout="5", deflate_level="3", auth_secret="x", tls_v1=None, snappy=None)
+
+    names = ("timeout", "deflate_level", "auth_secret", "tls_v1", "snappy")
+    assert [getattr(client, name) for name in names] == [5, 3, b"x", False, False]
+
+
 def test_host_and_client_have_names_by_default():
     client = NsqdTCPClient()
 
