@@ -35,7 +35,11 @@ _poll: Any = monkey.get_original("select", "poll")  # Any: gevent has no type hi
 
 
 class Transport(Protocol):
-    """A reliable stream of bytes. At most one greenlet at a time may call recv(), and at most one sendall()."""
+    """A reliable stream of bytes. At most one greenlet at a time may call recv(), and at most one sendall().
+
+    recv() lets other greenlets run, even if bytes have arrived already: gevent's own recv() does not, so a peer that
+    sends faster than a loop reads would block the hub, and no deadline would ever end the loop.
+    """
 
     def recv(self, size: int) -> bytes:
         """Wait for bytes, and return up to size bytes; b"" if the peer has closed its sending side.
@@ -64,10 +68,13 @@ class TcpTransport:
     def __init__(self, sock: Any, peer: str) -> None:  # Any: gevent has no type hints
         self._socket = sock
         self._peer = peer
+        self._let_others_run = CooperativeYield()
         self._readable: Any = None  # Any: a watcher of gevent's
         self._reader: Any = None  # Any: a greenlet; gevent has no types
 
     def recv(self, size: int) -> bytes:
+        # Before the read, not after it: if a timeout of the caller is raised here, no bytes are lost.
+        self._let_others_run()
         try:
             data: bytes = self._socket.recv(size)
         except OSError as error:
@@ -178,18 +185,14 @@ class CompressedTransport:
         self._let_others_run = CooperativeYield()
 
     def recv(self, size: int) -> bytes:
-        decompress = self._codec.decompress
+        # A few received bytes may decompress to very many, for which the inner transport is not asked.
+        self._let_others_run()
         received, self._first = self._first, b""
-        while True:
-            data = decompress(received, size)
-            if data:
-                return data
-            if received:
-                # Received bytes may have no content, such as padding. A stream of them must not block other greenlets.
-                self._let_others_run()
+        while not (data := self._codec.decompress(received, size)):
             received = self._inner.recv(READ_SIZE)
             if not received:
                 return b""
+        return data
 
     def sendall(self, data: bytes) -> None:
         self._inner.sendall(self._codec.compress(data))

@@ -147,24 +147,6 @@ def test_clear_text_instead_of_compressed_bytes_is_a_protocol_error(codec):
         CompressedTransport(MemoryTransport(b"\xff\xff\xff\xffOK!!!!!"), codec()).recv(100)
 
 
-@pytest.mark.parametrize(
-    ("codec", "nothing"),
-    [(Deflate, b"\x00\x00\x00\xff\xff"), (Snappy, b"\xfe\x00\x00\x00")],
-    ids=["deflate", "snappy"],
-)
-def test_flood_of_empty_chunks_lets_timers_run(codec, nothing):
-    class Flood(MemoryTransport):
-        def recv(self, size):
-            return nothing * 10_000
-
-    sender = codec()
-    transport = CompressedTransport(Flood(), codec(), sender.compress(b"OK"))
-    assert transport.recv(100) == b"OK"
-
-    with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
-        transport.recv(100)
-
-
 def test_bomb_is_read_in_pieces():
     transport = CompressedTransport(MemoryTransport(Deflate(9).compress(b"\x00" * 10_000_000), b""), Deflate())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.ssltransport import SSLTransport
 
 from gnsq.concurrency.forks import register_after_fork
+from gnsq.concurrency.sockets import CooperativeSocket
 from gnsq.concurrency.threads import hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.options import HttpOptions
@@ -35,6 +37,10 @@ __all__ = ["Call", "Connections"]
 _RETRY_DELAY = 0.1
 _MAX_RETRY_DELAY = 2.0
 _CHUNK = 64 * 1024
+# Limit of what is received besides the body, in bytes: status lines such as 100 Continue, headers, sizes of chunks,
+# trailers, and what TLS adds. Without the limit such lines could go on until the deadline, and one line could fill the
+# memory. A body raises the limit by its own size, since it may come in small chunks.
+_MAX_OVERHEAD = 256 * 1024
 _TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in place of 4161"
 # Exceptions that requests, urllib3 and http.client raise for a broken connection, a malformed response or a bad proxy.
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
@@ -156,6 +162,7 @@ class Connections:
         """
         with self._slots:
             call.connected = call.sent = False
+            call.received = call.body_size = 0
             if self.closed:
                 raise self._closed_error()
             if fresh:
@@ -171,7 +178,7 @@ class Connections:
                 )
                 # closing() closes a broken connection. After a complete response the pool has the connection already.
                 with contextlib.closing(response):
-                    return _read(f"{request.method} {request.url}", response, self.options.max_response_size)
+                    return _read(call, response, self.options.max_response_size)
             except _FAILURES as error:
                 raise (self._closed_error() if self.closed else NoResponse(error, call)) from error
             finally:
@@ -187,17 +194,21 @@ class Call:
         ends: Time at which the timeout is over, as time.monotonic().
         connected: True if the current request has begun to make a connection.
         sent: True if any byte of the current request may have been sent.
+        received: Number of the bytes that were received for the current request.
+        body_size: Number of these bytes that belong to the body of its response.
+        what: The request, for error texts.
         socket: The socket to which the current request is sent; None before and after.
     """
 
     def __init__(self, connections: Connections, what: str, timeout: float) -> None:
         self._connections = connections
-        self._what = what
+        self.what = what
         self._timeout = timeout
         self.greenlet = gevent.getcurrent()
         self.ends = time.monotonic() + timeout
         self.deadline = gevent.Timeout.start_new(timeout)
         self.connected = self.sent = False
+        self.received = self.body_size = 0
         self.socket: Any = None  # Any: gevent has no types
 
     def send(self, method: str, url: str, params: Mapping[str, str], body: bytes | None) -> Response:
@@ -206,7 +217,7 @@ class Call:
         Raises:
             NSQHttpError: If there is no response, or it is refused: too long, or with an encoding such as gzip.
         """
-        self._what = f"{method} {url}"
+        self.what = f"{method} {url}"
         request = requests.Request(method, url, self._connections.headers, data=body, params=params)
         retries, fresh = 0, False
         while True:
@@ -222,18 +233,25 @@ class Call:
             gevent.sleep(min(_RETRY_DELAY * 2**retries, _MAX_RETRY_DELAY))
             retries += 1
 
+    def count(self, size: int) -> None:
+        """Count received bytes. Raises NSQHttpError if they are too many beside the body."""
+        self.received += size
+        if self.received > _MAX_OVERHEAD + 2 * self.body_size:
+            text = f"{self.what}: more than {_MAX_OVERHEAD} bytes of status lines, headers, chunk sizes or trailers"
+            raise (NSQHttpError if self.sent else NSQHttpUnreachable)(text)
+
     def timeout_error(self) -> NSQHttpError:
         """Make the error for a call whose timeout is over."""
         if self.sent:
-            return NSQHttpTimeout(f"{self._what}: no response within {self._timeout:.6g} s")
-        return NSQHttpUnreachable(f"{self._what}: no response: nothing could be sent within {self._timeout:.6g} s")
+            return NSQHttpTimeout(f"{self.what}: no response within {self._timeout:.6g} s")
+        return NSQHttpUnreachable(f"{self.what}: no response: nothing could be sent within {self._timeout:.6g} s")
 
     def _error(self, failure: NoResponse) -> NSQHttpError:
         if failure.timed_out and failure.sent:
             return self.timeout_error()
         if failure.sent:
-            return NSQHttpError(f"{self._what}: no response: {failure}")
-        return NSQHttpUnreachable(f"{self._what}: no response: can't connect: {failure}")
+            return NSQHttpError(f"{self.what}: no response: {failure}")
+        return NSQHttpUnreachable(f"{self.what}: no response: can't connect: {failure}")
 
 
 def _may_be_repeated(method: str, failure: NoResponse) -> bool:
@@ -276,6 +294,15 @@ class _Adapter(HTTPAdapter):
         return super().build_connection_pool_key_attributes(*args, **kwargs)[0], {}
 
 
+class _Socket(CooperativeSocket):
+    """A gevent socket that counts the received bytes of its call."""
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        data = super().recv(size, flags)
+        _current_call.get().count(len(data))
+        return data
+
+
 class _Connection(urllib3.connection.HTTPConnection):
     """A connection on a gevent socket, which records the progress of its call."""
 
@@ -283,7 +310,8 @@ class _Connection(urllib3.connection.HTTPConnection):
     gevent_socket: Any = None
 
     def _new_conn(self) -> Any:
-        self.gevent_socket = socket.create_connection((self._dns_host, self.port), self.timeout)
+        connected = socket.create_connection((self._dns_host, self.port), self.timeout)
+        self.gevent_socket = _Socket.take_over(connected)
         for option in self.socket_options or ():
             self.gevent_socket.setsockopt(*option)
         return self.gevent_socket
@@ -358,34 +386,31 @@ def _close_descriptor(sock: Any) -> None:  # Any: gevent has no types
 # --- responses and errors ---
 
 
-def _read(request: str, response: requests.Response, max_size: int) -> Response:
+def _read(call: Call, response: requests.Response, max_size: int) -> Response:
     headers = response.headers
     encoding = headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise NSQHttpError(
-            f"{request}: response has the encoding {shown(encoding)}, which was not allowed",
+            f"{call.what}: response has the encoding {shown(encoding)}, which was not allowed",
             response.status_code,
         )
     announced = headers.get("Content-Length", "")
     too_large = NSQHttpError(
-        f"{request}: response of more than {max_size} bytes exceeds max_response_size {max_size}", response.status_code
+        f"{call.what}: response of more than {max_size} bytes exceeds max_response_size {max_size}",
+        response.status_code,
     )
     if announced.isdecimal() and int(announced) > max_size:
         raise too_large
-    chunks, size = [], 0
+    body = io.BytesIO()
     for chunk in response.iter_content(_CHUNK):
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > max_size:
+        call.body_size += body.write(chunk)
+        if call.body_size > max_size:
             raise too_large
-        if len(chunk) == _CHUNK:
-            # Reading does not wait while there is data. Without this sleep, a fast server would starve other greenlets.
-            gevent.sleep(0)
     return Response(
         response.status_code,
         response.reason or "",
         headers.get("Content-Type", ""),
-        b"".join(chunks),
+        body.getvalue(),
         headers.get("Location", ""),
     )
 

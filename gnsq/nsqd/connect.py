@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from gnsq.addresses import format_address, is_port, is_unix
-from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -77,7 +76,6 @@ class TransportStack:
         self.on_frame: Callable[[int, bytes], None] | None = None
         self.expected = "connection"
         self.encrypted = False
-        self._let_others_run = CooperativeYield()
         self._host = host
         self._port = port
         self._options = options
@@ -130,7 +128,6 @@ class TransportStack:
                 case ReadFrame(expected):
                     self.expected = expected
                     response = self.read_frame()
-                    self._let_others_run()
                     if self.on_frame is not None:
                         self.on_frame(*response)
 

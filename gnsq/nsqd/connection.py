@@ -44,7 +44,7 @@ from gevent.event import AsyncResult, Event
 from gnsq.addresses import format_address
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
-from gnsq.concurrency.greenlets import CooperativeYield, spawn
+from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.errors import (
     NSQConnectionClosed,
@@ -79,6 +79,9 @@ HUB_ROUND = 0.01
 # If the messages in flight exceed the highest RDY count by more than this, nsqd ignores RDY. A lower excess is normal:
 # after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.
 IN_FLIGHT_MARGIN = 2500
+# A connection is closed if more commands wait to be sent than this number for each message that may be in flight: the
+# peer sends more and more to answer, and does not read the answers, which would fill the memory.
+UNSENT_PER_MESSAGE = 50
 # Seconds in which the reader may still receive nsqd's error after a send has failed.
 ERROR_FRAME_GRACE = 1.0
 _MESSAGE_TYPE = MESSAGE.to_bytes(4)
@@ -471,7 +474,6 @@ class Connection:
         transport, decoder = self._stack.connected, self._stack.decoder
         recv, feed, in_flight = transport.recv, decoder.feed, self.in_flight_messages
         data = decoder.take_remaining()  # bytes that came with the last response of the handshake
-        let_others_run = CooperativeYield()
         while True:
             messages: list[Message] = []
             read = functools.partial(read_messages, messages, in_flight, self._last_read)
@@ -487,9 +489,9 @@ class Connection:
                     self.on_messages(self, messages)
             if decoder.failure is not None:
                 raise decoder.failure
-            # recv() does not yield while data waits. Without let_others_run() the writer, timers and handlers starve.
+            if self._writer.unsent > UNSENT_PER_MESSAGE * self.in_flight_limit:
+                raise NSQTimeout(f"nsqd does not read: {self._writer.unsent} commands wait to be sent")
             if len(data) > FEW_BYTES or not isinstance(transport, TcpTransport):
-                let_others_run()
                 data = recv(READ_SIZE)
             else:
                 # Usually no more data waits now.

@@ -67,6 +67,11 @@ class Writer:
         self._flushed = Event()
         self._closed = False
 
+    @property
+    def unsent(self) -> int:
+        """Number of queued commands that have no response and are not being sent yet."""
+        return len(self._commands) + len(self._finished_ids)
+
     def put(self, command: bytes) -> None:
         """Queue a command that has no response. This method does not wait."""
         if self._finished_ids:
