@@ -77,7 +77,7 @@ class _Reconnector:
     """State of one address.
 
     Attributes:
-        attempted: Set when the first attempt to connect has ended, or the pool is closed.
+        attempted: True if the first attempt to connect has ended, or the pool is closed.
         wake_event: Ends the wait between two attempts.
         failures: Failed attempts and losses with fault in a row. The loss of a stable connection begins a new row.
         stable: When the last stable connection was opened. The first failure of a kind after this time is logged,
@@ -87,7 +87,7 @@ class _Reconnector:
 
     permanent: bool
     released: bool = False
-    attempted: Event = field(default_factory=Event)
+    attempted: bool = False
     wake_event: Event = field(default_factory=Event)
     failures: int = 0
     stable: float = -math.inf
@@ -239,22 +239,6 @@ class ConnectionPool:
             connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )
 
-    def wait_attempted(self, limit: float | None = None) -> None:
-        """Wait until the first attempt of every address has ended.
-
-        Args:
-            limit: Seconds to wait at most. If None, only the time limits of the attempts apply.
-        """
-        attempts = [reconnector.attempted for reconnector in self._reconnectors.values()]
-        if limit is None:
-            gevent.wait(attempts)
-            return
-        deadline = self._clock.monotonic() + limit
-        for attempted in attempts:
-            left = deadline - self._clock.monotonic()
-            if not attempted.is_set() and left > 0:
-                self._clock.wait(attempted, left)
-
     def failures(self) -> dict[str, NSQException]:
         """Return the last failure of each address that has no connection."""
         failures = dict(self._past_failures)
@@ -326,9 +310,9 @@ class ConnectionPool:
                 self._clock.wait(reconnector.wake_event, wait)
 
     def _set_attempted(self, address: str, reconnector: _Reconnector, *, connected: bool = False) -> None:
-        if not reconnector.attempted.is_set():
+        if not reconnector.attempted:
             self.not_attempted -= 1
-            reconnector.attempted.set()
+            reconnector.attempted = True
             self._first_attempts.end(address, connected=connected)
 
     def _log_failure(

@@ -72,7 +72,7 @@ def test_address_is_connected_once(made, fakensqd):
     log = made()
     for _ in range(3):
         log.pool.add(fakensqd.tcp_address, permanent=True)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
 
     assert list(log.pool.connections) == [fakensqd.tcp_address]
     assert log.events == ["make", "setup"]
@@ -83,7 +83,7 @@ def test_failure_is_remembered_and_tried_again(made):
     address = f"127.0.0.1:{refused_port()}"
     log = made()
     log.pool.add(address, permanent=True)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
 
     (error,) = log.pool.failures().values()
     assert isinstance(error, NSQSocketError)
@@ -93,7 +93,7 @@ def test_failure_is_remembered_and_tried_again(made):
 def test_passing_address_is_forgotten_when_it_fails(made):
     log = made()
     log.pool.add(f"127.0.0.1:{refused_port()}", permanent=False)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
     wait_until(lambda: not log.pool._reconnectors)
 
     assert log.events == ["make"]
@@ -105,7 +105,7 @@ def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_ret
 
     def try_it():
         log.pool.add(address, permanent=False)
-        log.pool.wait_attempted()
+        wait_until(lambda: not log.pool.not_attempted)
 
     fakensqd.down()
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_ret
 def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
     log = made()
     log.pool.add(fakensqd.tcp_address, permanent=False)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
 
     fakensqd.stop()
     wait_until(lambda: not log.pool._reconnectors)
@@ -138,7 +138,7 @@ def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
 def test_lost_connection_is_reopened(made, fakensqd):
     log = made()
     log.pool.add(fakensqd.tcp_address, permanent=True)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
 
     fakensqd.stop()
     wait_until(lambda: "lost" in log.events)
@@ -154,7 +154,7 @@ def test_setup_that_is_refused_counts_as_a_failure(made, fakensqd):
 
     log = made(setup=refuse)
     log.pool.add(fakensqd.tcp_address, permanent=False)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
     wait_until(lambda: not log.pool._reconnectors)
 
     assert log.pool.connections == {}
@@ -179,7 +179,7 @@ def test_close_ends_attempts_that_hang():
 def test_close_ends_the_wait_for_another_try():
     log = Log(reconnect_initial=60, reconnect_maximum=60)
     log.pool.add(f"127.0.0.1:{refused_port()}", permanent=True)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
 
     with gevent.Timeout(2, NSQException("close hangs")):
         log.pool.close(1)
@@ -188,7 +188,7 @@ def test_close_ends_the_wait_for_another_try():
 def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
     log = made(setup=lambda connection: 1 / 0)
     log.pool.add(fakensqd.tcp_address, permanent=True)
-    log.pool.wait_attempted()
+    wait_until(lambda: not log.pool.not_attempted)
     wait_until(lambda: log.events.count("make") > 1)
 
     assert "internal error while connecting" in caplog.text
@@ -230,7 +230,7 @@ def test_bug_in_a_callback_is_one_line_with_its_traceback(fakensqd, caplog):
         owner=LogOwner("t/c", RealClock().monotonic),
     )
     pool.add(fakensqd.tcp_address, permanent=True)
-    pool.wait_attempted()
+    wait_until(lambda: not pool.not_attempted)
     pool.close(1)
 
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -456,34 +456,3 @@ def test_loss_without_fault_of_a_released_address_is_not_reopened(kept, nsqd, cl
     lose(nsqd, clock)
 
     assert log.pool._reconnectors == {}
-
-
-# --- waits ------------------------------------------------------------------------------------------------------------
-
-
-def test_wait_attempted_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clock):
-    nsqd.stop_reading()
-    with FakeNsqd(clock=clock) as other:
-        other.stop_reading()
-        log = kept()
-        log.pool.add(other.tcp_address, permanent=True)
-        waiting = gevent.spawn(log.pool.wait_attempted, 1.5)
-        clock.advance(1.4)
-        assert not waiting.ready()
-
-        clock.advance(0.1)
-
-        assert waiting.ready()
-        assert log.pool.not_attempted == 2
-
-
-def test_wait_attempted_with_a_limit_ends_when_all_were_attempted(kept, nsqd, clock):
-    log = kept()
-    log.pool.wait_attempted(60)
-    refuse_all(nsqd)
-    log.pool.add(f"localhost:{nsqd.tcp_port}", permanent=True)
-    waiting = gevent.spawn(log.pool.wait_attempted, 60)
-    clock.advance(0.0)
-
-    assert waiting.ready()
-    assert log.pool.not_attempted == 0
