@@ -344,6 +344,8 @@ class NSQAuthDisabled(NSQErrorCode, code="E_AUTH_DISABLED"):
 class NSQAuthFailed(NSQErrorCode, code="E_AUTH_FAILED"):
     """The auth server gave no valid response.
 
+    A Producer publishes again until the deadline, since nsqd has not executed the publish.
+
     What to do: check that the auth servers of nsqd (``--auth-http-address``) run, and that ``auth_secret`` is right.
     """
 

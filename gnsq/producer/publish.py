@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gnsq.errors import (
+    NSQAuthFailed,
     NSQBadTopic,
     NSQConnectionClosed,
     NSQDPubFailed,
@@ -42,6 +43,7 @@ __all__ = [
     "WaitingFor",
     "copy_error",
     "decide",
+    "failure_of",
     "is_node_error",
     "is_topic_error",
     "may_be_partially_stored",
@@ -102,9 +104,22 @@ def decide(
     return Decision.RETRY_POSSIBLY_DUPLICATED if may_retry and allow_duplicates else Decision.UNKNOWN
 
 
+def failure_of(error: NSQErrorCode) -> Failure:
+    """Return what an error that nsqd sent in response to a publish says about it.
+
+    E_AUTH_FAILED says only that nsqd has not executed the publish: when the grant of the connection had expired, the
+    auth server could not be reached, or gave no valid response. nsqd does not tell which of these it was, and closes
+    the connection. AUTH of the next connection asks the auth server again. E_UNAUTHORIZED is its "no".
+
+    Source: nsqd protocol_v2.go, CheckAuth; internal/auth, QueryAnyAuthd.
+    """
+    return Failure.NOT_EXECUTED if isinstance(error, NSQAuthFailed) else Failure.REFUSED
+
+
 def is_node_error(error: object) -> bool:
-    """Return True if nsqd refused a publish for reasons of its own: nsqd is exiting or has no space, for example."""
-    return isinstance(error, (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed))
+    """Return True if nsqd refused a publish for reasons of its own: nsqd is exiting or can't ask its auth server, for
+    example."""
+    return isinstance(error, (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed, NSQAuthFailed))
 
 
 def is_topic_error(error: object) -> bool:
@@ -367,7 +382,7 @@ class PendingPublish:
 
     def on_error(self, error: NSQErrorCode) -> None:
         """Handle nsqd's error."""
-        self.owner.handle_failure(self, Failure.REFUSED, error)
+        self.owner.handle_failure(self, failure_of(error), error)
 
     def on_connection_lost(self, error: NSQException) -> None:
         """Handle a lost connection: the publish was sent, and no response will come."""
