@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 
-__all__ = ["main"]
+__all__ = ["exit_on_signals", "main"]
 
 
 def main() -> None:
     """Run the program or command that the arguments name, and exit."""
-    _prefer_own_gnsq()
-    from fakensqd.cli.program import PROGRAMS, exit_on_signals, run
-
     exit_on_signals()
+    _prefer_own_gnsq()
+    from fakensqd.cli.program import PROGRAMS, run
+
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PROGRAMS:
         # nsqd and nsqlookupd read Go's flags without click: they start faster, because click is not imported.
@@ -24,6 +25,18 @@ def main() -> None:
     except ImportError as error:
         sys.exit(f"fakensqd's command line needs click: pip install 'gnsq[fakensqd]' ({error})")
     command_line(prog_name="fakensqd")
+
+
+def exit_on_signals() -> None:
+    """Exit with status 0 on SIGINT and SIGTERM, until a daemon handles them. Called first: imports take time."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _exit)
+
+
+def _exit(*_: object) -> None:
+    # Not sys.exit(): code that drops exceptions could drop its SystemExit. Imports run such code: callbacks of weak
+    # references. os._exit() skips all cleanup, but there is nothing to clean up yet.
+    os._exit(0)
 
 
 def _prefer_own_gnsq() -> None:

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from gnsq.startup import ending_at_signals, ignore_signals
+
+if TYPE_CHECKING:
+    import click
+
+    from gnsq.running import StopSignals
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command that the arguments name, and exit."""
-    try:
-        from gnsq.cli.main import command_line
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("click", "rich"):
-            raise
-        sys.exit(f"gnsq's command line needs click and rich: pip install 'gnsq[cli]' ({error})")
-    if sys.stdout is None:
-        sys.exit("Error: stdout is closed; give the command a file or a pipe to write to")
+    with ending_at_signals():
+        try:
+            from gnsq.cli.main import command_line
+            from gnsq.cli.running import stop_signals
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in ("click", "rich"):
+                raise
+            sys.exit(f"gnsq's command line needs click and rich: pip install 'gnsq[cli]' ({error})")
+        if sys.stdout is None:
+            sys.exit("Error: stdout is closed; give the command a file or a pipe to write to")
+        with stop_signals() as stop:
+            status = _run(command_line, stop)
+            ignore_signals()
+    sys.exit(status)
+
+
+def _run(command_line: click.Group, stop: StopSignals) -> int:
+    """Run the command, write what is left of its output, and return its status."""
     status: int | str | None
     try:
-        status = command_line(prog_name="gnsq")
+        status = command_line(prog_name="gnsq", obj=stop)
     except SystemExit as ended:
         status = ended.code
     except OSError as error:  # such as that of a full disk
         status = f"Error: {error}"
     # click wraps both if a reader has ended. At its end Python flushes both; if it can't, the status is 120.
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    if (failure := _flush(sys.stdout)) is not None and not status:
+    if (failure := _flush(sys.stdout)) is not None and status in (None, 0, 1):
         status = 1 if isinstance(failure, BrokenPipeError) else f"Error: {failure}"
     if isinstance(status, str):
         if sys.stderr is not None:
@@ -36,7 +53,7 @@ def main() -> None:
                 sys.stderr.write(f"{status}\n")
         status = 1
     _flush(sys.stderr)
-    sys.exit(status)
+    return status or 0
 
 
 def _flush(stream: TextIO | None) -> OSError | None:

@@ -72,7 +72,7 @@ FOLDERS = {
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
         *["addresses", "backofftimer", "concurrency", "consumer", "contrib", "errors", "finish_all", "localfiles"],
-        *["logs", "options", "producer", "protocol", "texts"],
+        *["logs", "options", "producer", "protocol", "startup", "texts"],
     },
 }
 

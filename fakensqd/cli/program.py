@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fakensqd.cli.flags import Flag, Value
     from fakensqd.daemon.daemon import Daemon
 
-__all__ = ["PROGRAMS", "exit_on_signals", "run"]
+__all__ = ["PROGRAMS", "run"]
 
 PROGRAMS = ("nsqd", "nsqlookupd")
 
@@ -68,18 +68,6 @@ def run(program: str, arguments: Sequence[str]) -> int:
         logging.getLogger(__name__).critical("%s", error)
         return _FATAL
     return 0
-
-
-def exit_on_signals() -> None:
-    """Exit with status 0 on SIGINT and SIGTERM, until a daemon handles them."""
-    for number in _SIGNALS:
-        signal.signal(number, _exit)
-
-
-def _exit(*_: object) -> NoReturn:
-    # Not sys.exit(): code that drops exceptions could drop its SystemExit. Imports run such code: callbacks of weak
-    # references. os._exit() skips all cleanup, but there is nothing to clean up yet.
-    os._exit(0)
 
 
 def _read_config_file(flags: tuple[Flag, ...], path: str) -> dict[str, Value]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from gnsq.startup import ending_at_signals
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -35,7 +37,8 @@ def register(spark: SparkSession) -> None:
 def run_pipeline() -> None:
     """Run the program ``gnsq-pipeline``. If its packages are missing, exit with one line that names the extra."""
     try:
-        from gnsq.spark.pipeline.__main__ import main  # loads click
+        with ending_at_signals():
+            from gnsq.spark.pipeline.__main__ import main  # loads click
     except ImportError as error:
         sys.exit(str(error))
     main()

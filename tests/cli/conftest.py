@@ -1,14 +1,12 @@
 """The program gnsq, in this process and in a process of its own, without settings from the environment."""
 
 import json
-import logging
 import os
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from gnsq.cli.main import command_line
+from tests.cli import programs
 from tests.helpers import child
 
 
@@ -25,16 +23,7 @@ def config_folder(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def invoke():
     """Run a command in this process; by default one of gnsq's."""
-    logger, discovery = logging.getLogger("gnsq"), logging.getLogger("gnsq.discovery")
-    before = logger.handlers, logger.propagate, logger.level, discovery.level
-
-    def invoke(*arguments, command=command_line, **environment):
-        return CliRunner(env=environment).invoke(command, arguments, prog_name="gnsq", catch_exceptions=False)
-
-    yield invoke
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
-    discovery.setLevel(before[3])
+    return programs.invoke
 
 
 @pytest.fixture

@@ -11,26 +11,40 @@ import gevent
 from click.testing import CliRunner
 
 from gnsq.cli.main import command_line
+from gnsq.cli.running import stop_signals
 from tests.helpers import child, wait_until
 
 ROOT = Path(__file__).parents[2]
 
 
-def command(*arguments):
-    """Run a command in this process, without the user's settings. Afterwards the log is as it was."""
+def command(*arguments, **options):
+    """Run a command in this process, without the user's settings."""
     settings = {name: None for name in os.environ if name.startswith("GNSQ_")}
-    logger = logging.getLogger("gnsq")
-    handlers, propagate, level = logger.handlers, logger.propagate, logger.level
+    return invoke(*arguments, **settings, XDG_CONFIG_HOME="/nowhere", **options)
+
+
+def invoke(*arguments, command=command_line, signalled=None, **environment):
+    """Run a command in this process; by default one of gnsq's. Afterwards the log is as it was.
+
+    Args:
+        signalled: A signal that comes before the command reads its arguments.
+    """
+    loggers = [logging.getLogger(name) for name in ("gnsq", "gnsq.discovery")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     try:
-        return CliRunner(env={**settings, "XDG_CONFIG_HOME": "/nowhere"}).invoke(command_line, arguments)
+        with stop_signals() as stop:
+            if signalled is not None:
+                os.kill(os.getpid(), signalled)
+            runner = CliRunner(env=environment)
+            return runner.invoke(command, arguments, prog_name="gnsq", obj=stop, catch_exceptions=False)
     finally:
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
+        for logger, (logger.handlers, logger.propagate, level) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
-def gnsq(nsqd, *arguments):
+def gnsq(nsqd, *arguments, **options):
     """Run a command with an nsqd."""
-    return command(*arguments, "--nsqd", nsqd.tcp_address)
+    return command(*arguments, "--nsqd", nsqd.tcp_address, **options)
 
 
 @contextlib.contextmanager

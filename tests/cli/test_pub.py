@@ -435,7 +435,8 @@ def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, sta
     ("stdout", "error"), [("/dev/full", "No space left on device"), ("&-", "stdout is closed")], ids=["full", "closed"]
 )
 def test_stdout_that_can_not_be_written_is_an_error_in_one_line(fakensqd, arguments, stdout, error, buffered):
-    environment = {**os.environ, "GNSQ_NSQD": fakensqd.tcp_address, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    addresses = {"GNSQ_NSQD": fakensqd.tcp_address, "GNSQ_NSQD_HTTP": fakensqd.http_address}
+    environment = {**os.environ, **addresses, "PYTHONUNBUFFERED": "" if buffered else "1"}
 
     result = run("sh", "-c", f"exec {sys.executable} -m gnsq {arguments} >{stdout}", env=environment)
 

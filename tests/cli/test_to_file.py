@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import logging
 import os
 import random
 import resource
@@ -14,9 +13,7 @@ import sys
 
 import pytest
 import zstandard
-from click.testing import CliRunner
 
-from gnsq.cli.main import command_line
 from gnsq.cli.rotating_file import recover
 from tests.helpers import channel_stats, child, refused_port, wait_until
 
@@ -24,20 +21,13 @@ ROTATE_NEVER = ("--rotate-interval", "0")
 
 
 @pytest.fixture
-def to_file(fakensqd, tmp_path, monkeypatch):
+def to_file(invoke, fakensqd, tmp_path):
     """Run gnsq to-file in this process, and return its result."""
-    monkeypatch.setenv("GNSQ_CONFIG", "")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
-    logger = logging.getLogger("gnsq")
-    before = logger.handlers, logger.propagate, logger.level
 
     def run(*arguments, topic="t"):
-        command = ["to-file", topic, str(tmp_path / "out"), "--nsqd", fakensqd.tcp_address, *arguments]
-        return CliRunner().invoke(command_line, command, catch_exceptions=False)
+        return invoke("to-file", topic, str(tmp_path / "out"), "--nsqd", fakensqd.tcp_address, *arguments)
 
-    yield run
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
+    return run
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_program_listens_on_its_ports_and_ends_by_a_signal(name, number):
 def test_signal_in_code_that_drops_exceptions_ends_the_program():
     code = """
 import signal, weakref
-from fakensqd.cli.program import exit_on_signals
+from fakensqd.__main__ import exit_on_signals
 class Dropped: pass
 exit_on_signals()
 dropped = Dropped()

@@ -1,0 +1,95 @@
+"""SIGINT and SIGTERM at each moment of a program: one line, the documented status, and no traceback."""
+
+import os
+import signal
+
+import pytest
+
+from tests.cli.programs import gnsq
+from tests.helpers import run_program
+
+# A program that sends itself a signal: when a module is imported, or when the interpreter ends.
+PROGRAM = """
+import atexit, os, sys
+moment, number, program, *arguments = sys.argv[1:]
+
+def send(kill=os.kill, pid=os.getpid(), number=int(number)):
+    kill(pid, number)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            send()
+
+class Last:
+    def __del__(self, send=send):
+        send()
+
+sys.meta_path.insert(0, Finder())
+sys.argv = [program, *arguments]
+if program == "gnsq":
+    from gnsq.__main__ import main
+elif program == "fakensqd":
+    from fakensqd.__main__ import main
+else:
+    from gnsq.spark import run_pipeline as main
+if moment == "atexit":
+    atexit.register(send)
+elif moment == "end of the interpreter":
+    last = Last()
+main()
+"""
+IMPORTS = [
+    *[("gnsq", module) for module in ("click", "gevent", "gnsq.cli.main", "gnsq.cli.to_file")],
+    *[("fakensqd", module) for module in ("fakensqd.cli", "click")],
+    *[("gnsq-pipeline", module) for module in ("click", "gnsq.spark.pipeline.config")],
+]
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("program", "module"), IMPORTS)
+def test_signal_while_a_program_imports(program, module, number):
+    result = run_program(PROGRAM, module, str(int(number)), program, "--help")
+
+    expected = 0 if program == "fakensqd" else 128 + number
+    lines = [] if program == "fakensqd" else [f"{number.name}: stopped before the start"]
+    assert (result.returncode, result.stderr.splitlines(), result.stdout) == (expected, lines, "")
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["atexit", "end of the interpreter"])
+def test_signal_after_the_work_does_not_change_its_status(fakensqd, tmp_path, moment, number):
+    (tmp_path / "lines").write_text("1\n")
+    command = ["pub", "t", str(tmp_path / "lines"), "--nsqd", fakensqd.tcp_address]
+
+    result = run_program(PROGRAM, moment, str(int(number)), "gnsq", *command)
+
+    assert (result.returncode, len(result.stderr.splitlines())) == (0, 1)
+    assert result.stderr.startswith("1 message published")
+
+
+# Commands, each with its status if a signal comes before it has begun.
+COMMANDS = [
+    pytest.param(["pub", "t", os.devnull], 128, id="pub"),
+    pytest.param(["ping"], 128, id="ping"),
+    pytest.param(["stats"], 128, id="stats"),
+    pytest.param(["requeue-dead", "t", "--all"], 128, id="requeue-dead"),
+    pytest.param(["tail", "t", "-n", "1"], 128, id="tail -n"),
+    pytest.param(["copy", "t", "u", "-n", "1"], 128, id="copy -n"),
+    pytest.param(["tail", "t"], 0, id="tail"),
+    pytest.param(["copy", "t", "u"], 0, id="copy"),
+    pytest.param(["to-file", "t", "."], 0, id="to-file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status"), COMMANDS)
+def test_signal_before_a_command_begins_its_work(fakensqd, monkeypatch, tmp_path, arguments, status):
+    monkeypatch.chdir(tmp_path)
+    fakensqd.publish("t", b"1")
+
+    result = gnsq(fakensqd, *arguments, signalled=signal.SIGTERM)
+
+    assert result.exit_code == (status and status + signal.SIGTERM)
+    assert "Traceback" not in result.stderr
