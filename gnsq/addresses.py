@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-__all__ = ["Addresses", "is_port", "is_unix", "format_address", "parse_address", "parse_addresses"]
+__all__ = [
+    "Addresses",
+    "check_single",
+    "is_host",
+    "is_port",
+    "is_unix",
+    "format_address",
+    "parse_address",
+    "parse_addresses",
+]
 
 DEFAULT_TCP_PORT = 4150
+# Limit of the characters of a host name, by RFC 1035. An IP address has fewer.
+_MAX_HOST_LENGTH = 255
+_NAME_OR_IPV4 = re.compile(r"[^\s:,;/?#@\[\]\\]+")
+# Two colons at least: with one, it is a host with its port.
+_IPV6 = re.compile(r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?")
 
 # Type of constructor arguments: one address or several, each as "host:port" or, of an nsqlookupd, as a URL.
 Addresses = str | Iterable[str]
@@ -25,6 +40,14 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
         raise TypeError(f"address must be a str such as 'host:4150', not {address!r}")
     if is_unix(address):
         return address, 0
+    check_single(address, "'host:port'")
+    if "://" in address:
+        raise ValueError(
+            f"{_shown(address)} is a URL; nsqd's TCP port is given as 'host:port', and only nsqlookupd as a URL, in "
+            "lookupd_http_addresses"
+        )
+    if "@" in address:
+        raise ValueError(f"{_shown(address)} is not 'host:port'")
     if address.startswith("["):
         host, bracket, rest = address[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -36,11 +59,34 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
         host, _, port_text = address.partition(":")
     if not host:
         raise ValueError(f"address {address!r} has no host")
+    if not is_host(host):
+        raise ValueError(f"address {address!r} has no host name or IP address before its port")
     if not port_text and not address.endswith(":"):
         return host, default_port
     if not port_text.isdecimal() or not is_port(int(port_text)):
         raise ValueError(f"port {port_text!r} of address {address!r} is not a number from 1 to 65535")
     return host, int(port_text)
+
+
+def check_single(text: str, form: str) -> None:
+    """Raise ValueError if a text looks like several addresses, such as ``a:1,b:2``.
+
+    Args:
+        form: What one address looks like, for the error text.
+    """
+    rest = text.partition("://")[2] or text
+    if re.search(r"[,;\s]", rest.strip().partition("/")[0].rpartition("@")[2]):
+        raise ValueError(f"{_shown(text)} is not one {form}: give several as a list")
+
+
+def is_host(host: str) -> bool:
+    """Return True if this can be a host name or an IP address; IPv6 has no brackets here."""
+    pattern = _IPV6 if ":" in host else _NAME_OR_IPV4
+    return len(host) <= _MAX_HOST_LENGTH and host.isprintable() and pattern.fullmatch(host) is not None
+
+
+def _shown(address: str) -> str:
+    return f"address {address!r}" if "@" not in address else "an address with an @ (not shown: it may have a password)"
 
 
 def is_port(port: object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import gevent
 from gevent.pool import Group
 
-from gnsq.addresses import Addresses, format_address, is_port, is_unix, parse_address
+from gnsq.addresses import Addresses, check_single, format_address, is_host, is_port, is_unix
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
@@ -43,9 +43,6 @@ MAX_ANSWER_SIZE = 16 * 1024 * 1024
 MAX_NSQDS = 1000
 # Other greenlets run after each 500 nsqds of an answer. To process 500 nsqds takes 1 to 2 ms.
 _NSQDS_PER_TURN = 500
-# Limit of the characters of a host name, by RFC 1035. An IP address has fewer.
-_MAX_HOST_LENGTH = 255
-_NOT_IN_HOSTS = frozenset(" /?#@[]\\")
 # A round is one query of all nsqlookupds. From this number of empty_rounds on, log_empty_round() logs at WARNING.
 _WARN_AFTER_EMPTY_ROUNDS = 3
 
@@ -68,6 +65,7 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
     for item in items:
         if not isinstance(item, str):
             raise TypeError(f"lookupd address must be a str such as 'http://host:4161', not {item!r}")
+        check_single(item, "URL or 'host:port' of an nsqlookupd")
     if http is not None and not isinstance(http, Mapping):
         raise TypeError(f"lookupd_options must be a dict, not a {type(http).__name__}")
     options = {"timeout": LOOKUP_TIMEOUT, "max_response_size": MAX_ANSWER_SIZE, **(http or {})}
@@ -366,8 +364,6 @@ def producer_address(producer: object, port_name: str) -> str:
         raise ValueError(f"it has no broadcast_address and {port_name}")
     if is_unix(host):
         raise ValueError("its broadcast_address is the path of a unix socket, which only configuration may name")
-    if len(host) > _MAX_HOST_LENGTH or not host.isprintable() or not _NOT_IN_HOSTS.isdisjoint(host):
+    if not is_host(host):
         raise ValueError("its broadcast_address is neither a host name nor an IP address")
-    address = format_address(host, port)
-    parse_address(address)  # raises if the address is not valid
-    return address
+    return format_address(host, port)

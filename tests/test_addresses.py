@@ -27,6 +27,27 @@ def test_bad_address_is_refused_with_its_value(text):
         parse_address(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("http://nsqd:4161", "address 'http://nsqd:4161' is a URL; .* nsqlookupd as a URL, in lookupd_http_addresses"),
+        ("http://user:hush@nsqd:4161", r"^an address with an @ \(not shown: it may have a password\) is a URL"),
+        ("user:hush@nsqd", r"^an address with an @ \(not shown: it may have a password\) is not 'host:port'$"),
+        ("a:1,b:2", "address 'a:1,b:2' is not one 'host:port': give several as a list"),
+        ("a:1 b:2", "give several as a list"),
+        ("a;b", "give several as a list"),
+        ("nsqd:4150 ", "port '4150 ' of address 'nsqd:4150 ' is not a number from 1 to 65535"),
+        ("[nsqd:4150]", "has no host name or IP address before its port"),
+        ("nsq/d:4150", "has no host name or IP address before its port"),
+        ("x" * 256, "has no host name or IP address before its port"),
+    ],
+)
+def test_address_that_is_something_else_is_refused_with_what_to_do(text, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        parse_address(text)
+    assert "hush" not in str(caught.value)
+
+
 @pytest.mark.parametrize("value", [None, 4150, {"a": 1}, [4150], ["a", None]])
 def test_address_of_a_wrong_type_is_a_type_error(value):
     with pytest.raises(TypeError, match="must be"):

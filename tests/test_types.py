@@ -271,6 +271,7 @@ RIGHT = [
 ]
 WRONG = [
     "producer.publish('t', 'text')",
+    "Producer('nsqd', strategy='rnd')",
     "producer.publish('t', b'x').get()",
     "producer.publish_async('t', b'x', dleay=1)",
     "result.get(timeout='1')",

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import random
+import re
 from collections.abc import Callable
 from typing import Any, Self, Unpack
 
@@ -38,7 +39,7 @@ from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions, State
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.commands import is_starved
-from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name, valid_channel_name
 from gnsq.signals import (
     AuthReceiver,
     BackoffReceiver,
@@ -65,6 +66,7 @@ __all__ = ["Consumer"]
 #         |                   +--- its thread ends (threaded), or this is a forked child process --+
 #         +------------------- close(), or start() of a threaded consumer failed ------------------+
 
+_IPV4 = re.compile(r"\d+(\.\d+){3}$")
 # Seconds by which close(timeout) of a threaded consumer may wait longer than this timeout.
 JOIN_GRACE = 5.0
 
@@ -136,7 +138,10 @@ class Consumer:
         self.nsqd_tcp_addresses = set(parse_addresses(nsqd_tcp_addresses))
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
         if not self.nsqd_tcp_addresses and not self.lookupds:
-            raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
+            hint = ""
+            if not isinstance(channel, str) or not valid_channel_name(channel) or _IPV4.match(channel):
+                hint = "; an address after the topic is taken as the channel: Consumer(topic, channel, addresses)"
+            raise ValueError(f"consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses{hint}")
         random.shuffle(self.lookupds)
         options: dict[str, Any] = dict(  # Any: each option has its own type
             keywords,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 from urllib.parse import urlsplit
 
+from gnsq.addresses import is_host
 from gnsq.options import Options, option
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ __all__ = [
 PORTS = {"http": 80, "https": 443}
 
 _CERT_REQS = ("CERT_NONE", "CERT_OPTIONAL", "CERT_REQUIRED")
-_HOST = re.compile(r"[^\s/?#@\[\]\\\x00-\x1f]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -168,9 +168,9 @@ def check_host(host: object) -> str:
     if not isinstance(host, str):
         raise TypeError(f"host must be a str, not {host!r}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not _HOST.fullmatch(bare):
+    if not is_host(bare):
         # The error does not show the host, which may be a URL with a password.
-        raise ValueError("host must be a name or an IP address; from_url() takes URLs")
+        raise ValueError("host must be a name or an IP address; from_url() takes URLs, and host:port")
     return bare
 
 

@@ -20,7 +20,7 @@ from gevent.event import Event
 from gnsq.backofftimer import JITTER, exponential_delay
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import run_until_done, spawn
-from gnsq.errors import NSQException
+from gnsq.errors import NSQBadBody, NSQException
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import Options, option
@@ -327,8 +327,10 @@ class ConnectionPool:
             then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         else:
             then = "not tried again" if reconnector.released else "not tried again until an nsqlookupd names it"
+        # nsqd has refused an option: somebody must act, but another try may find an nsqd with other flags.
+        is_refused_option = isinstance(error, NSQBadBody) and not was_open
         self._owner.rate_limited(logger).log(
-            logging.ERROR if bug else level,
+            logging.ERROR if bug or is_refused_option else level,
             f"{address} {what} {type(error).__name__}",
             "%s: %s: %s; %s",
             self._owner.at(address),

@@ -16,7 +16,7 @@ from typing import TypeVar, Unpack
 from gevent.lock import BoundedSemaphore
 
 from gnsq import states
-from gnsq.addresses import format_address, parse_address
+from gnsq.addresses import format_address, is_host, is_unix, parse_address
 from gnsq.clock import RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFrameError, NSQTimeout, make_error
@@ -94,6 +94,9 @@ class NsqdTCPClient:
         **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "address", "port", "options")}
+        if isinstance(address, str) and address and not is_unix(address) and not is_host(address):
+            # The error does not show the address, which may be a URL with a password.
+            raise ValueError("address must be a host name or an IP address: the port is an argument of its own")
         # parse_address() checks address and port. gnsq 1.0 accepted a port as str.
         self.address, self.port = parse_address(format_address(address, int(port)))
         checked = ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import ConnectionOptionsDict, Options, option
+from gnsq.producer.routing import StrategyOption
 
 __all__ = ["ProducerOptions", "ProducerOptionsDict"]
 
@@ -17,7 +16,7 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 
     publish_timeout: float
     allow_duplicates: bool
-    strategy: str | Callable[..., Any]  # Any: the function returns one of the links that it was given
+    strategy: StrategyOption
     connections_per_nsqd: int
     max_pending_bytes: int
     max_msg_size: int | None
@@ -51,7 +50,7 @@ class ProducerOptions(Options):
     allow_duplicates: bool = option(
         False, "publishes whose connection was lost before the response are sent again, until their deadline"
     )
-    strategy: str | Callable[..., Any] = option(  # Any: the function returns one of the links that it was given
+    strategy: StrategyOption = option(
         "round_robin",
         "chooses the nsqd for each publish: `round_robin`, `least_pending`, `primary` (the first given address "
         "that is connected), `consistent` (by `key=`), or a function of (links, key)",

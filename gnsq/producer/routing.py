@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from gnsq.nsqd.connection import Connection
 from gnsq.producer.publish import Link, PendingPublish
 
-__all__ = ["Key", "Strategy", "TcpLink", "checked_key", "make_strategy"]
+__all__ = ["Key", "Strategy", "StrategyOption", "TcpLink", "checked_key", "make_strategy"]
 
 Key = bytes | str | None
 # A function that chooses the link for the next publish. Its arguments are the links that can be used now, at least one,
@@ -96,6 +96,9 @@ def _weight(address: str, key: bytes) -> bytes:
     return blake2b(address.encode() + b"\0" + key, digest_size=16).digest()
 
 
+# A strategy's name, or a function of the user. Any: it may have types of its own.
+StrategyOption = Literal["round_robin", "least_pending", "primary", "consistent"] | Callable[..., Any]
+
 _BY_NAME: dict[str, Callable[[Sequence[str]], Strategy]] = {
     "round_robin": lambda addresses: round_robin(),
     "least_pending": lambda addresses: least_pending(),
@@ -105,7 +108,7 @@ _BY_NAME: dict[str, Callable[[Sequence[str]], Strategy]] = {
 
 
 def make_strategy(
-    strategy: str | Callable[..., Any],  # Any: the user's function has its own types
+    strategy: StrategyOption,
     addresses: Sequence[str] = (),
 ) -> Strategy:
     """Make a strategy from its name, or from a function of the user.

@@ -45,6 +45,15 @@ DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
 # Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a shorter timeout nsqd flushes more often.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
+# nsqd refuses a value of an option. Source: nsqd client_v2.go, Set*().
+_OPTION_REFUSED = re.compile(r"IDENTIFY ([a-z ]+) \((-?[0-9]{1,19})\) is invalid")
+# By nsqd's words for the option: its unit here, how many of nsqd's units that is, and the flags that limit it.
+_LIMITS = {
+    "msg timeout": ("s", 1000, "--max-msg-timeout (default 15 min)"),
+    "heartbeat interval": ("s", 1000, "--max-heartbeat-interval (default 1 min)"),
+    "output buffer timeout": ("ms", 1, "--min-output-buffer-timeout and --max-output-buffer-timeout"),
+    "output buffer size": ("bytes", 1, "--max-output-buffer-size (default 64 KiB)"),
+}
 _REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
 
 
@@ -299,10 +308,12 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
 
 def with_hint(error: NSQErrorCode) -> NSQErrorCode:
     """Add advice for the user to an error of nsqd, and return the error. Errors without a known text stay unchanged."""
-    if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
+    refused = _OPTION_REFUSED.fullmatch(error.text) if isinstance(error, NSQBadBody) else None
+    if refused is not None and refused[1] in _LIMITS:
+        unit, per_unit, flags = _LIMITS[refused[1]]
         error.advice = (
-            "nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
-            "--max-output-buffer-timeout and --max-msg-timeout set the limits of these options"
+            f"the option {refused[1].replace(' ', '_')} is {int(refused[2]) / per_unit:.15g} {unit}; nsqd limits it by "
+            f"{flags}, so correct the option or nsqd's flags"
         )
     elif isinstance(error, NSQInvalid) and "TLS required" in error.text:
         error.advice = "nsqd runs with --tls-required: give tls_v1=True"

@@ -497,6 +497,13 @@ def test_name_that_is_longer_than_allowed_is_refused_at_once(names):
         Consumer(*names, "127.0.0.1:4150")
 
 
+@pytest.mark.parametrize("channel", ["127.0.0.1:4150", "127.0.0.1", "http://u:hush@nsqd:4161", ["nsqd:4150"]])
+def test_address_in_place_of_the_channel_is_recognized(channel):
+    with pytest.raises(ValueError, match=r"has no address: .*Consumer\(topic, channel, addresses\)") as caught:
+        Consumer("t", channel)
+    assert "hush" not in str(caught.value)
+
+
 def test_consumer_without_heartbeats_is_refused():
     with pytest.raises(ValueError, match="heartbeat_interval -1 of a consumer must be at least 1 s"):
         Consumer("t", "c", "127.0.0.1:4150", heartbeat_interval=-1)

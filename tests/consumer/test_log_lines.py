@@ -30,6 +30,15 @@ def test_lost_connection_of_a_consumer_is_one_line_that_names_it(nsqd, clock, st
     )
 
 
+def test_option_that_nsqd_refuses_is_an_error_that_names_it(nsqd, clock, started, lines):
+    consumer = started(lambda consumer, message: None, nsqd, msg_timeout=60_000)
+    clock.advance(50.0)
+
+    (line,) = lines(logging.ERROR)
+    assert "the option msg_timeout is 60000 s; nsqd limits it by --max-msg-timeout" in line
+    assert not consumer.is_healthy
+
+
 def test_loss_of_a_stable_connection_is_logged_each_time(nsqd, clock, started, lines):
     started(lambda consumer, message: None, nsqd)
     for lasted, wait in ((1.0, 8.0), (1.0, 16.0), (12.0, 0.0)):

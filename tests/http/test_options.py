@@ -131,7 +131,7 @@ def test_options_show_no_secret():
     assert SECRET not in repr(options)
 
 
-@pytest.mark.parametrize("host", ["", "a b", "http://h", "u:p@h", "h/x", "[::1", "h\n"])
+@pytest.mark.parametrize("host", ["", "a b", "http://h", "u:p@h", "h/x", "[::1", "h\n", "h:80", "h,i"])
 def test_invalid_host_is_refused(host):
     with pytest.raises(ValueError, match="host must be a name"):
         HTTPClient(host, 80)

@@ -386,6 +386,12 @@ def test_parameters_have_the_order_of_1_0_and_are_attributes():
     assert {name: getattr(client, name) for name in values} == {**values, "heartbeat_interval": 10_000}
 
 
+@pytest.mark.parametrize("address", ["http://u:hush@nsqd", "nsqd:4150", "a,b"])
+def test_address_is_a_host_alone(address):
+    with pytest.raises(ValueError, match="address must be a host name or an IP address: the port is an argument"):
+        NsqdTCPClient(address)
+
+
 def test_attributes_have_the_checked_values():
     client = NsqdTCPClient("a", timeout="5", deflate_level="3", auth_secret="x", tls_v1=None, snappy=None)
 

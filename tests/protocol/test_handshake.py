@@ -122,9 +122,18 @@ def test_heartbeat_before_the_answer_is_answered():
     assert identity.version == "1.3.0"
 
 
-def test_refusal_is_raised():
-    with pytest.raises(NSQBadBody, match=r"E_BAD_BODY IDENTIFY heartbeat interval.*--max-heartbeat-interval"):
-        run([(ERROR, b"E_BAD_BODY IDENTIFY heartbeat interval (5) is invalid")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("heartbeat interval (120000)", r"heartbeat_interval is 120 s; nsqd limits it by --max-heartbeat-interval"),
+        ("msg timeout (60000000)", r"msg_timeout is 60000 s; nsqd limits it by --max-msg-timeout \(default 15 min\)"),
+        ("output buffer timeout (5)", r"output_buffer_timeout is 5 ms; .*--min-output-buffer-timeout"),
+        ("output buffer size (99999)", r"output_buffer_size is 99999 bytes; .*--max-output-buffer-size"),
+    ],
+)
+def test_refused_option_is_named_with_its_unit_and_its_limit(text, words):
+    with pytest.raises(NSQBadBody, match=words):
+        run([(ERROR, f"E_BAD_BODY IDENTIFY {text} is invalid".encode())])
 
 
 @pytest.mark.parametrize("level", [None, 0, 3])
