@@ -84,7 +84,7 @@ class FakeAuthServer(Server):
             self._port.serve(self._application)
         return self
 
-    def stop(self) -> None:
+    def _shut_down(self) -> None:
         self._port.stop()
 
     @property

@@ -92,14 +92,16 @@ class FakeCluster(MessageAssertions, Server):
             for nsqd in self.nsqds:
                 nsqd.wait_registered()
         except BaseException:  # also after ctrl-C or a timeout, no server may keep running
-            self.stop()
+            self._shut_down()
             raise
         return self
 
-    def stop(self) -> None:
-        """Stop all servers."""
+    def _shut_down(self) -> None:
         for daemon in (*self.nsqds, *self.lookupds):
-            daemon.stop()
+            daemon._shut_down()
+
+    def _added_rules(self) -> Sequence[Rule]:
+        return [rule for daemon in (*self.nsqds, *self.lookupds) for rule in daemon.faults.added]
 
     def add(
         self,

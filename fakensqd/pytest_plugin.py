@@ -94,18 +94,28 @@ def _running(
         thread = ServerThread(server)
         reports.append((str(request.fixturename), lambda: thread.call(server.report)))
         yield thread.start()
-        # stop() raises if a watcher of the hub is left over, such as that of a greenlet that still sleeps.
-        thread.stop()
+        # This also raises if a watcher of the hub is left over, such as that of a greenlet that still sleeps.
+        unfired = _stop(thread.stop)
     else:
         reports.append((str(request.fixturename), server.report))
-        with server:
-            yield server
+        server.start()
+        yield server
+        unfired = _stop(server.stop)
     for error in server.errors:
         raise AssertionError(f"internal error of the emulator: {error!r}") from error
-    unfired = server.unfired()
     if unfired and not request.node.stash.get(_FAILED, False):
-        lines = "\n".join(f"  {line}" for line in unfired)
-        pytest.fail(f"faults that never fired:\n{lines}\n{server.report()}", pytrace=False)
+        pytest.fail(f"{unfired}\n{server.report()}", pytrace=False)
+
+
+def _stop(stop: Callable[[], None]) -> str:
+    """Stop a server; return what it says about rules that never acted."""
+    from fakensqd.faults.control import RuleNeverActed
+
+    try:
+        stop()
+    except RuleNeverActed as error:
+        return str(error)
+    return ""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,14 +10,17 @@ import enum
 import functools
 import math
 import operator
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import gevent
 
+from fakensqd.faults.control import tell_unfired
+from fakensqd.faults.rules import Rule
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.texts import counted
 
@@ -52,9 +55,23 @@ class Server(ABC):
             OSError: If the server can't listen on an address.
         """
 
-    @abstractmethod
     def stop(self) -> None:
-        """Abort all connections and requests, and close the ports. Does nothing if the server is stopped."""
+        """Abort all connections and requests, and close the ports. Does nothing if the server is stopped.
+
+        Raises:
+            RuleNeverActed: If a fault rule that is not optional never acted, and no exception is under way, which
+                otherwise gets a note. Each rule is told once.
+        """
+        self._shut_down()
+        tell_unfired(self._added_rules(), sys.exception())
+
+    @abstractmethod
+    def _shut_down(self) -> None:
+        """Do what stop() does, except for the rules."""
+
+    def _added_rules(self) -> Sequence[Rule]:
+        """Return all rules that were added to this server, also removed ones."""
+        return ()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -206,6 +223,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
         Raises:
             RuntimeError: If a watcher of the hub is left over, such as that of a greenlet that still sleeps.
             TimeoutError: If the server does not stop in time.
+            RuleNeverActed: As the server's stop().
         """
         if self._thread is not None:
             # _stop(), which the thread calls at its end, waits at most self._timeout for the server.
@@ -213,6 +231,8 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             self._thread = None
             if self._stop_error is not None:
                 raise self._stop_error
+            # Here and not on the thread, where no exception is under way.
+            tell_unfired(self._server._added_rules(), sys.exception())
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a greenlet on the server's thread, without a timeout.
@@ -252,7 +272,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
         self._stop_error = None
         try:
             with gevent.Timeout(self._timeout, TimeoutError(f"the server did not stop within {self._timeout:g} s")):
-                self._server.stop()
+                self._server._shut_down()
             gevent.killall(list(self._calls))
             if left := self._count_watchers():
                 raise RuntimeError(f"{counted(left, 'watcher')} of the hub left over after the server was stopped")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakensqd.cli.program import PROGRAMS, run
+from fakensqd.cli.program import PROGRAMS, run, stop
 from fakensqd.options import NSQ_VERSION
 from gnsq.options import VERSION
 
@@ -83,12 +83,14 @@ def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http:
         where = f"cannot listen on {error.filename}: " if error.filename else ""
         advice = "; give another --base-port" if base_port else ""
         raise click.ClickException(f"{where}{error.strerror or error}{advice}") from None
-    with cluster:
+    try:
         if as_json:
             click.echo(json.dumps(_describe(cluster)))
         else:
             _print_addresses(cluster)
         stopping.wait()  # until a signal comes
+    finally:
+        stop(cluster)
 
 
 def _print_addresses(cluster: FakeCluster) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -35,7 +35,7 @@ from fakensqd.effects import AskAuth, Close, Execute, IoResult, Reset, Wait
 from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
-from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Scenario, ServerProtocol
+from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.http.server import Application, HttpPort
 from fakensqd.thread import Server
 from fakensqd.transcript import Entry, Transcript, wait_until
@@ -176,9 +176,12 @@ class Daemon(Server):
         """Return the clock's monotonic time, which the broker and the registry use."""
         return self.clock.monotonic()
 
-    def stop(self) -> None:
+    def _shut_down(self) -> None:
         self._faults_port.stop()
         self._close()
+
+    def _added_rules(self) -> Sequence[Rule]:
+        return self.faults.added
 
     def _close(self) -> None:
         """Close all but the port of ``/faults``."""
@@ -248,7 +251,8 @@ class Daemon(Server):
         The rule also applies to connections that exist already. If several rules match an event, the oldest rule acts.
 
         Args:
-            optional: Do not report the rule if it never fires.
+            optional: The rule may never act. For another rule that never acted, the end of a ``with`` block with the
+                result, or stop(), raises RuleNeverActed, or adds a note to the exception that is under way.
             name: Name in the transcript.
 
         Raises:

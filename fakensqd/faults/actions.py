@@ -11,7 +11,7 @@ import inspect
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 from fakensqd.effects import (
     Close,
@@ -48,6 +48,8 @@ __all__ = [
 _P = ParamSpec("_P")
 _Arguments = dict[str, Any]  # Any: of all types
 _Points = frozenset[Point]
+Part = Literal["size", "type", "body"]
+Frame = bytes | Literal["heartbeat"]
 
 _HEADER = struct.Struct(">ii")
 # Offset of the body in a frame: 8 bytes of size and type; in a message, also timestamp, attempts and id.
@@ -170,7 +172,7 @@ def reorder() -> ActionFunction:
     points=lambda arguments: _CORRUPTIBLE[arguments["part"]],
     nsqd_only=lambda arguments: bool(arguments["part"] == "type"),
 )
-def corrupt(part: str, to: int | bytes | None = None) -> ActionFunction:
+def corrupt(part: Part, to: int | bytes | None = None) -> ActionFunction:
     """Change a part of a frame, a command or an HTTP response.
 
     Args:
@@ -220,7 +222,7 @@ def refuse() -> ActionFunction:
 
 
 @action(points=_TCP, nsqd_only=lambda arguments: bool(arguments["frame"] == "heartbeat"))
-def inject(frame: bytes | str, *, after: bool = False) -> ActionFunction:
+def inject(frame: Frame, *, after: bool = False) -> ActionFunction:
     """Send an additional frame.
 
     Args:

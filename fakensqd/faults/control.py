@@ -14,11 +14,19 @@ from fakensqd.effects import FaultStep
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.transcript import Entry, Transcript
 
-__all__ = ["AddedRules", "FaultControl", "make_rules"]
+__all__ = ["AddedRules", "FaultControl", "RuleNeverActed", "make_rules", "tell_unfired"]
+
+
+class RuleNeverActed(AssertionError):
+    """A rule that is not optional never acted: the code did not do what the test is about."""
 
 
 class AddedRules:
-    """Rules that were added to a server. remove() or the end of a ``with`` block removes them."""
+    """Rules that were added to a server. remove() or the end of a ``with`` block removes them.
+
+    The end of the block raises RuleNeverActed if one of them never acted and is not optional. If another exception ends
+    the block, that one gets a note.
+    """
 
     def __init__(self, rules: Sequence[Rule], remove: Callable[[Sequence[Rule]], None]) -> None:
         self.rules = list(rules)
@@ -30,14 +38,15 @@ class AddedRules:
         return sum(rule.fired for rule in self.rules)
 
     def remove(self) -> None:
-        """Remove the rules. The server's unfired() still reports required rules that have never fired."""
+        """Remove the rules. The server's unfired() and stop() still report required rules that have never fired."""
         self._remove(self.rules)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.remove()
+        tell_unfired(self.rules, error)
 
 
 class FaultControl:
@@ -53,6 +62,7 @@ class FaultControl:
     Attributes:
         transcript: The transcript; None while nothing is recorded.
         sequences: The rules that were added and not removed, by the number of their sequence.
+        added: All rules that were added, also removed ones.
     """
 
     def __init__(
@@ -71,7 +81,7 @@ class FaultControl:
         self._server = server
         self._on_active = on_active
         self._rng = random.Random(self.seed)
-        self._added: list[Rule] = []
+        self.added: list[Rule] = []
         self._sequence_numbers = itertools.count(1)
 
     @property
@@ -91,7 +101,7 @@ class FaultControl:
             self._check(rule)
         number = next(self._sequence_numbers)
         self.sequences[number] = list(rules)
-        self._added += rules
+        self.added += rules
         _arm(rules, now)
         self._on_active()
         return number
@@ -121,7 +131,7 @@ class FaultControl:
 
     def unfired(self) -> list[str]:
         """Explain for each required rule that has never fired, even if it was removed, why it has not fired."""
-        return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]
+        return [rule.explain() for rule in self.added if not rule.fired and not rule.optional]
 
     def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
         """Let the first rule that fires on an event change the steps, and record its name. Return the steps to take."""
@@ -154,6 +164,23 @@ def _arm(sequence: Sequence[Rule], now: float) -> None:
             rule.armed_at = now
         if not rule.is_finished:
             return
+
+
+def tell_unfired(rules: Iterable[Rule], under_way: BaseException | None) -> None:
+    """Tell once for each required rule that it has never fired: as a note of an exception, or by an exception.
+
+    Raises:
+        RuleNeverActed: If there is such a rule, and no exception is under way.
+    """
+    unfired = [rule for rule in rules if not (rule.fired or rule.optional or rule.is_told)]
+    for rule in unfired:
+        rule.is_told = True
+    # A cluster has a rule once for each server.
+    text = "\n".join(f"rule never acted: {rule.explain()}" for rule in dict.fromkeys(unfired))
+    if text and under_way is None:
+        raise RuleNeverActed(text)
+    if text and under_way is not None:
+        under_way.add_note(text)
 
 
 def make_rules(

@@ -98,12 +98,13 @@ _TIMES: dict[str, _Field] = {
 # Arguments of actions, toxics and states, by their annotation. The action, toxic or method itself checks the bounds.
 _ANNOTATED: dict[str, _Field] = {
     "str": _TEXT,
+    "Part": _TEXT,
     "bool": _FLAG,
     "int": _INTEGER,
     "int | None": _INTEGER,
     "float": _NUMBER,
     "bytes | None": _BYTES,
-    "bytes | str": (_frame, '"heartbeat", or {"base64": "..."}'),
+    "Frame": (_frame, '"heartbeat", or {"base64": "..."}'),
     "int | bytes | None": (_integer_or_bytes, f"a whole number, {_BYTES[1]}"),
     "tuple[int, ...]": (_integers, "a list of whole numbers"),
 }

@@ -72,7 +72,7 @@ class Relay(Server):
             self._server.start()
         return self
 
-    def stop(self) -> None:
+    def _shut_down(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.close()

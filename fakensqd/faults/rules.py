@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 from fakensqd.effects import FaultStep
 from fakensqd.nsqd.commands import ROWS
+from gnsq.texts import nearest
 
 __all__ = [
     "EQUAL_FIELDS",
@@ -70,7 +71,12 @@ LOOKUPD = ServerProtocol(
     frozenset(Point) - {Point.FRAME}, {"IDENTIFY": (), "REGISTER": _NAMES, "UNREGISTER": _NAMES, "PING": ()}, 4
 )
 _COMMANDS = {**NSQD.commands, **LOOKUPD.commands}
-_FRAMES = ("message", "heartbeat")
+# The keys of _COMMANDS. Because of the Literal, type checkers find a wrong name.
+CommandName = Literal[
+    "IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP",
+    "REGISTER", "UNREGISTER", "PING",
+]  # fmt: skip
+FrameName = Literal["message", "heartbeat"]
 
 
 @dataclass(slots=True)
@@ -258,19 +264,19 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
     """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once if no first(), always() ... follows."""
 
     @staticmethod
-    def command(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+    def command(kind: CommandName | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match a received command, before it is executed. The actions may replace the execution."""
         return _match(Point.COMMAND, kind, _COMMANDS, matchers)
 
     @staticmethod
-    def reply(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+    def reply(kind: CommandName | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match the server's reply to a command: also an error, or no frame at all, as nsqd's reply to a valid FIN."""
         return _match(Point.REPLY, kind, _COMMANDS, matchers)
 
     @staticmethod
-    def frame(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+    def frame(kind: FrameName | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match a frame that the server pushes: "message" or "heartbeat"."""
-        return _match(Point.FRAME, kind, _FRAMES, matchers)
+        return _match(Point.FRAME, kind, get_args(FrameName), matchers)
 
     @staticmethod
     def connect(*, connection: int | None = None, where: Callable[[Event], bool] | None = None) -> Match:
@@ -304,7 +310,7 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
 
 def _match(point: Point, kind: str | None, kinds: Iterable[str], matchers: Matchers) -> Match:
     if kind is not None and kind not in kinds:
-        raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
+        raise ValueError(f"on.{point.value}({kind!r}): there is no such event{nearest([kind], kinds)}")
     unknown = set(matchers) - set(Matchers.__annotations__)
     if unknown:
         raise TypeError(f"on.{point.value}() has no {min(unknown)}; it has {', '.join(Matchers.__annotations__)}")
@@ -351,6 +357,7 @@ class Rule:
     Attributes:
         fitting: How many events matched while the rule was armed and not spent, without those that ``after`` ignores.
         fired: How often the rule has fired.
+        is_told: True if somebody was told that the rule has never fired.
         armed_at: Time at which the rule was armed; None: the rule is not armed, and ignores all events.
 
     Raises:
@@ -374,6 +381,7 @@ class Rule:
         self.name = name or f"{match}, {', '.join(map(_name, actions))}"
         self.fitting = 0
         self.fired = 0
+        self.is_told = False
         self.armed_at: float | None = None
         # The event that came closest to a match, and its mismatches.
         self._nearest: tuple[Event, list[str]] | None = None
@@ -430,8 +438,10 @@ class Rule:
         return f"{self.name}: nearest was {' '.join(words)}: {'; '.join(mismatches)}"
 
     def _record_mismatch(self, event: Event, mismatches: list[str]) -> None:
-        # An event of another kind, such as another command, is farther from a match than an event with another topic.
-        distance = len(mismatches) + 10 * any(text.startswith("kind") for text in mismatches)
+        # Another command is farther from a match than another topic; PUB, MPUB and DPUB are near to each other.
+        distance, kind = len(mismatches), self.match.kind
+        if kind not in (None, event.kind):
+            distance += 5 if event.kind.endswith(kind) or kind.endswith(event.kind) else 10
         if not self.fired and (self._nearest is None or distance < self._distance):
             self._nearest, self._distance = (event, mismatches), distance
 

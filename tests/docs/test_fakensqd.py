@@ -11,6 +11,7 @@ import pytest
 
 from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.faults.actions import ACTIONS
+from fakensqd.faults.control import RuleNeverActed
 from fakensqd.faults.http import STATE_METHODS
 from fakensqd.faults.toxics import TOXICS
 from tests.docs.pages import example, run, table
@@ -73,13 +74,15 @@ def curl(line, address):
 
 def test_each_fault_over_http_has_an_example_that_works():
     done = []
-    with FakeNsqd(threaded=True, faults_over_http=True) as nsqd:
-        for line in CURL.findall(CURLS):
-            method, path, answer = curl(line, nsqd.faults_http_address)
-            done.append((method, path))
-            if path == "/faults/state":
-                assert json.dumps(answer) in line
+    nsqd = FakeNsqd(threaded=True, faults_over_http=True).start()
+    for line in CURL.findall(CURLS):
+        method, path, answer = curl(line, nsqd.faults_http_address)
+        done.append((method, path))
+        if path == "/faults/state":
+            assert json.dumps(answer) in line
 
+    with pytest.raises(RuleNeverActed):
+        nsqd.stop()
     assert {path.removeprefix("/faults/") for _, path in done} == {"/faults", "toxics", "state", *STATE_METHODS}
     assert {method for method, path in done if path == "/faults/toxics"} == {"GET", "POST", "DELETE"}
     assert [name for name in TOXICS if f'"toxic": "{name}"' not in CURLS] == []

@@ -121,6 +121,20 @@ def test_rule_that_never_fired_fails_the_test(outcomes):
     assert "FakeNsqd, seed=" in output
 
 
+def test_rule_that_a_with_statement_has_told_is_not_told_again(outcomes):
+    found, output = outcomes(
+        PUBLISH
+        + """
+        def test_nsqd(fakensqd):
+            with fakensqd.add(on.http("/pub", topic="u"), drop()):
+                post(fakensqd.http_address, "/pub?topic=t")
+        """
+    )
+
+    assert found == {"failed": 1}
+    assert "rule never acted: on.http('/pub', topic='u'), drop(): nearest was /pub topic='t'" in output
+
+
 def test_rules_that_fired_or_are_optional_pass(outcomes):
     found, _ = outcomes(
         PUBLISH
@@ -256,7 +270,7 @@ def test_server_runs_in_the_tests_hub_with_a_marker(outcomes):
     )
 
     assert found == {"passed": 1, "errors": 1}
-    assert "faults that never fired" in text
+    assert "rule never acted: on.command('PUB'), drop(): nothing of that kind happened" in text
 
 
 def test_certificates_fixture_makes_certificates(outcomes, certificates):

@@ -141,7 +141,7 @@ class Leaking(Server):
         gevent.spawn(gevent.sleep, 3600)
         gevent.sleep(0)
 
-    def stop(self):
+    def _shut_down(self):
         pass
 
 
@@ -151,7 +151,7 @@ class Failing(Leaking):
     def start(self):
         pass
 
-    def stop(self):
+    def _shut_down(self):
         raise RuntimeError("no")
 
 
@@ -315,8 +315,8 @@ def test_server_that_does_not_start_in_time_raises_and_is_stopped():
             wait_until(refused.is_set)
             super().start()
 
-        def stop(self):
-            super().stop()
+        def _shut_down(self):
+            super()._shut_down()
             stopped.set()
 
     threaded = ServerThread(Slow(), timeout=0.01)
@@ -330,8 +330,8 @@ def test_server_that_does_not_start_in_time_raises_and_is_stopped():
 
 def test_server_that_does_not_stop_in_time_raises_and_its_thread_ends():
     class Slow(FakeNsqd):
-        def stop(self):
-            super().stop()
+        def _shut_down(self):
+            super()._shut_down()
             gevent.sleep(60)
 
     before = len(os.listdir("/proc/self/task"))
@@ -389,7 +389,7 @@ def test_frozen_dataclasses_and_exceptions_come_back_as_they_are():
 
 def test_proxies_among_arguments_are_the_objects_themselves():
     with FakeNsqd(threaded=True) as nsqd:
-        added = nsqd.add(on.reply("PUB"), disconnect())
+        added = nsqd.add(on.reply("PUB"), disconnect(), optional=True)
 
         nsqd.faults.remove(added.rules)
 

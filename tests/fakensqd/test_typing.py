@@ -16,7 +16,7 @@ from typing import assert_type
 import pytest
 
 from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, Relay, Transcript, on
-from fakensqd.faults import disconnect
+from fakensqd.faults import corrupt, disconnect, inject
 from fakensqd.thread import ServerThread
 
 
@@ -73,6 +73,10 @@ WRONG = [
     ("FakeLookupd(tombstone=1.0)", "call-arg"),
     ("FakeCluster(node_id=1)", "call-arg"),
     ("fakecluster.messages(1)", "arg-type"),
+    ("on.reply('PUBB')", "arg-type"),
+    ("on.frame('pong')", "arg-type"),
+    ("corrupt('head')", "arg-type"),
+    ("inject('beat')", "arg-type"),
 ]
 
 

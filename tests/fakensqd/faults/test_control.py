@@ -1,5 +1,8 @@
 """Rules on real connections: each action at each of its points, by a manual clock."""
 
+import contextlib
+import re
+
 import gevent
 import pytest
 
@@ -18,6 +21,7 @@ from fakensqd.faults import (
     reorder,
     reset,
 )
+from fakensqd.faults.control import RuleNeverActed
 from gnsq.errors import NSQConnectionClosed, NSQFinishFailed, NSQFrameError, NSQPubFailed, NSQSocketError
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message, encode_frame
@@ -374,7 +378,7 @@ def test_nsqds_of_a_cluster_count_events_together():
 
 def test_rules_of_a_cluster_may_be_added_and_removed_before_its_start():
     cluster = FakeCluster(nsqds=1, lookupds=0)
-    removed = cluster.add(on.command("PUB"), drop())
+    removed = cluster.add(on.command("PUB"), drop(), optional=True)
     added = cluster.add(on.command("PUB"), disconnect())
     removed.remove()
     with cluster:
@@ -383,6 +387,61 @@ def test_rules_of_a_cluster_may_be_added_and_removed_before_its_start():
         assert client.ended()
 
     assert (added.fired, removed.fired) == (1, 0)
+
+
+# --- rules that never act ---------------------------------------------------------------------------------------------
+
+UNFIRED = "rule never acted: on.reply('PUB'), drop(): nearest was DPUB topic='t' on connection 1: kind is 'DPUB'"
+
+
+def defer(nsqd):
+    with gnsq.Producer(nsqd.tcp_address) as producer:
+        producer.publish("t", b"x", defer=1)
+
+
+def end_of_a_test(nsqd, how, error=None):
+    with nsqd as running:
+        added = running.add(on.reply("PUB"), drop())
+        with added if how == "with" else contextlib.nullcontext():
+            defer(running)
+            if error is not None:
+                raise error
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("how", ["with", "stop"])
+def test_rule_that_never_acted_raises_at_the_end(threaded, how):
+    nsqd = FakeNsqd(threaded=threaded)
+
+    with pytest.raises(RuleNeverActed, match=re.escape(UNFIRED)):
+        end_of_a_test(nsqd, how)
+
+    assert not nsqd.running
+    nsqd.stop()  # it is told once
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("how", ["with", "stop"])
+def test_rule_that_never_acted_is_a_note_of_another_exception(threaded, how):
+    error = ValueError("the test's")
+
+    with pytest.raises(ValueError, match="the test's"):
+        end_of_a_test(FakeNsqd(threaded=threaded), how, error)
+
+    (note,) = error.__notes__
+    assert note.startswith(UNFIRED)
+
+
+def test_unfired_rule_of_a_cluster_is_told_once_after_all_servers_are_stopped():
+    cluster = FakeCluster().start()
+    cluster.add(on.reply("PUB"), drop())
+    cluster.add(on.http("/pub"), drop(), optional=True)
+
+    with pytest.raises(RuleNeverActed) as caught:
+        cluster.stop()
+
+    assert str(caught.value) == "rule never acted: on.reply('PUB'), drop(): nothing of that kind happened"
+    assert not any(server.running for server in (*cluster.nsqds, *cluster.lookupds))
 
 
 # --- gnsq's client ----------------------------------------------------------------------------------------------------
