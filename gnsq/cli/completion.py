@@ -12,7 +12,7 @@ __all__ = ["completion"]
 _HELP = """Print the script that lets a shell complete commands, options, and the names of topics and channels.
 
 The names come from the servers of the connection options on the line, of the environment, or of ~/.config/gnsq.toml. If
-they do not answer within a second, there are none.
+none answers within 3 seconds, there are none.
 
 \b
 bash 4.4 or later, in ~/.bashrc:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from gnsq.http.responses import shown
+from gnsq.protocol.names import checked_names
 
 __all__ = ["ChannelCounts", "Node", "NodeStats", "Row", "Snapshot", "TopicCounts", "parse_stats", "set_rates"]
 
@@ -140,6 +141,8 @@ def _name(item: Mapping[str, object], key: str, default: str | None = None) -> s
     name = item.get(key, default)
     if not isinstance(name, str):
         raise ValueError(f"answer is not nsqd's: {key} is {shown(name)}")
+    if default is None:
+        checked_names([name], key.partition("_")[0])
     return name
 
 

@@ -26,6 +26,7 @@ from gnsq.discovery import AllNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.nsqd import NsqdHTTPClient
+from gnsq.protocol.names import checked_names
 from gnsq.stats import ConsumerStats, Histogram, MessageCounts, ProducerStats
 
 try:
@@ -414,13 +415,14 @@ def _samples_of(client: NsqdHTTPClient) -> list[_NsqdSample] | None:
 
 
 def _topic_samples(topic: Mapping[str, Any]) -> Iterator[_NsqdSample]:  # Any: JSON
-    name = topic["topic_name"]
+    (name,) = checked_names([topic["topic_name"]], "topic")
     if name.endswith("#ephemeral"):
         return
     yield from _level_samples("topic", (name,), topic)
     for channel in topic["channels"] or ():
-        if not channel["channel_name"].endswith("#ephemeral"):
-            labels = (name, channel["channel_name"])
+        (channel_name,) = checked_names([channel["channel_name"]], "channel")
+        if not channel_name.endswith("#ephemeral"):
+            labels = (name, channel_name)
             yield from _level_samples("channel", labels, channel)
             # nsqd before 1.2 has no client_count, and sends the list of clients in any case.
             yield "channel_clients", labels, float(channel.get("client_count", len(channel.get("clients") or ())))

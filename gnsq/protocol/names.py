@@ -6,12 +6,14 @@ A name has 1 to 64 bytes, including ``#ephemeral``. nsqd 0.2.21 allowed only 32.
 from __future__ import annotations
 
 import re
+import reprlib
 
 __all__ = [
     "MAX_NAME_LENGTH",
     "VALID_NAME_RE",
     "assert_valid_channel_name",
     "assert_valid_topic_name",
+    "checked_names",
     "is_ephemeral",
     "valid_channel_name",
     "valid_topic_name",
@@ -44,6 +46,28 @@ def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> N
         raise ValueError(_refusal("channel", name, max_length))
 
 
+def checked_names(names: object, kind: str) -> list[str]:
+    """Return the list of names that a server has sent, in which null stands for no names.
+
+    A server may send anything, and a name that is not checked could be a command for a shell that completes it, or move
+    the cursor of a terminal.
+
+    Args:
+        kind: ``topic`` or ``channel``.
+
+    Raises:
+        ValueError: If it is not a list of valid names.
+    """
+    if names is None:  # Go writes a list that was never filled as null
+        return []
+    if not isinstance(names, list):
+        raise ValueError(f"{kind}s are no list: {reprlib.repr(names)}")
+    for name in names:
+        if not valid_topic_name(name):
+            raise ValueError(_refusal(kind, name, MAX_NAME_LENGTH))
+    return names
+
+
 def is_ephemeral(name: str) -> bool:
     """Return True if nsqd deletes a topic or channel of this name when its last channel or consumer is gone."""
     return name.endswith("#ephemeral")
@@ -51,10 +75,11 @@ def is_ephemeral(name: str) -> bool:
 
 def _refusal(kind: str, name: object, max_length: int) -> str:
     if not isinstance(name, str):
-        return f"{kind} name {name!r} is {type(name).__name__}, not str"
+        return f"{kind} name {reprlib.repr(name)} is {type(name).__name__}, not str"
+    shown = repr(name if len(name) <= 2 * max_length else f"{name[:max_length]}...")
     if len(name) > max_length:
-        return f"{kind} name {name!r} has {len(name)} characters, the limit is {max_length}"
+        return f"{kind} name {shown} has {len(name)} characters, the limit is {max_length}"
     return (
-        f"{kind} name {name!r} is not valid: 1 to {max_length} of the characters . a-z A-Z 0-9 _ - "
+        f"{kind} name {shown} is not valid: 1 to {max_length} of the characters . a-z A-Z 0-9 _ - "
         "are allowed, then perhaps #ephemeral"
     )

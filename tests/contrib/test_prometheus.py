@@ -477,9 +477,15 @@ def test_nsqd_collector_shows_servers_that_do_not_answer(fakensqd, collect_nsqds
     assert nsqd_values(collector, "nsqd_topic_depth") == {(fakensqd.http_address, "t"): 1}
 
 
-def test_nsqd_collector_shows_another_server_as_down_and_the_nsqds_nevertheless(fakensqd, collect_nsqds):
+OTHERS = [
+    pytest.param(b'{"topics": [{"topic_name": "t", "depth": "many", "channels": []}]}', id="number"),
+    pytest.param(b'{"topics": [{"topic_name": "x{y}", "channels": []}]}', id="name"),
+]
+
+
+@pytest.mark.parametrize("body", OTHERS)
+def test_nsqd_collector_shows_another_server_as_down_and_the_nsqds_nevertheless(fakensqd, collect_nsqds, body):
     json = b"Content-Type: application/json"
-    body = b'{"topics": [{"topic_name": "t", "depth": "many", "channels": []}]}'
 
     def answer(connection):
         connection.recv(4096)

@@ -5,6 +5,7 @@ import pytest
 from gnsq.protocol.names import (
     assert_valid_channel_name,
     assert_valid_topic_name,
+    checked_names,
     is_ephemeral,
     valid_channel_name,
     valid_topic_name,
@@ -45,6 +46,26 @@ def test_bad_names_are_refused_with_subject_and_value(name):
 def test_length_limit_is_named():
     with pytest.raises(ValueError, match="has 65 characters, the limit is 64"):
         assert_valid_topic_name("x" * 65)
+
+
+SENT = [
+    pytest.param(None, [], id="null"),
+    pytest.param(["a", "b#ephemeral"], ["a", "b#ephemeral"], id="names"),
+    pytest.param(["a", "x$(touch x)"], "topic name 'x\\$\\(touch x\\)' is not valid", id="command"),
+    pytest.param(["\x1b]0;x"], r"topic name '\\x1b\]0;x' is not valid", id="escape sequence"),
+    pytest.param(["x" * 1_000_000], r"topic name 'x{64}\.\.\.' has 1000000 characters", id="long"),
+    pytest.param([{"a": 1}], "is dict, not str", id="object"),
+    pytest.param("a", "topics are no list: 'a'", id="text"),
+]
+
+
+@pytest.mark.parametrize(("sent", "expected"), SENT)
+def test_names_of_a_server_are_checked(sent, expected):
+    if isinstance(expected, list):
+        assert checked_names(sent, "topic") == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            checked_names(sent, "topic")
 
 
 def test_bytes_are_no_name():

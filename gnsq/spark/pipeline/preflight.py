@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQException
 from gnsq.localfiles import PRIVATE, make_directory
+from gnsq.protocol.names import checked_names
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import decode_offset, may_follow
@@ -333,15 +334,17 @@ def survey(config: PipelineConfig) -> Survey:
     for client in clients:
         found.asked += 1
         try:
-            found.topics |= set(_topics(client))
+            found.topics |= set(checked_names(_topics(client), "topic"))
         except NSQException as error:
             found.failures.append(str(error))
+        except ValueError as error:
+            found.failures.append(f"{client.address}: {error}")
         finally:
             client.close()
     return found
 
 
-def _topics(client: NsqdHTTPClient | LookupdClient) -> Iterable[str]:
+def _topics(client: NsqdHTTPClient | LookupdClient) -> list[str]:
     if isinstance(client, LookupdClient):
         return [topic for node in client.nodes()["producers"] or () for topic in node["topics"] or ()]
     return [topic["topic_name"] for topic in client.stats()["topics"] or ()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import re
-import reprlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -20,6 +19,7 @@ from gevent.pool import Group
 from gnsq import Consumer, LookupdClient, Message
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.errors import NSQHttpError, NSQSubFailed
+from gnsq.protocol.names import checked_names
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.options import ReadOptions
 
@@ -388,9 +388,8 @@ class Subscriptions:
 
 
 def _topic_names(lookupd: LookupdClient) -> list[str]:
-    """Ask an nsqlookupd for its topics; [] if the answer has none. Raise ValueError if they are not a list of names."""
-    answer = lookupd.topics()
-    names = answer.get("topics") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{lookupd.address}: answer is not nsqlookupd's: topics are {reprlib.repr(names)}")
-    return names
+    """Ask an nsqlookupd for its topics. Raise ValueError if they are not a list of valid names."""
+    try:
+        return checked_names(lookupd.topics().get("topics"), "topic")
+    except ValueError as error:
+        raise ValueError(f"{lookupd.address}: answer is not nsqlookupd's: {error}") from error

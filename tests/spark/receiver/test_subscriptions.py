@@ -141,7 +141,9 @@ def test_pattern_without_a_match_is_logged(subscribe, pattern, caplog):
 
 
 @pytest.mark.fakecluster(lookupds=2)
-@pytest.mark.parametrize("body", [b'{"topics": [1]}', b'{"topics": {"a": 1}}', b"[]"])
+@pytest.mark.parametrize(
+    "body", [b'{"topics": [1]}', b'{"topics": ["click-$(touch x)"]}', b'{"topics": {"a": 1}}', b"[]"]
+)
 def test_topics_that_are_not_nsqlookupds_are_reported_and_other_nsqlookupds_are_used(
     subscribe, pattern, caplog, fakecluster, body
 ):
