@@ -48,8 +48,8 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    """List the names of this module, with the public names that are not loaded yet."""
-    return sorted({*globals(), *__all__})
+    """List the public names, also those that are not loaded yet."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> object:

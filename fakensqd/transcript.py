@@ -14,9 +14,9 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from gevent.event import Event
 
@@ -206,32 +206,9 @@ class Transcript:
     __str__ = text
 
     def dump(self) -> str:
-        """Encode as JSON lines for load(): a header, then one line per entry."""
+        """Encode as JSON lines: a header, then one line per entry, without the fields that have their default."""
         head = {"transcript": 1, "dropped": self.dropped}
         return "".join(json.dumps(line) + "\n" for line in [head, *map(_encoded, self._entries)])
-
-    @classmethod
-    def load(cls, lines: str | Iterable[str]) -> Self:
-        """Decode the JSON lines that dump() returned.
-
-        Raises:
-            ValueError: If a line is invalid.
-        """
-        try:
-            rows = [json.loads(line) for line in (lines.splitlines() if isinstance(lines, str) else lines)]
-        except RecursionError as error:
-            raise ValueError("a line is nested too deeply") from error
-        head = rows[0] if rows else None
-        if not isinstance(head, dict) or head.get("transcript") != 1 or type(head.get("dropped")) is not int:
-            raise ValueError(f"these lines are not a transcript: the first line is {head!r}")
-        transcript = cls()
-        for number, row in enumerate(rows[1:], 2):
-            try:
-                transcript.append(_decoded(row))
-            except (TypeError, KeyError, AttributeError, ValueError) as error:
-                raise ValueError(f"line {number} is not an entry of a transcript: {error}") from error
-        transcript.dropped = head["dropped"]
-        return transcript
 
 
 _PUBLISHING = frozenset(["PUB", "MPUB", "DPUB", "POST /pub", "POST /mpub", "publish"])
@@ -257,26 +234,6 @@ def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON
     if "bodies" in row:
         row["bodies"] = [encode_bytes(body) for body in entry.bodies]
     return row
-
-
-# Types of the fields of an entry in a JSON line.
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "time": (int, float),
-    "bodies": (list,),
-    **dict.fromkeys(("connection", "attempts", "executed", "status"), (int,)),
-    **dict.fromkeys(("kind", "name", "client_id", "topic", "channel", "message_id", "detail"), (str,)),
-}
-
-
-def _decoded(row: dict[str, Any]) -> Entry:  # Any: JSON
-    for name, value in row.items():
-        if type(value) not in _JSON_TYPES[name]:
-            raise ValueError(f"{name} is {value!r}")
-    entry = Entry(**row)
-    if "message_id" in row:
-        entry.message_id = row["message_id"].encode("latin-1")
-    entry.bodies = tuple(decode_bytes(body) for body in row.get("bodies", ()))
-    return entry
 
 
 def encode_bytes(data: bytes) -> str | dict[str, str]:

@@ -54,8 +54,8 @@ _MODULES = {name: "rules" if name in _IN_RULES else "actions" for name in __all_
 
 
 def __dir__() -> list[str]:
-    """List the names in this module, and the public names that are not loaded yet."""
-    return sorted({*globals(), *__all__})
+    """List the public names, also those that are not loaded yet."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> object:

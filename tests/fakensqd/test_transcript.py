@@ -1,6 +1,6 @@
 """Transcripts: selecting entries, text, JSON lines and limits; and waiting for a value."""
 
-import dataclasses
+import json
 
 import pytest
 
@@ -92,14 +92,22 @@ def test_text_has_a_line_for_each_entry(recorded):
     assert recorded.transcript.text(2).splitlines()[0] == f"({len(lines) - 2} entries before)"
 
 
-def test_json_lines_are_decoded_to_the_same_entries(recorded):
-    recorded.transcript.append(Entry(1.0, 9, "command", "PUB", bodies=(b"\xff",)))
+def test_json_lines_have_the_fields_of_each_entry():
+    transcript = Transcript()
+    transcript.append(Entry(1.0, 9, "command", "PUB", topic="t", bodies=(b"a", b"\xff"), message_id=b"1", executed=1))
+    head, line = map(json.loads, transcript.dump().splitlines())
 
-    loaded = Transcript.load(recorded.transcript.dump())
-
-    assert [dataclasses.asdict(entry) for entry in loaded] == [
-        dataclasses.asdict(entry) for entry in recorded.transcript
-    ]
+    assert head == {"transcript": 1, "dropped": 0}
+    assert line == {
+        "time": 1.0,
+        "connection": 9,
+        "kind": "command",
+        "name": "PUB",
+        "topic": "t",
+        "message_id": "1",
+        "bodies": ["a", {"base64": "/w=="}],
+        "executed": 1,
+    }
 
 
 BOUNDS = [pytest.param({"max_entries": 3}, id="entries"), pytest.param({"max_bytes": 30}, id="bytes")]
@@ -113,7 +121,7 @@ def test_oldest_entries_are_dropped_and_counted(bounds):
 
     assert [entry.time for entry in transcript] == [2.0, 3.0, 4.0]
     assert transcript.text().splitlines()[0] == "(2 entries before)"
-    assert Transcript.load(transcript.dump()).dropped == 2
+    assert json.loads(transcript.dump().splitlines()[0])["dropped"] == 2
     transcript.clear()
     assert transcript.text() == ""
 
@@ -160,33 +168,3 @@ def test_failure_shows_the_end_of_the_transcript(nsqd):
 
 def test_without_an_expected_value_any_true_value_ends_the_wait(nsqd):
     assert nsqd.wait_until(lambda nsqd: [1]) == [1]
-
-
-# --- invalid JSON lines -----------------------------------------------------------------------------------------------
-
-HEAD = '{"transcript": 1, "dropped": 0}\n'
-INVALID_LINES = [
-    pytest.param('{"transcript": 1}', "the first line is {'transcript': 1}", id="a header without a count"),
-    pytest.param("[]", r"the first line is \[\]", id="a list"),
-    pytest.param("1", "the first line is 1", id="a number"),
-    pytest.param("", "the first line is None", id="nothing"),
-    pytest.param('{"x": 1}', "the first line is {'x': 1}", id="no header"),
-    pytest.param("{", "Expecting", id="no JSON"),
-    pytest.param("[" * 100_000, "nested too deeply", id="too deep"),
-    pytest.param(HEAD + "[]", "line 2 is not an entry", id="a list as entry"),
-    pytest.param(HEAD + "{}", "line 2 is not an entry", id="an empty entry"),
-    pytest.param(HEAD + '{"time": 0, "connection": 1, "kind": "end", "x": 1}', "line 2 is not an entry", id="a field"),
-    pytest.param(
-        HEAD + '{"time": 0, "connection": 1, "kind": "end", "message_id": 5}', "message_id is 5", id="no message id"
-    ),
-    pytest.param(HEAD + '{"time": "0", "connection": 1, "kind": "end"}', "time is '0'", id="no time"),
-    pytest.param(
-        HEAD + '{"time": 0, "connection": 1, "kind": "end", "bodies": [1]}', "line 2 is not an entry", id="no body"
-    ),
-]
-
-
-@pytest.mark.parametrize(("lines", "text"), INVALID_LINES)
-def test_invalid_json_lines_are_refused(lines, text):
-    with pytest.raises(ValueError, match=text):
-        Transcript.load(lines)
