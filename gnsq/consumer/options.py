@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -146,6 +145,8 @@ class ConsumerOptions(Options):
         value: Delay | None = getattr(self, name)
         if value is None:
             return default
+        if isinstance(value, (int, float)):
+            return value  # was checked when the options were made
         if not callable(value):
             return self._in_units(name, value)
         try:
@@ -156,7 +157,7 @@ class ConsumerOptions(Options):
             return default
 
     def _in_units(self, name: str, value: object) -> float:
-        (field,) = (field for field in dataclasses.fields(self) if field.name == name)
+        field = self.__dataclass_fields__[name]
         unit = field.metadata["unit"]
         number = value / _UNITS[unit] if isinstance(value, timedelta) else value
         if isinstance(number, bool) or not isinstance(number, (int, float)):
