@@ -21,7 +21,8 @@ def monitor_threads():
 
 
 @pytest.fixture(autouse=True)
-def before():
+def before(caplog):
+    caplog.set_level(logging.WARNING, "gnsq.concurrency.hub_monitor")
     BEFORE.clear()
     BEFORE.update(monitor_threads())
 

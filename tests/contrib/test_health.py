@@ -195,6 +195,7 @@ def test_address_that_is_no_nsqlookupd_is_not_live(fakensqd):
         message_handler=lambda consumer, message: None,
     ) as wrong:
         application = HealthApplication(wrong)
+        wait_until(lambda: states(application) == (503, 200))
         live, ready, stats = (ask(application, path) for path in ("/live", "/ready", "/stats"))
 
     assert (live[0], ready[0], stats[0]) == (503, 200, 200)

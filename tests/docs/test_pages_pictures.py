@@ -10,6 +10,7 @@ import pytest
 from fakensqd import FakeCluster
 from fakensqd.clock import ManualClock
 from gnsq import Consumer
+from tests.helpers import wait_until
 
 PICTURES = sorted((Path(__file__).parents[2] / "docs/pages/pictures").glob("*.svg"))
 MAX_BYTES = 8192
@@ -61,6 +62,7 @@ def test_plot_has_the_rdy_counts_of_a_run():
             clock=clock,
         )
         consumer.start(block=False)
+        wait_until(lambda: [bool(connection.rdy) for connection in consumer.stats().connections] == [True, True])
         for tenth in range(600):
             rdy = {connection.address: connection.rdy for connection in consumer.stats().connections}
             if consumer.stats().backoff != "probing":

@@ -97,7 +97,8 @@ def mpubs(nsqd):
 def test_batches_are_bounded_by_bytes(fakensqd, options):
     publish(iter([batch(body=[b"x" * 40] * 5 + [b"y" * 500])]), options(batch_bytes=100))
 
-    assert [len(bodies) for bodies in mpubs(fakensqd)] == [2, 2, 1, 1]
+    # In any order: while nsqd has confirmed none, small ones are sent first.
+    assert sorted(len(bodies) for bodies in mpubs(fakensqd)) == [1, 1, 2, 2]
 
 
 def test_deferred_rows_wait_at_nsqd(fakensqd, options):
