@@ -16,10 +16,15 @@ from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.message import Message
 
-__all__ = ["Inbox", "Received", "in_flight_for", "receive", "requeue_all", "touching"]
+__all__ = ["BATCH_SIZE", "MAX_WAITING_SIZE", "Inbox", "Received", "in_flight_for", "receive", "requeue_all", "touching"]
 
 # Seconds. With a limit of the rate, messages of this time are in flight: they must not time out while they wait.
 RATE_AHEAD = 10.0
+
+
+# Bytes of bodies. Above the first limit, no more messages are requested until half of them are taken: a number of
+# messages is no limit of the memory. At most the second limit, or one message, is taken at a time.
+MAX_WAITING_SIZE, BATCH_SIZE = 64 << 20, 16 << 20
 
 
 class Received(NamedTuple):
@@ -41,6 +46,8 @@ class Inbox:
         self.filled = Event()
         self.kept: set[Message] = set()
         self._waiting: deque[Received] = deque()
+        self._size = 0  # bytes of the bodies that wait
+        self._paused: set[Consumer] = set()
         self._is_closed = False
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
@@ -50,13 +57,30 @@ class Inbox:
             return
         message.enable_async()
         self._waiting.append(Received(consumer.topic, message))
+        self._size += len(message.body)
+        if self._size > MAX_WAITING_SIZE and consumer not in self._paused:
+            self._paused.add(consumer)
+            consumer.pause()
         self.filled.set()
 
     def take(self, limit: float) -> list[Received]:
         """Remove and return up to a number of messages, without waiting. Messages that have timed out are dropped."""
+        taken = self._take(limit, BATCH_SIZE)
+        if self._size <= MAX_WAITING_SIZE // 2:
+            while self._paused:
+                self._paused.pop().resume()
+        return taken
+
+    def _take(self, limit: float, max_size: float) -> list[Received]:
         taken: list[Received] = []
+        size = 0
         while self._waiting and len(taken) < limit:
+            length = len(self._waiting[0].message.body)
+            if taken and size + length > max_size:
+                break
             received = self._waiting.popleft()
+            self._size -= length
+            size += length
             if received.message.time_left == 0:
                 received.message.drop()  # nsqd delivers it again
             else:
@@ -67,11 +91,13 @@ class Inbox:
 
     def requeue_waiting(self) -> None:
         """Give all messages that wait back to nsqd."""
-        requeue_all([received.message for received in self.take(math.inf)])
+        requeue_all([received.message for received in self._take(math.inf, math.inf)])
 
     def keep(self, messages: Iterable[Message]) -> None:
-        """Keep messages in flight until close(). They may time out before."""
-        self.kept.update(messages)
+        """Keep messages, without their bodies, in flight until close(). They may time out before."""
+        for message in messages:
+            message.body = b""
+            self.kept.add(message)
 
     def close(self) -> None:
         """Give all messages back to nsqd, also those that were kept, and those that arrive later."""

@@ -21,7 +21,7 @@ from gevent.event import Event
 
 from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.formats import message_record
-from gnsq.cli.inbox import requeue_all
+from gnsq.cli.inbox import BATCH_SIZE, MAX_WAITING_SIZE, requeue_all
 from gnsq.cli.parameters import CHANNEL, DURATION, SIZE, TOPIC
 from gnsq.cli.progress import Counter
 from gnsq.cli.rotating_file import LEVELS, Recovery, RotatingFile, compression, file_stem, recover
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 NAME = "{topic}.%Y-%m-%dT%H-%M-%S.%fZ.{host}.{pid}"
 # nsqd's default limit for one connection (--max-rdy-count).
 MAX_IN_FLIGHT = 2500
-# Bytes of bodies that wait: a batch with more is written at once, and above the limit no more messages are requested.
-BATCH_SIZE, MAX_WAITING_SIZE = 16 << 20, 64 << 20
 # A batch is written at the latest when its first message has waited for this part of the msg_timeout.
 WRITE_AFTER = 0.5
 # While the disk is slow, messages are touched if less than this part of the msg_timeout is left.

@@ -184,7 +184,7 @@ class MessageDispatcher:
         # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.
         self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
         if in_flight.in_flight > connection.in_flight_limit:
-            self.rdy.check_in_flight(connection)
+            self.rdy.check_in_flight(connection, lambda: [*self.workers.inbox, *self._unanswered_messages()])
         if self._busy_poller is not None:
             self._next_read.done = True
             self._next_read = _Read()

@@ -20,7 +20,7 @@ from gnsq.consumer.rdy_policy import GRACE, RdyPolicy
 from gnsq.errors import NSQProtocolError
 from gnsq.logs import LogOwner
 from gnsq.message import Message
-from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
+from gnsq.nsqd.connection import Connection
 
 __all__ = ["RdyController"]
 
@@ -28,6 +28,10 @@ __all__ = ["RdyController"]
 # Seconds between two searches for timed out messages; a tenth of the msg_timeout if that is longer.
 TIMEOUT_CHECK_INTERVAL = 1.0
 CHECKS_PER_TIMEOUT = 10
+# If the messages in flight exceed the highest RDY count by more than this number, or if they are more than twice that
+# count and have more than these bytes, nsqd ignores RDY. A lower excess is normal: after a timeout or an emptied
+# channel, nsqd counts fewer messages in flight than the client does.
+MAX_EXCESS, MAX_EXCESS_SIZE = 2500, 64 << 20
 # Seconds. A time that is in the future by less than this counts as reached: the difference may be a rounding error.
 CLOCK_ROUNDING = 1e-6
 
@@ -168,14 +172,21 @@ class RdyController:
         else:
             self.schedule_update()
 
-    def check_in_flight(self, connection: Connection) -> None:
-        """Raise NSQProtocolError if more than connection.in_flight_limit messages are in flight and not timed out."""
+    def check_in_flight(self, connection: Connection, held: Callable[[], Iterable[Message]]) -> None:
+        """Raise NSQProtocolError if nsqd has sent so many messages that it can't keep to RDY.
+
+        Args:
+            held: Returns the unanswered messages of all connections.
+        """
         self._drop_timed_out()
-        if connection.in_flight > connection.in_flight_limit:
+        number, ready = connection.in_flight, connection.highest_ready_count
+        if number <= connection.in_flight_limit:
+            return
+        size = sum(len(message.body) for message in held() if message.nsqd == connection.address)
+        if number > ready + MAX_EXCESS or (number > 2 * ready and size > MAX_EXCESS_SIZE):
             raise NSQProtocolError(
-                f"{connection.in_flight} messages of this nsqd are in flight, the highest RDY it was sent is "
-                f"{connection.highest_ready_count}, and up to {IN_FLIGHT_MARGIN} more are allowed: it does not keep to "
-                "RDY"
+                f"{number} messages of this nsqd are in flight, with {size} bytes, and the highest RDY it was sent is "
+                f"{ready}: it does not keep to RDY"
             )
 
     # --- results of messages

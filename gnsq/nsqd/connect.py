@@ -21,7 +21,7 @@ from gnsq.errors import (
 )
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import require_snappy
-from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
+from gnsq.protocol.frames import ERROR, Frame, FrameDecoder, ReadMessages
 from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, with_hint
 from gnsq.texts import counted
 from gnsq.transport import READ_SIZE, CompressedTransport, Transport, connect, time_limit
@@ -135,19 +135,22 @@ class TransportStack:
         """Accept frames of up to max_frame_size from now on. Before this call, the limit of a response applies."""
         self.decoder.set_max_frame_size(self._options.max_frame_size)
 
-    def read_frame(self) -> Frame:
+    def read_frame(self, read_messages: ReadMessages | None = None) -> Frame:
         """Wait for one frame.
+
+        Args:
+            read_messages: As that of FrameDecoder.next_frame().
 
         Raises:
             NSQConnectionClosed: If the connection is closed before the frame is complete.
             NSQFrameError: If the bytes are not a frame.
         """
-        frame = self.decoder.next_frame()
+        frame = self.decoder.next_frame(b"", read_messages)
         while frame is None:
             data = self.connected.recv(READ_SIZE)
             if not data:
                 raise NSQConnectionClosed(f"{self._peer}: nsqd closed the connection")
-            frame = self.decoder.next_frame(data)
+            frame = self.decoder.next_frame(data, read_messages)
         return frame
 
     @property

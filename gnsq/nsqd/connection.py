@@ -76,12 +76,9 @@ logger = logging.getLogger(__name__)
 
 # Seconds; enough for the event loop to look at all sockets once, so that the reader reads the data that has arrived.
 HUB_ROUND = 0.01
-# If the messages in flight exceed the highest RDY count by more than this, nsqd ignores RDY. A lower excess is normal:
-# after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.
-IN_FLIGHT_MARGIN = 2500
-# A connection is closed if more commands wait to be sent than this number for each message that may be in flight: the
-# peer sends more and more to answer, and does not read the answers, which would fill the memory.
-UNSENT_PER_MESSAGE = 50
+# A connection is closed if more commands wait to be sent than the first number, and the second for each message that
+# may be in flight: the peer sends more and more to answer, and does not read the answers, which would fill the memory.
+MAX_UNSENT, UNSENT_PER_MESSAGE = 125_000, 50
 # Seconds in which the reader may still receive nsqd's error after a send has failed.
 ERROR_FRAME_GRACE = 1.0
 _MESSAGE_TYPE = MESSAGE.to_bytes(4)
@@ -89,6 +86,9 @@ _MESSAGE_TYPE = MESSAGE.to_bytes(4)
 # That saves 7 us of a message's 36 us of CPU time if one is in flight, and 0.9 us of 5.4 us if ten are.
 FEW_BYTES = 4096
 FEW_MESSAGES = FEW_BYTES // MESSAGE_FRAME.size
+# If more messages are in flight than the highest RDY count and these, the consumer looks if nsqd keeps to RDY. At least
+# FEW_MESSAGES, so that the hub may handle messages.
+UNCHECKED_EXCESS = FEW_MESSAGES
 # Minimum seconds between two checks of liveness.
 MIN_CHECK_INTERVAL = 0.01
 # Seconds. If a check is late by more than this, this process did not run meanwhile, and nsqd's silence proves nothing.
@@ -141,7 +141,7 @@ class Connection:
         submit: Function that queues or sends a request. Raises NSQConnectionClosed if the connection is closed.
         in_flight_messages: Messages in flight.
         ready_count, highest_ready_count: The RDY count that was sent last, and the highest one that was sent.
-        in_flight_limit: highest_ready_count + IN_FLIGHT_MARGIN.
+        in_flight_limit: highest_ready_count + UNCHECKED_EXCESS. With more in flight, nsqd may ignore RDY.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Connection:
         self.identity = Identity()
         self.error: NSQException | None = None
         self.ready_count = self.highest_ready_count = 0
-        self.in_flight_limit = IN_FLIGHT_MARGIN
+        self.in_flight_limit = UNCHECKED_EXCESS
         self.last_message = 0.0
         self.on_messages: Callable[[Connection, list[Message]], None] | None = None
         self.may_handle_in_hub: Callable[[], bool] = lambda: False
@@ -441,7 +441,7 @@ class Connection:
         self.ready_count = count
         if count > self.highest_ready_count:
             self.highest_ready_count = count
-            self.in_flight_limit = count + IN_FLIGHT_MARGIN
+            self.in_flight_limit = count + UNCHECKED_EXCESS
 
     # --- loops
 
@@ -489,7 +489,7 @@ class Connection:
                     self.on_messages(self, messages)
             if decoder.failure is not None:
                 raise decoder.failure
-            if self._writer.unsent > UNSENT_PER_MESSAGE * self.in_flight_limit:
+            if self._writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count:
                 raise NSQTimeout(f"nsqd does not read: {self._writer.unsent} commands wait to be sent")
             if len(data) > FEW_BYTES or not isinstance(transport, TcpTransport):
                 data = recv(READ_SIZE)

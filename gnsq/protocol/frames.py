@@ -186,10 +186,14 @@ class FrameDecoder:
                 self.failure = error
         return frames
 
-    def next_frame(self, data: bytes = b"") -> Frame | None:
+    def next_frame(self, data: bytes = b"", read_messages: ReadMessages | None = None) -> Frame | None:
         """Add received bytes, and return only the first frame; None if it is not complete.
 
         The handshake uses this method: bytes after a response, which take_remaining() returns, may be encrypted.
+
+        Args:
+            read_messages: Function that reads a large message that arrived in several reads, as in feed(): its body is
+                not copied. Then the data of the returned frame is empty.
 
         Raises:
             NSQFrameError: If the size of this frame is below 4 or above max_frame_size.
@@ -200,6 +204,9 @@ class FrameDecoder:
                 return None
             headers, rest, data = ended
             self._tail += data
+            if read_messages is not None and len(headers) == MESSAGE_FRAME.size:
+                read_messages(headers, 0, self._max_size, rest)
+                return MESSAGE, b""
             return _HEADER.unpack_from(headers)[1], headers[8:] + rest
         self._tail += data
         self._check_partial()
@@ -209,7 +216,7 @@ class FrameDecoder:
         if len(self._tail) < 4 + size:
             if 4 + size > self._large_size:
                 self._wanted = 4 + size
-                self._begin_large(False)
+                self._begin_large(read_messages is not None)
             return None
         frame = (frame_type, bytes(self._tail[8 : 4 + size]))
         del self._tail[: 4 + size]

@@ -515,9 +515,9 @@ def test_bug_in_a_greenlet_of_the_consumer_is_logged_and_the_greenlet_continues(
 # --- nsqds that exceed RDY --------------------------------------------------------------------------------------------
 
 
-def flooding_nsqd(count):
+def flooding_nsqd(count, size):
     """Run an nsqd that sends one message for RDY 1, and the rest of ``count`` for RDY 10; yields its address."""
-    frames = [encode_frame(MESSAGE, encode_message(1, 1, b"%016d" % number, b"x")) for number in range(count)]
+    frames = [encode_frame(MESSAGE, encode_message(1, 1, b"%016d" % number, b"x" * size)) for number in range(count)]
     answers = {
         b"IDENTIFY": encode_frame(RESPONSE, b'{"version":"1.3.0","max_rdy_count":2500,"msg_timeout":60000}'),
         b"SUB t c\n": encode_frame(RESPONSE, b"OK"),
@@ -536,11 +536,17 @@ def flooding_nsqd(count):
 
 
 @pytest.mark.parametrize(
-    ("count", "is_refused"), [pytest.param(2510, False, id="at the limit"), pytest.param(2511, True, id="above")]
+    ("count", "size", "is_refused"),
+    [
+        pytest.param(2510, 1, False, id="at the limit of their number"),
+        pytest.param(2511, 1, True, id="above it"),
+        pytest.param(131, 500_000, False, id="at the limit of their bytes"),
+        pytest.param(131, 520_000, True, id="above it, with large messages"),
+    ],
 )
-def test_nsqd_with_far_more_in_flight_than_rdy_is_disconnected(count, is_refused, caplog):
+def test_nsqd_with_far_more_in_flight_than_rdy_is_disconnected(count, size, is_refused, caplog):
     with (
-        flooding_nsqd(count) as address,
+        flooding_nsqd(count, size) as address,
         Consumer(
             "t",
             "c",
@@ -554,8 +560,8 @@ def test_nsqd_with_far_more_in_flight_than_rdy_is_disconnected(count, is_refused
 
         assert [connection.in_flight for connection in consumer.stats().connections] == ([] if is_refused else [count])
     text = (
-        f"{address}: t/c: connection lost: 2511 messages of this nsqd are in flight, the highest RDY it was sent is "
-        "10, and up to 2500 more are allowed: it does not keep to RDY"
+        f"{address}: t/c: connection lost: {count} messages of this nsqd are in flight, with {count * size} bytes, and "
+        "the highest RDY it was sent is 10: it does not keep to RDY"
     )
     assert any(message.startswith(text) for message in caplog.messages) is is_refused
 
