@@ -151,7 +151,7 @@ def remove_socket_file(address: tuple[str, int]) -> None:
 
 
 def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.socket:
-    """Connect within ``seconds``, measured by the clock; return the socket. The socket itself has no timeout.
+    """Connect within ``seconds``, measured by the clock. Return a socket without a timeout, whose reads let others run.
 
     Raises:
         TimeoutError: If connecting takes longer.
@@ -160,6 +160,8 @@ def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.so
     from gevent import socket as cooperative
 
     from fakensqd.clock import run_with_timeout
+    from gnsq.concurrency.sockets import CooperativeSocket
 
-    opened: socket.socket = run_with_timeout(clock, seconds, lambda: cooperative.create_connection(address))
-    return opened
+    opened = run_with_timeout(clock, seconds, lambda: cooperative.create_connection(address))
+    connected: socket.socket = CooperativeSocket.take_over(opened)
+    return connected

@@ -1,4 +1,4 @@
-"""Peers that never stop sending: each client ends by its deadline or limit, and other greenlets run meanwhile."""
+"""Peers that never stop sending: each call ends by its deadline or limit, and other greenlets run meanwhile."""
 
 import contextlib
 import json
@@ -7,13 +7,17 @@ import threading
 import time
 import zlib
 from dataclasses import dataclass, replace
-from socket import create_server
+from socket import create_connection, create_server
 
 import gevent
 import pytest
 
+from fakensqd import FakeNsqd, on
+from fakensqd.faults import drop
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
-from gnsq.errors import NSQException, NSQHttpError, NSQTimeout
+from gnsq.contrib.health import serve_health
+from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQTimeout
+from gnsq.protocol import commands
 from gnsq.protocol.compression import Snappy
 from gnsq.protocol.frames import HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import LIMIT, wait_until
@@ -188,7 +192,6 @@ http_floods = pytest.mark.parametrize(
     "flood",
     [
         pytest.param(http_flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), id="100 Continue"),
-        pytest.param(http_flood(b"", b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n"), id="100 Continue with a header"),
         pytest.param(http_flood(HEAD, b"X: y\r\n"), id="header lines"),
         pytest.param(http_flood(HEAD + b"X: ", b"x" * 64), id="one header line"),
         pytest.param(http_flood(CHUNKED, b"1\r\nx\r\n"), id="chunks of a byte"),
@@ -261,6 +264,7 @@ def test_consumer_finds_nsqds_by_another_nsqlookupd(flood, lookupd):
             *("t", "c"),
             lookupd_http_addresses=[peer.address, lookupd.http_address],
             lookupd_options={"timeout": TIMEOUT},
+            lookupd_poll_interval=TIMEOUT,
             message_handler=lambda consumer, message: got.append(message.body),
         )
         consumer.start(block=False)
@@ -295,10 +299,10 @@ def test_handshake_ends(flood, kind):
             publish(peer)
 
 
-def identified(peer, **options):
+def identified(peer, timeout=TIMEOUT, **options):
     """Connect a client, and send IDENTIFY."""
     host, port = peer.address.split(":")
-    client = NsqdTCPClient(host, int(port), timeout=TIMEOUT, **options)
+    client = NsqdTCPClient(host, int(port), timeout=timeout, **options)
     client.connect()
     client.identify()
     return client
@@ -327,10 +331,9 @@ def read_responses(client):
 @pytest.mark.parametrize("read", [read_responses, NsqdTCPClient.listen], ids=["read_response", "listen"])
 @pytest.mark.parametrize("flood", FLOODS)
 def test_reading_ends_by_a_timeout_of_the_caller(flood, read):
-    """A heartbeat that nobody reads the NOP for ends it, too."""
     with flooding(flood) as peer, other_greenlets_run():
-        client = identified(peer)
-        with contextlib.suppress(NSQTimeout), pytest.raises(gevent.Timeout), gevent.Timeout(TIMEOUT):
+        client = identified(peer, LIMIT)
+        with pytest.raises(gevent.Timeout), gevent.Timeout(TIMEOUT):
             read(client)
         client.close_stream()
 
@@ -338,7 +341,8 @@ def test_reading_ends_by_a_timeout_of_the_caller(flood, read):
 @pytest.mark.parametrize("flood", FLOODS[:2])
 def test_waiting_for_ok_ends(flood):
     with flooding(flood) as peer, other_greenlets_run():
-        client = identified(peer)
+        client = identified(peer, LIMIT)
+        client.options = replace(client.options, timeout=TIMEOUT)
         with pytest.raises(NSQTimeout):
             client.check_ok()
         client.close_stream()
@@ -412,3 +416,110 @@ def test_tls_records_of_a_byte_end(certificate, fakensqd_certificates):
     flood = replace(clear, piece=b"\x00", steps=(*clear.steps, certificate))
     with flooding(flood) as peer, other_greenlets_run(), pytest.raises(NSQException):
         identified(peer, tls_v1=True, tls_options={"ca_certs": fakensqd_certificates.ca})
+
+
+# --- the emulator's clients, and servers
+
+
+@http_floods
+def test_emulator_ends_its_query_of_an_auth_server(flood):
+    with (
+        flooding(flood) as peer,
+        FakeNsqd(auth_http_addresses=peer.address, http_client_request_timeout=TIMEOUT) as nsqd,
+        other_greenlets_run(),
+        pytest.raises(NSQErrorCode),
+    ):
+        identified(Peer(nsqd.tcp_address), LIMIT, auth_secret=b"secret")
+
+
+def test_emulator_ends_its_tls_handshake_with_an_auth_server():
+    with (
+        flooding(Flood(HELLO_REQUESTS, ((b"\x16\x03", b""),))) as peer,
+        FakeNsqd(auth_http_addresses=f"https://{peer.address}", http_client_request_timeout=TIMEOUT) as nsqd,
+        other_greenlets_run(),
+        pytest.raises(NSQErrorCode),
+    ):
+        identified(Peer(nsqd.tcp_address), LIMIT, auth_secret=b"secret")
+
+
+@pytest.mark.parametrize("start", [b"\x7f\xff\xff\xff", b"\x00\x40\x00\x00"], ids=["too long", "long"])
+@pytest.mark.parametrize("pause", [0.0, 0.1], ids=["fast", "a byte at a time"])
+def test_emulator_ends_its_wait_for_an_nsqlookupd(start, pause):
+    """The first subscriber of a topic waits for the channels that nsqlookupds know."""
+    with (
+        flooding(Flood(b"x", ((b"IDENTIFY", start),), pause=pause)) as peer,
+        FakeNsqd(lookupd_tcp_addresses=peer.address) as nsqd,
+        other_greenlets_run(),
+    ):
+        assert NsqdHTTPClient.from_url(nsqd.http_address).create_topic("t") == b""
+
+
+@contextlib.contextmanager
+def attacking(address, flood):
+    """Send a flood to a server, from a thread."""
+    stopped = threading.Event()
+
+    def attack():
+        with contextlib.suppress(OSError):
+            serve(sock, flood, Peer(), stopped)
+
+    host, port = address.split(":")
+    with create_connection((host, int(port)), FLOOD_SECONDS) as sock:
+        thread = threading.Thread(target=attack, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            with contextlib.suppress(OSError):
+                sock.shutdown(2)
+            thread.join(LIMIT)
+
+
+POST = b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\n"
+CHUNKED_POST = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+ATTACKS = [
+    pytest.param(Flood(b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n"), id="requests"),
+    pytest.param(Flood(b"X: y\r\n", ((b"", POST),)), id="header lines"),
+    pytest.param(Flood(b"1\r\nx\r\n", ((b"", CHUNKED_POST),)), id="chunks of a byte"),
+    pytest.param(Flood(b"X: y\r\n", ((b"", CHUNKED_POST + b"0\r\n"),)), id="trailers"),
+]
+
+
+@pytest.fixture(params=["emulator", "health"])
+def http_server(request):
+    if request.param == "emulator":
+        with FakeNsqd() as nsqd:
+            yield nsqd.http_address
+        return
+    with FakeNsqd() as nsqd, Producer(nsqd.tcp_address) as producer:
+        server = serve_health(0, producer, host="127.0.0.1")
+        yield f"127.0.0.1:{server.server_port}"
+        server.stop(timeout=0)
+
+
+@pytest.mark.parametrize("flood", ATTACKS)
+def test_http_server_serves_others(flood, http_server):
+    with attacking(http_server, flood), other_greenlets_run():
+        gevent.sleep(TIMEOUT)
+        with contextlib.suppress(NSQHttpError):  # the health server does not know the path
+            NsqdHTTPClient.from_url(http_server, timeout=LIMIT).ping()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(Flood(b"NOP\n", ((b"", b"  V2"),)), id="commands"),
+        pytest.param(Flood(b"x" * 64, ((b"", b"  V2"),)), id="a line"),
+        pytest.param(Flood(commands.publish("t", b"x"), ((b"", b"  V2"),)), id="publishes"),
+        pytest.param(Flood(commands.multipublish("t", [b"x"] * 1000), ((b"", b"  V2"),)), id="publishes of many"),
+    ],
+)
+@pytest.mark.parametrize("is_served", [True, False], ids=["served", "dropped by a rule"])
+def test_emulator_serves_others(flood, is_served):
+    with FakeNsqd() as nsqd:
+        if not is_served:
+            nsqd.add(on.connect(connection=1), drop())
+        with attacking(nsqd.tcp_address, flood), other_greenlets_run():
+            gevent.sleep(TIMEOUT)
+            identified(Peer(nsqd.tcp_address), LIMIT).close_stream()

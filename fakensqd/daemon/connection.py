@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import gevent
 from gevent.event import Event
 
 from fakensqd.clock import Clock, Timer, run_with_timeout
@@ -42,6 +42,10 @@ logger = logging.getLogger(__name__)
 
 # Bytes of one read. With 64 KiB, MPUBs of 200 KB take 9 % more time.
 _RECEIVE_SIZE = 128 * 1024
+# If the commands of one read take longer than these seconds, the next read is half as long, so that other greenlets run
+# in between: 128 KiB of PUBs with a byte each take 0.3 s.
+_PROCESSING_SECONDS = 0.01
+_MIN_RECEIVE_SIZE = 4 * 1024
 # If more bytes than this wait to be sent, the server does not read from the client.
 _MAX_UNSENT = 4 * 1024 * 1024
 # If a timer is late by more seconds than this, the process may have been suspended, and the socket may have data that
@@ -126,16 +130,19 @@ class Connection:
 
     def _read(self) -> None:
         session, clock = self.session, self._clock
-        receive = self._stack.top.recv
+        receive, size = self._stack.top.recv, _RECEIVE_SIZE
         while not self._closing:
             try:
-                data = receive(_RECEIVE_SIZE)
+                data = receive(size)
             except NSQProtocolError:  # data that cannot be decompressed is the end of the input, as in nsqd
                 data = b""
             if self.processing_delay:
                 clock.sleep(self.processing_delay)
             if data:
+                started = time.monotonic()
                 self._perform(session.receive(data, clock.monotonic()))
+                is_slow = time.monotonic() - started > _PROCESSING_SECONDS
+                size = max(size // 2, _MIN_RECEIVE_SIZE) if is_slow else min(size * 2, _RECEIVE_SIZE)
             else:
                 self._perform(session.end_of_input(clock.monotonic()))
             if self._io_request is not None:
@@ -147,8 +154,6 @@ class Connection:
                 return
             if self._unsent > _MAX_UNSENT:
                 self._wait_while(lambda: self._unsent > _MAX_UNSENT)
-            # recv() does not yield while data waits; without sleep(0), no other greenlet would run.
-            gevent.sleep(0)
 
     def _perform_io_requests(self) -> None:
         """Perform the IoRequests of the session, one after another, before the session gets more bytes."""

@@ -23,7 +23,7 @@ from fakensqd.clock import Clock
 from fakensqd.faults.toxics import ConnectionReset, Deliver, StreamEnd, Toxic, ToxicChain
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
-from gnsq.transport import READ_SIZE, Transport
+from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket", "set_reset_on_close", "wait_for_end"]
 
@@ -384,7 +384,8 @@ def reset_socket(sock: Any) -> None:
 def wait_for_end(sock: Any) -> None:
     """Read and drop bytes of the client until it closes the connection, or the connection fails."""
     try:
-        while sock.recv(READ_SIZE):
+        transport = TcpTransport(sock, "")
+        while transport.recv(READ_SIZE):
             pass
     except OSError:
         pass

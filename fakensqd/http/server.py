@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import gevent
 from gevent import socket
 from gevent.pool import Pool
-from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.pywsgi import WSGIServer
 
 from fakensqd.addresses import bound_address, join_address, listen, listen_address, remove_socket_file
+from gnsq.concurrency.sockets import CooperativeHandler
 
 if TYPE_CHECKING:
     import ssl
@@ -36,7 +37,7 @@ _BAD_REQUEST = (
 _ABSOLUTE_TARGET = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?]*)?([/?].*)?")
 
 
-class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
+class _Handler(CooperativeHandler):
     path: str
 
     def read_request(self, raw_requestline: str) -> bool:

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _PING = b"PING\n"
 # Seconds to connect, and for each read and write. Source: lookup_peer.go.
 _TIMEOUT = 1.0
+# Limit of an answer of nsqlookupd's HTTP API in bytes; nsqd has none.
+_MAX_ANSWER_SIZE = 1024 * 1024
 
 
 class LookupPeer:
@@ -141,17 +143,24 @@ class LookupPeer:
         sock = self._socket
         assert sock is not None  # _command() has connected
         run_with_timeout(self._clock, _TIMEOUT, partial(sock.sendall, command))
-        (size,) = SIZE.unpack(self._receive(sock, SIZE.size))
-        return self._receive(sock, size)
+        return run_with_timeout(self._clock, _TIMEOUT, partial(self._response, sock))
 
-    def _receive(self, sock: socket.socket, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            part = run_with_timeout(self._clock, _TIMEOUT, partial(sock.recv, count - len(data)))
-            if not part:
-                raise ConnectionResetError("closed by nsqlookupd")
-            data += part
-        return bytes(data)
+    def _response(self, sock: socket.socket) -> bytes:
+        (size,) = SIZE.unpack(_receive(sock, SIZE.size))
+        # Source: lookup_peer.go readResponseBounded.
+        if size > self._options.max_body_size:
+            raise ValueError(f"response body size ({size}) is greater than limit ({self._options.max_body_size})")
+        return _receive(sock, size)
+
+
+def _receive(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("closed by nsqlookupd")
+        data += part
+    return bytes(data)
 
 
 def _registration(verb: bytes, topic: str, channel: str | None) -> bytes:
@@ -166,7 +175,7 @@ def _channels(sock: socket.socket, topic: str) -> list[str]:
     connection.sock = sock
     try:
         connection.request("GET", f"/channels?topic={quote(topic, safe='')}")
-        answer: Any = json.loads(connection.getresponse().read())  # Any: JSON
+        answer: Any = json.loads(connection.getresponse().read(_MAX_ANSWER_SIZE))  # Any: JSON
         return list(answer["channels"])
     finally:
         connection.close()

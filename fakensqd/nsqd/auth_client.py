@@ -11,9 +11,8 @@ import logging
 import random
 import ssl
 from functools import partial
+from typing import Any
 from urllib.parse import SplitResult, quote_plus, urlsplit
-
-from gevent import socket
 
 from fakensqd.addresses import connect
 from fakensqd.clock import Clock, run_with_timeout
@@ -26,6 +25,8 @@ __all__ = ["AuthClient", "query_url"]
 
 logger = logging.getLogger(__name__)
 
+# Limit of an answer in bytes; nsqd has none. To parse JSON blocks the hub, for 0.1 s with 1 MB.
+_MAX_ANSWER_SIZE = 1024 * 1024
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
@@ -67,11 +68,14 @@ class AuthClient:
             connection.sock = self._connected(parts)
             connection.request("GET", f"{parts.path or '/'}?{parts.query}", headers=_HEADERS)
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            body = answer.read(_MAX_ANSWER_SIZE + 1)
+            if len(body) > _MAX_ANSWER_SIZE:
+                raise ValueError(f"answer of more than {_MAX_ANSWER_SIZE} bytes")
+            return answer.status, body
         finally:
             connection.close()
 
-    def _connected(self, parts: SplitResult) -> socket.socket:
+    def _connected(self, parts: SplitResult) -> Any:  # Any: urllib3's TLS is no socket, but has what http.client uses
         secure = parts.scheme == "https"
         if not secure and parts.scheme != "http":
             raise ValueError(f"unsupported protocol scheme {parts.scheme!r}")
@@ -82,7 +86,10 @@ class AuthClient:
         if self._context is None:
             self._context = client_context(self._options)
         try:
-            return self._context.wrap_socket(sock, server_hostname=parts.hostname)
+            from urllib3.util.ssltransport import SSLTransport  # slow to load
+
+            # TLS in memory, so that each read lets other greenlets run. OpenSSL itself would read without an end.
+            return SSLTransport(sock, self._context, server_hostname=parts.hostname)
         except BaseException:  # also after a timeout: nothing else closes the socket yet
             sock.close()
             raise

@@ -25,6 +25,7 @@ from gevent import socket
 from gevent.pywsgi import WSGIServer
 
 from gnsq.addresses import format_address
+from gnsq.concurrency.sockets import CooperativeHandler
 from gnsq.concurrency.threads import OwnerThread
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQConnectionClosed, NSQTimeout
@@ -135,7 +136,7 @@ def serve_health(port: int, *clients: Client, host: str = "", blocked_after: flo
     application = HealthApplication(*clients, blocked_after=blocked_after)
     host = host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     # Requests are not logged: a probe comes every few seconds.
-    server = WSGIServer(_listen(host, port), application, log=None, error_log=logger)
+    server = WSGIServer(_listen(host, port), application, log=None, error_log=logger, handler_class=CooperativeHandler)
     server.start()
     return server
 

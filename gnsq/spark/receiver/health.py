@@ -18,6 +18,7 @@ from gevent import socket
 from gevent.pywsgi import WSGIServer
 
 from gnsq.addresses import is_unix, parse_address
+from gnsq.concurrency.sockets import CooperativeHandler, CooperativeSocket
 
 if TYPE_CHECKING:
     from gnsq.spark.receiver.receiver import Receiver
@@ -86,7 +87,7 @@ class HealthServer:
         self._pages = pages
         listener = _listen_on_path(host) if self._path else (host, port)
         # Requests are not logged: a probe comes every few seconds.
-        self._server = WSGIServer(listener, self._respond, log=None, error_log=None)
+        self._server = WSGIServer(listener, self._respond, log=None, error_log=None, handler_class=CooperativeHandler)
         self._server.start()
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ def get(path: str, page: str, timeout: float) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def _connected(path: str) -> Any:  # Any: gevent has no types
-    with socket.socket(socket.AF_UNIX) as connection:
+    with CooperativeSocket(socket.AF_UNIX) as connection:
         connection.connect(path)
         yield connection
 
