@@ -87,7 +87,7 @@ def copy(
         counter = opened.enter_context(Counter("copied"))
         producer = opened.enter_context((target or cluster).producer(batch_messages=BATCH))
         decide = _Decision(topic, body_filter, producer if topic == source else None)
-        opened.enter_context(receive([consumer], inbox))
+        opened.enter_context(receive(cluster, [consumer], inbox, stop))
         copier = Republisher(
             consumer, inbox, producer, decide, policy, counter, RateLimiter(rate, stop.requested), stop
         )

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import gevent
 from gevent.event import Event
 
-from gnsq.concurrency.greenlets import spawn
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.starting import start
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.message import Message
+from gnsq.running import StopSignals
 
 __all__ = ["BATCH_SIZE", "MAX_WAITING_SIZE", "Inbox", "Received", "in_flight_for", "receive", "requeue_all", "touching"]
 
@@ -133,11 +134,10 @@ def in_flight_for(rate: float | None, count: int | None, most: int) -> int:
 
 
 @contextlib.contextmanager
-def receive(consumers: Sequence[Consumer], inbox: Inbox) -> Iterator[None]:
+def receive(cluster: Cluster, consumers: Sequence[Consumer], inbox: Inbox, stop: StopSignals) -> Iterator[None]:
     """Start consumers whose handler is the inbox; at the end, give the messages that are left back, and close them."""
     try:
-        starts = [spawn("gnsq-start", consumer.start, False, on_failure=None) for consumer in consumers]
-        gevent.joinall(starts, raise_error=True)
+        start(cluster, consumers, stop)
         yield
     finally:
         # Close first: otherwise nsqd would deliver the requeued messages here again.

@@ -91,8 +91,26 @@ class NodePoller:
         polled = _Polled(client, is_guessed)
         return self._polled.setdefault(client.address, polled)
 
-    def poll(self) -> Snapshot:
-        """Ask all nsqds, each with the timeout, and wait for all."""
+    def poll(self, limit: float | None = None) -> Snapshot:
+        """Ask all nsqds, each with the timeout, and wait for all.
+
+        Args:
+            limit: Seconds after which those that have not answered are left out.
+        """
+        with gevent.Timeout(limit, False):
+            self._ask_all()
+        now = time.monotonic()
+        seconds = None if self._polled_at is None else now - self._polled_at
+        self._polled_at = now
+        failures = self._nodes.report.failures if self._nodes is not None else {}
+        return Snapshot(
+            nodes=(*self._merged(), *self._unusable),
+            lookupds={lookupd.address: failures.get(lookupd.address, "") for lookupd in self._lookups},
+            time=time.time(),
+            seconds=seconds,
+        )
+
+    def _ask_all(self) -> None:
         asked: set[str] = set()
         asks: list[gevent.Greenlet] = []
 
@@ -112,16 +130,6 @@ class NodePoller:
             gevent.joinall(asks, raise_error=True)
         finally:
             gevent.killall(asks)
-        now = time.monotonic()
-        seconds = None if self._polled_at is None else now - self._polled_at
-        self._polled_at = now
-        failures = self._nodes.report.failures if self._nodes is not None else {}
-        return Snapshot(
-            nodes=(*self._merged(), *self._unusable),
-            lookupds={lookupd.address: failures.get(lookupd.address, "") for lookupd in self._lookups},
-            time=time.time(),
-            seconds=seconds,
-        )
 
     def _ask(self, polled: _Polled) -> None:
         """Ask one nsqd, and store the result."""

@@ -108,7 +108,7 @@ def requeue_dead(
         )
         counter = opened.enter_context(Counter("requeued"))
         producer = None if dry_run else opened.enter_context(cluster.producer(batch_messages=BATCH))
-        opened.enter_context(receive([consumer], inbox))
+        opened.enter_context(receive(cluster, [consumer], inbox, stop))
         run = _Run(choice, to, leave_for, is_dry=dry_run, count=count, end=lambda: requeuer.end())
         limiter = RateLimiter(None if dry_run else rate, stop.requested)
         requeuer = Republisher(consumer, inbox, producer, run.decide, policy, counter, limiter, stop)

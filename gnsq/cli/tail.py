@@ -30,6 +30,7 @@ MAX_IN_FLIGHT = 200
 # Number of messages that are written together. Those for a terminal take longer, since they are colored.
 BATCH = 200
 TERMINAL_BATCH = 10
+FIRST_BATCH = 3
 
 
 @click.command(cls=Command)
@@ -63,7 +64,7 @@ def tail(
     A message is finished after it was written. Messages that --where and --contains do not choose are finished, too.
     With the --channel of other consumers, this command takes messages away from them. Without --channel, no one misses
     a message, but if a topic has no channel yet, nsqd has kept its messages for the first one: then this command takes
-    them. nsqd creates a topic that does not exist.
+    them. nsqd creates a topic that does not exist. Both are said on stderr first, if nsqd's HTTP port can be asked.
     """
     if is_json and (raw or meta):
         raise click.UsageError(f"--json and {'--raw' if raw else '--meta'} exclude each other; --json has all data")
@@ -88,7 +89,7 @@ def tail(
             opened.enter_context(output.watch())
             # A count would disturb messages on the same terminal.
             counter = None if sys.stdout.isatty() else opened.enter_context(Counter("written"))
-            opened.enter_context(receive(consumers, inbox))
+            opened.enter_context(receive(cluster, consumers, inbox, stop))
             batch = BATCH if console is None else TERMINAL_BATCH
             printer = _Printer(
                 consumers, inbox, output, write, body_filter, counter, RateLimiter(rate, stop.requested), stop
@@ -141,7 +142,9 @@ class _Printer:
         """Write up to count messages, until a signal comes or the reader of stdout ends."""
         while self.written != count and not self._is_over:
             left = batch if count is None else count - self.written
-            self._write_next(min(batch, self._limiter.step or batch, left))
+            # What is written is finished, and a reader such as head may want three lines: so begin with a few.
+            wanted = FIRST_BATCH + self.written // 4
+            self._write_next(min(batch, self._limiter.step or batch, left, wanted))
 
     @property
     def _is_over(self) -> bool:

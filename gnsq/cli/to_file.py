@@ -26,6 +26,7 @@ from gnsq.cli.parameters import CHANNEL, DURATION, SIZE, TOPIC
 from gnsq.cli.progress import Counter
 from gnsq.cli.rotating_file import LEVELS, Recovery, RotatingFile, compression, file_stem, recover
 from gnsq.cli.running import running
+from gnsq.cli.starting import start
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.consumer import Consumer
@@ -187,7 +188,7 @@ def to_file(
                 max_in_flight=writer.max_in_flight,
                 max_tries=0,
             )
-            writer.run(consumer, stop)
+            writer.run(cluster, consumer, stop)
         click.echo(f"{counter.summary()}, to {counted(files.completed, 'file', spec=',')} in {directory}", err=True)
         if writer.error is not None:
             raise click.ClickException(writer.error)
@@ -281,12 +282,17 @@ class _MessageWriter:
         self._wake = Event()
         self._ended = Event()  # set after count messages, and by a failure
 
-    def run(self, consumer: Consumer, stop: StopSignals) -> None:
+    def run(self, cluster: Cluster, consumer: Consumer, stop: StopSignals) -> None:
         """Write messages until a signal, count messages or a failure. Then write what has arrived, and close."""
         self._consumer = consumer
         writer = spawn("gnsq-to-file", self._run, on_failure=self._fail)
-        consumer.start(block=False)
-        gevent.wait([stop.requested, self._ended], count=1)
+        try:
+            start(cluster, [consumer], stop)
+            gevent.wait([stop.requested, self._ended], count=1)
+        finally:
+            self._close(consumer, writer)
+
+    def _close(self, consumer: Consumer, writer: gevent.Greenlet) -> None:
         self._is_closing = True
         self._wake.set()
         consumer.close()

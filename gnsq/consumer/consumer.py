@@ -53,7 +53,7 @@ from gnsq.signals import (
     notify,
 )
 from gnsq.stats import ConsumerStats
-from gnsq.texts import counted
+from gnsq.texts import counted, without_address
 
 __all__ = ["Consumer"]
 
@@ -478,7 +478,7 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Return the current state and the counts since the start. Takes 10 us for each connection."""
         rdy, workers, runner = self._rdy, self._workers, self._runner
-        failures = {address: str(error) for address, error in self._pool.failures().items()}
+        failures = {address: without_address(error, address) for address, error in self._pool.failures().items()}
         connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
         return ConsumerStats(
             topic=self.topic,

@@ -44,7 +44,11 @@ def invoke(*arguments, command=command_line, signalled=None, **environment):
 
 def gnsq(nsqd, *arguments, **options):
     """Run a command with an nsqd."""
-    return command(*arguments, "--nsqd", nsqd.tcp_address, **options)
+    return command(*arguments, *servers_of(nsqd), **options)
+
+
+def servers_of(nsqd):
+    return "--nsqd", nsqd.tcp_address, "--nsqd-http", nsqd.http_address
 
 
 @contextlib.contextmanager
@@ -72,7 +76,7 @@ def background(function):
 
 def started(nsqd, *arguments, **options):
     """Start a command as a program; returns the context manager of child()."""
-    words = [sys.executable, "-W", "error", "-m", "gnsq", *arguments, "--nsqd", nsqd.tcp_address]
+    words = [sys.executable, "-W", "error", "-m", "gnsq", *arguments, *servers_of(nsqd)]
     settings = {name: value for name, value in os.environ.items() if not name.startswith("GNSQ_")}
     environment = {**settings, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
     return child(*words, env=environment, limit=30, **options)

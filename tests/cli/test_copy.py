@@ -5,7 +5,7 @@ import pytest
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import disconnect, error, refuse
 from fakensqd.faults.toxics import stall
-from gnsq import Consumer
+from gnsq.cli.cluster import load_cluster
 from gnsq.cli.inbox import Inbox, receive
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import FailurePolicy, Republisher
@@ -169,8 +169,9 @@ def test_sender_that_ends_by_itself_ends_the_run_with_its_error(fakensqd):
 
     fakensqd.publish("t", b"1")
     inbox, policy = Inbox(), FailurePolicy(0.0, 0.0, 0.0, True, lambda error: False)
-    consumer = Consumer("t", "copy", fakensqd.tcp_address, message_handler=inbox)
-    with StopSignals() as stop, receive([consumer], inbox), pytest.raises(RuntimeError, match="broken"):
+    cluster = load_cluster(None, None, {"nsqd": (fakensqd.tcp_address,)})
+    consumer = cluster.consumer("t", "copy", message_handler=inbox)
+    with StopSignals() as stop, receive(cluster, [consumer], inbox, stop), pytest.raises(RuntimeError, match="broken"):
         Republisher(consumer, inbox, None, fail, policy, Counter("copied"), RateLimiter(None), stop).run(None, None, 1)
 
 
@@ -221,7 +222,7 @@ def test_idle_command_that_reaches_no_nsqd_fails(fakensqd):
     result = command(*arguments, "--idle", "0.1", "--timeout", "0.2")
 
     assert result.exit_code == 1
-    assert "Error: t: no nsqd can be reached: 127.0.0.1:" in result.stderr
+    assert "Error: no nsqd can be reached: 127.0.0.1:" in result.stderr
 
 
 def test_idle_command_says_which_nsqds_it_has_not_reached(fakensqd):

@@ -226,7 +226,7 @@ def test_nsqd_that_can_not_be_reached_is_an_error():
     result = command(*arguments)
 
     assert result.exit_code == 1
-    assert f"Error: dead: no nsqd can be reached: {address}" in result.stderr
+    assert f"Error: no nsqd can be reached: {address}" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_dry_run_ends_in_order_if_its_reader_does(fakensqd):
     result = run("bash", "-c", f"{dry_run} | head -n 1 >/dev/null; exit ${{PIPESTATUS[0]}}")
 
     assert result.returncode == 0
-    assert result.stderr.startswith("500 messages would be requeued")
+    assert "\n500 messages would be requeued" in result.stderr
 
 
 @pytest.mark.subprocess

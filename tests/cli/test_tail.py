@@ -15,14 +15,14 @@ import gevent
 import pytest
 from rich.console import Console
 
-from gnsq import Message
+from gnsq import Message, NsqdHTTPClient
 from gnsq.cli.formats import as_json, for_terminal, meta_line
 from gnsq.cli.inbox import Received
 from gnsq.cli.output import Output
 from gnsq.cli.tail import BATCH
 from gnsq.running import StopSignals
-from tests.cli.programs import gnsq, signalled_when, started
-from tests.helpers import run, wait_until
+from tests.cli.programs import command, gnsq, servers_of, signalled_when, started
+from tests.helpers import refused_port, run, wait_until
 
 BODIES = [b'{"a": 1}', b"two\nlines", b"\xff\x1b[31m"]
 
@@ -44,7 +44,7 @@ def test_bodies_are_written_unchanged_if_stdout_is_no_terminal(fakensqd):
 
     result = gnsq(fakensqd, "tail", "t", "-n", "3")
 
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
     assert result.stdout_bytes == b"\n".join(BODIES) + b"\n"
     assert fakensqd.transcript.finished("t") == 3
 
@@ -127,6 +127,75 @@ def test_terminal_gets_colored_json(fakensqd):
 
     assert shown.replace(b"\r\n", b"\n").startswith((b"\x1b[1m{", b"{\n"))
     assert b'"a"' in shown
+
+
+# --- the start
+
+
+def test_topic_that_does_not_exist_is_reported(fakensqd):
+    with signalled_when(lambda: fakensqd.transcript.commands("RDY")):
+        result = gnsq(fakensqd, "tail", "ordrs")
+
+    assert result.stderr == "topic ordrs does not exist; nsqd creates it\n"
+
+
+def test_topic_that_no_nsqd_has_registered_is_reported(fakelookupd):
+    with signalled_when(lambda: "GET /lookup" in fakelookupd.transcript.text()):
+        result = command("tail", "ordrs", "--lookupd", fakelookupd.http_address)
+
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "topic ordrs does not exist; this waits for an nsqd that has it\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("channel", "is_reported"), [((), True), (("--channel", "c"), False), (("--channel", "c#ephemeral"), True)]
+)
+def test_messages_that_wait_for_the_first_channel_are_reported_if_it_is_ephemeral(fakensqd, channel, is_reported):
+    fakensqd.publish("t", b"1", b"2", b"3")
+
+    result = gnsq(fakensqd, "tail", "t", "-n", "1", *channel)
+
+    assert result.stdout == "1\n"
+    assert ("topic t has no channel, so its 3 waiting messages come here" in result.stderr) == is_reported
+
+
+def test_nsqd_that_can_not_be_asked_is_reported(fakensqd):
+    fakensqd.publish("t", b"1")
+
+    result = command("tail", "t", "-n", "1", "--nsqd", fakensqd.tcp_address, "--nsqd-http", f"x:{refused_port()}")
+
+    assert (result.exit_code, result.stdout) == (0, "1\n")
+    assert result.stderr.startswith("not known whether topic t exists: nsqd x:")
+
+
+@pytest.mark.parametrize("option", ["--nsqd", "--lookupd"])
+@pytest.mark.parametrize("words", ["tail t", "to-file t DIRECTORY", "copy t u", "requeue-dead t --all"])
+def test_first_connect_that_fails_is_an_error(tmp_path, option, words):
+    address = f"127.0.0.1:{refused_port()}"
+
+    result = command(*words.replace("DIRECTORY", str(tmp_path)).split(), option, address)
+
+    assert result.exit_code == 1
+    assert f"Error: no nsqd can be reached: {address}: can't connect" in result.stderr.replace("http://", "").replace(
+        "/: no response", ""
+    )
+    assert result.stderr.count("Error:") == 1
+
+
+@pytest.mark.subprocess
+def test_reader_of_three_lines_takes_few_messages_of_a_channel(fakensqd):
+    client = NsqdHTTPClient.from_url(fakensqd.http_address)
+    client.create_topic("t")
+    client.create_channel("t", "c")
+    fakensqd.publish("t", *(b"%d" % number for number in range(500)))
+    program = f"{os.sys.executable} -m gnsq tail t --channel c {' '.join(servers_of(fakensqd))} | head -3"
+
+    result = run("sh", "-c", program)
+
+    assert len(result.stdout.splitlines()) == 3
+    assert fakensqd.transcript.finished("t") < 200
 
 
 # --- which messages

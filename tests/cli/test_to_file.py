@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 from gnsq.cli.rotating_file import recover
+from tests.cli.programs import servers_of
 from tests.helpers import channel_stats, child, refused_port, wait_until
 
 ROTATE_NEVER = ("--rotate-interval", "0")
@@ -25,7 +26,7 @@ def to_file(invoke, fakensqd, tmp_path):
     """Run gnsq to-file in this process, and return its result."""
 
     def run(*arguments, topic="t"):
-        return invoke("to-file", topic, str(tmp_path / "out"), "--nsqd", fakensqd.tcp_address, *arguments)
+        return invoke("to-file", topic, str(tmp_path / "out"), *servers_of(fakensqd), *arguments)
 
     return run
 
