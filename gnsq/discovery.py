@@ -68,7 +68,8 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
         check_single(item, "URL or 'host:port' of an nsqlookupd")
     if http is not None and not isinstance(http, Mapping):
         raise TypeError(f"lookupd_options must be a dict, not a {type(http).__name__}")
-    options = {"timeout": LOOKUP_TIMEOUT, "max_response_size": MAX_ANSWER_SIZE, **(http or {})}
+    given = {name: value for name, value in (http or {}).items() if value is not None}
+    options = {"timeout": LOOKUP_TIMEOUT, "max_response_size": MAX_ANSWER_SIZE, **given}
     return [LookupdClient.from_url(item, **options) for item in items]
 
 

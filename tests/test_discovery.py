@@ -178,6 +178,7 @@ def test_lookupd_options_are_used_for_lookups(kind):
 
     assert peer.requests[0].headers["authorization"] == "Basic dXNlcjpzZWNyZXQ="
     assert client.lookupds[0].options.timeout == LOOKUP_TIMEOUT
+    assert parse_lookupds("a", {"timeout": None})[0].options.timeout == LOOKUP_TIMEOUT
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,8 @@ def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, 
 
 
 def _cluster(values: Mapping[str, Any]) -> Cluster:
+    if any("://" in nsqd for nsqd in _split(values.get("nsqd", ()))):
+        raise click.UsageError("--nsqd takes host:port, of nsqd's TCP port; --lookupd takes the URL of an nsqlookupd")
     nsqds = tuple(parse_addresses(_split(values.get("nsqd", ()))))
     lookupds = tuple(_split(values.get("lookupd", ())))
     if not nsqds and not lookupds:

@@ -447,8 +447,8 @@ class Consumer:
 
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
-        ConsumerOptions(max_in_flight=value)  # checks the bounds
-        self._in_owner_thread(self._rdy.set_max_in_flight, value)
+        checked = ConsumerOptions(max_in_flight=value).max_in_flight
+        self._in_owner_thread(self._rdy.set_max_in_flight, checked)
 
     @property
     def total_ready_count(self) -> int:

@@ -100,11 +100,12 @@ class Producer:
         self.max_backoff_duration = self.options.max_backoff_duration
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
-        options.setdefault("reconnect_initial", 0.1)
         # In gnsq 1.0, max_backoff_duration=0 meant no backoff. Here the longest wait is at least 0.1 s: attempts
         # without a pause use all processor time. With longer waits, a publish could time out though its nsqd is back.
         longest = min(self.max_backoff_duration, self.options.publish_timeout / 4)
-        options.setdefault("reconnect_maximum", max(longest, 0.1))
+        for option, default in (("reconnect_initial", 0.1), ("reconnect_maximum", max(longest, 0.1))):
+            if options.get(option) is None:
+                options[option] = default
         self.reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
         self.connection_options = load_certificates(

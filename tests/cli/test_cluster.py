@@ -239,6 +239,7 @@ def test_command_without_an_address_says_how_to_give_one(load, config_folder):
 
 
 REFUSED = [
+    pytest.param(["--nsqd", "http://a:4161"], "--lookupd takes the URL of an nsqlookupd", id="URL"),
     pytest.param(["--nsqd", "a:b"], "port 'b' of address 'a:b' is not a number from 1 to 65535", id="port"),
     pytest.param(["--nsqd", "::1:4150"], r"IPv6 is written in brackets, as '\[::1\]:4150'", id="IPv6"),
     pytest.param(["--nsqd", "a", "--timeout", "0"], "0.0 is not in the range", id="timeout"),

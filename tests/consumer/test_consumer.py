@@ -206,7 +206,7 @@ def test_max_in_flight_can_be_changed(send, consume):
 
     send(b"x")
     wait_until(lambda: consumer.total_ready_count == 5)
-    consumer.max_in_flight = 9
+    consumer.max_in_flight = "9"
 
     assert (consumer.max_in_flight, consumer.total_ready_count, consumer.concurrency) == (9, 9, 9)
     with pytest.raises(ValueError, match="max_in_flight 0 must be at least 1"):

@@ -624,3 +624,4 @@ def test_reconnect_maximum_is_below_the_deadline_of_a_publish():
     assert Producer("host").reconnect.reconnect_maximum == 15.0
     assert Producer("host", max_backoff_duration=3).reconnect.reconnect_maximum == 3.0
     assert Producer("host", reconnect_maximum=100.0).reconnect.reconnect_maximum == 100.0
+    assert Producer("host", reconnect_maximum=None, reconnect_initial=None).reconnect == Producer("host").reconnect
