@@ -180,8 +180,11 @@ def test_faults_are_controlled_over_http_also_while_the_daemon_is_down(name):
         assert not request(faults, "POST", "/faults/up")["down"]
 
         assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
+        request(faults, "POST", "/faults", b'{"on": "connect", "actions": [{"action": "drop"}]}')
         assert request(faults, "POST", "/faults/down")["down"]
         assert server.stop(signal.SIGINT) == 0
+
+    assert b"WARNING: rule never acted: on.connect(), drop(): nothing of that kind happened\n" in server.lines[-2]
 
 
 @pytest.mark.subprocess
