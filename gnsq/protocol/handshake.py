@@ -296,9 +296,10 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
     for name in ("snappy", "deflate"):
         if getattr(options, name) and not response.get(name):
             yield f"{name} was asked for and nsqd does not offer it; going on without compression"
-    if response.get("deflate") and options.output_buffer_size == -1:
-        # Without an output buffer, nsqd writes into the compressor for each message, but does not flush the compressor.
-        yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
+    for name, least in (("output_buffer_size", 64), ("output_buffer_timeout", LOW_OUTPUT_BUFFER_TIMEOUT)):
+        if response.get("deflate") and getattr(options, name) == -1:
+            # Either turns the timeout of the buffer off, and nothing else flushes the compressor for a message.
+            yield f"{name} -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use {least} or more"
     if 0 < options.output_buffer_timeout < LOW_OUTPUT_BUFFER_TIMEOUT:
         yield (
             f"output_buffer_timeout {options.output_buffer_timeout} ms is below {LOW_OUTPUT_BUFFER_TIMEOUT} ms: nsqd "

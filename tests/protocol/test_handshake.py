@@ -234,6 +234,7 @@ def test_layer_that_does_not_begin_with_ok_breaks_the_protocol():
     [
         ({"output_buffer_timeout": 24}, {}, "output_buffer_timeout 24 ms is below 25 ms"),
         ({"output_buffer_size": -1, "deflate": True}, {"deflate": True}, "output_buffer_size -1 with deflate"),
+        ({"output_buffer_timeout": -1, "deflate": True}, {"deflate": True}, "output_buffer_timeout -1 with deflate"),
     ],
 )
 def test_unfavourable_options_are_a_warning(options, offered, words):
