@@ -21,7 +21,6 @@ from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import allocate_lock, hub_call_queue, start_thread
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQTimeout
-from gnsq.nsqd.pool import State
 from gnsq.producer import Producer
 from gnsq.texts import counted
 
@@ -34,8 +33,6 @@ logger = logging.getLogger(__name__)
 SECOND_SIGNAL_AFTER = 0.25
 # Seconds between two checks whether all clients are ready, for on_ready.
 READY_CHECK_INTERVAL = 0.05
-# Seconds that a consumer may take longer than its close_timeout to close.
-CLOSE_GRACE = 3.0
 # Seconds. If clients have threads of their own, nothing else keeps the hub of the waiting thread running.
 CHECK_INTERVAL = 0.5
 # Seconds. When the second signal comes, the reader of stdout may read no more.
@@ -274,48 +271,36 @@ class _Run:
         if self._signals.number is not None or self._error is not None:
             return True
         # A consumer whose thread has ended must not be missing unnoticed while others run.
-        return all(map(_is_closed, self._consumers or self._producers)) or any(
+        return all(client.is_closed for client in self._consumers or self._producers) or any(
             consumer.has_lost_thread for consumer in self._consumers
         )
 
     def _drain(self) -> bool:
         """Close the consumers, then the producers: handlers may still publish. Return True if nothing was left."""
-        for consumer in self._consumers:
-            consumer.close()
-        limit = max((consumer.options.close_timeout for consumer in self._consumers), default=0.0) + CLOSE_GRACE
-        with gevent.Timeout(limit, False):
-            while not all(map(_is_closed, self._consumers)):
-                self._wait()
-        left = [text for consumer in self._consumers if (text := _left_by_consumer(consumer, limit))]
-        closers = [spawn("gnsq-run-close", _close_producer, producer, on_failure=None) for producer in self._producers]
-        left += [text for closer in gevent.joinall(closers) if (text := closer.get())]
+        left = []
+        for clients in (self._consumers, self._producers):
+            closers = [spawn("gnsq-run-close", _close, client, on_failure=None) for client in clients]
+            left += [text for closer in gevent.joinall(closers) if (text := closer.get())]
         for text in left:
             logger.error("%s", text)
         return not left
 
 
-def _is_closed(client: Consumer | Producer) -> bool:
-    return client.stats().state == State.CLOSED.value
-
-
-def _left_by_consumer(consumer: Consumer, limit: float) -> str:
-    """Write what a consumer has left that was to be closed. Empty: nothing."""
-    label = consumer.log_owner.label
-    if not _is_closed(consumer):
-        # At its end, the program would wait for the same close again.
-        atexit.unregister(consumer._close_at_exit)
-        return f"{label}: not closed within {limit:g} s: a handler blocks the consumer's thread"
-    unanswered = consumer.stats().unanswered
+def _close(client: Consumer | Producer) -> str:
+    """Close a client, and write what it has left. Empty: nothing."""
+    label = client.log_owner.label
+    unconfirmed = 0
+    try:
+        if isinstance(client, Consumer):
+            client.close()
+        else:
+            unconfirmed = sum(len(publish.bodies) for publish in client.close())
+    except NSQTimeout as error:
+        return f"{label}: {error}"
+    if isinstance(client, Producer):
+        return f"{label}: {counted(unconfirmed, 'message was', 'messages were')} not confirmed" * bool(unconfirmed)
+    unanswered = client.stats().unanswered
     what = f"{counted(unanswered, 'message was', 'messages were')} not answered, and will be delivered again"
-    if consumer.has_lost_thread:
+    if client.has_lost_thread:
         return f"{label}: its thread has ended, for example since a handler called sys.exit(); {what}"
     return f"{label}: {what}" if unanswered else ""
-
-
-def _close_producer(producer: Producer) -> str:
-    """Close a producer, and write what was not confirmed. Empty: nothing."""
-    try:
-        unconfirmed = sum(len(publish.bodies) for publish in producer.close())
-    except NSQTimeout as error:  # its thread is blocked
-        return f"{producer.name}: {error}"
-    return f"{producer.name}: {counted(unconfirmed, 'message was', 'messages were')} not confirmed" * bool(unconfirmed)

@@ -58,7 +58,7 @@ NSQD = {
     *["backofftimer", "http", "httpclient", "logs", "message", "signals", "states", "tls", "transport"],
     *BASE,
 }
-CLIENT = {*NSQD, "discovery", "lookupd", "nsqd"}
+CLIENT = {*NSQD, "discovery", "lifecycle", "lookupd", "nsqd"}
 # A folder of gnsq: which modules and folders of gnsq its modules may import besides their own.
 FOLDERS = {
     "protocol": {"errors", "options", "texts"},

@@ -1,12 +1,20 @@
 """The life of a client, which a Consumer and a Producer share: start, close, join and their texts."""
 
+import sys
+import textwrap
+import threading
 import time
 
 import gevent
 import pytest
 
 import gnsq
-from tests.helpers import LIMIT, peer, refused_port
+from fakensqd import on
+from fakensqd.faults import delay
+from gnsq.concurrency.threads import call_in_thread
+from gnsq.contrib.batch import BatchHandler
+from gnsq.errors import NSQTimeout
+from tests.helpers import LIMIT, child, peer, refused_port, wait_until
 
 
 def make_consumer(addresses, **options):
@@ -89,3 +97,176 @@ def test_start_does_not_wait_for_a_silent_nsqlookupd(fakensqd, silent, make):
 
     assert client.is_ready
     assert time.monotonic() - began < 0.9
+
+
+# --- close
+
+
+@pytest.fixture
+def busy(fakensqd):
+    """Make a client that has 0.1 s of work left: a message that is being handled, or a publish that is not confirmed.
+    Returns it with a function that tells whether all was done."""
+    made = []
+
+    def make(kind, threaded=False):
+        if kind == "producer":
+            made.append(producer := make_producer(fakensqd.tcp_address, threaded=threaded))
+            producer.start()
+            fakensqd.add(on.reply("PUB"), delay(0.1))
+            result = producer.publish_async("t", b"1")
+            return producer, result.successful
+        begun = []
+
+        def handle(consumer, message):
+            begun.append(message)
+            gevent.sleep(0.1)
+
+        made.append(consumer := make_consumer(fakensqd.tcp_address, message_handler=handle, threaded=threaded))
+        fakensqd.publish("t", b"1")
+        start(consumer)
+        wait_until(lambda: begun)
+        return consumer, lambda: fakensqd.transcript.finished("t") == 1
+
+    yield make
+    for client in made:
+        client.close(0)
+
+
+KINDS = pytest.mark.parametrize("kind", ["consumer", "producer"])
+
+
+@KINDS
+@THREADED
+@pytest.mark.parametrize("call", [lambda close: close(), call_in_thread], ids=["here", "another thread"])
+def test_close_waits_until_all_is_done(busy, kind, threaded, call):
+    client, is_done = busy(kind, threaded)
+
+    call(client.close)
+
+    assert is_done()
+    assert client.is_closed
+
+
+@KINDS
+def test_with_waits_until_all_is_done(busy, kind):
+    client, is_done = busy(kind)
+
+    with client:
+        pass
+
+    assert is_done()
+    assert client.is_closed
+
+
+@KINDS
+def test_second_close_waits_for_the_first(busy, kind):
+    client, is_done = busy(kind)
+    gevent.spawn(client.close)
+    wait_until(lambda: not client.is_running)
+
+    client.close()
+
+    assert is_done()
+
+
+@KINDS
+def test_close_in_the_hub_itself_asks_and_returns(busy, kind):
+    client, is_done = busy(kind)
+    called = []
+    gevent.get_hub().loop.run_callback(lambda: called.append(client.close()))
+    wait_until(lambda: called)
+
+    assert not client.is_closed
+    client.join()
+    assert is_done()
+
+
+@THREADED
+@pytest.mark.parametrize("in_batch", [False, True], ids=["handler", "batch"])
+def test_close_in_a_handler_asks_and_returns(fakensqd, threaded, in_batch):
+    states = []
+    fakensqd.publish("t", b"1")
+
+    def handle(consumer, message=None):
+        consumer.close()
+        states.append(consumer.stats().state)
+
+    handler = BatchHandler(1, lambda batch: handle(consumer)) if in_batch else handle
+    consumer = make_consumer(fakensqd.tcp_address, message_handler=handler, threaded=threaded)
+    consumer.start()
+
+    assert states == ["closing"]
+    assert fakensqd.transcript.finished("t") == 1
+
+
+@KINDS
+def test_join_from_another_thread_waits(busy, kind):
+    client, is_done = busy(kind)
+    gevent.spawn_later(0.01, client.close)
+
+    call_in_thread(client.join)
+
+    assert is_done()
+    assert client.is_closed
+
+
+def test_close_of_a_blocked_thread_says_so(fakensqd):
+    release = threading.Event()
+    fakensqd.publish("t", b"1")
+    begun = []
+
+    def handle(consumer, message):
+        begun.append(message)
+        release.wait(LIMIT)
+
+    consumer = make_consumer(fakensqd.tcp_address, message_handler=handle, threaded=True)
+    start(consumer)
+    wait_until(lambda: begun)
+    with pytest.raises(NSQTimeout, match=r"not closed within 3 s.* a handler or other code blocks it"):
+        consumer.close(0)
+    release.set()
+    consumer.join(LIMIT)
+
+    assert consumer.is_closed
+
+
+def test_client_whose_thread_has_ended_is_closed(fakensqd, make):
+    client = make(fakensqd.tcp_address)
+
+    def run():
+        start(client)
+        gevent.get_hub().destroy(destroy_loop=True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(LIMIT)
+    client.close()
+
+    assert client.is_closed
+
+
+PROGRAM = """
+    import sys
+    import gevent, gnsq
+
+    consumer = gnsq.Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: gevent.sleep(60))
+    consumer.start(block=False)
+    while not consumer.total_in_flight:
+        gevent.sleep(0.01)
+    {end}
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "end", ["", "gevent.get_hub().loop.run_callback(consumer.close); gevent.sleep(0.1)"], ids=["running", "closing"]
+)
+def test_end_of_a_program_with_messages_in_flight_is_told(fakensqd, end):
+    fakensqd.publish("t", b"1")
+    with child(sys.executable, "-c", textwrap.dedent(PROGRAM).format(end=end), fakensqd.tcp_address) as process:
+        _, err = process.communicate(timeout=LIMIT)
+
+    lines = [line for line in err.splitlines() if "t/c" in line]
+    assert lines == [
+        "t/c: the program ends with 1 message in flight, which nsqd delivers again: close() waits for them"
+    ]

@@ -252,7 +252,8 @@ def test_handler_that_blocks_its_thread_ends_run_with_status_1(fakensqd, consume
     blocked.join(LIMIT)
 
     assert ended.value.code == 1
-    assert lines(logging.ERROR) == ["t/c: not closed within 3 s: a handler blocks the consumer's thread"]
+    (line,) = lines(logging.ERROR)
+    assert line.startswith("t/c: not closed within 3 s")
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["while it runs", "during the drain"])

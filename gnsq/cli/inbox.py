@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import gevent
 from gevent.event import Event
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.starting import start
+from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.message import Message
@@ -140,9 +142,8 @@ def receive(cluster: Cluster, consumers: Sequence[Consumer], inbox: Inbox, stop:
         start(cluster, consumers, stop)
         yield
     finally:
-        # Close first: otherwise nsqd would deliver the requeued messages here again.
         for consumer in consumers:
-            consumer.close()
+            consumer.pause()  # otherwise nsqd would deliver the requeued messages here again
         inbox.close()
-        for consumer in consumers:
-            consumer.join()
+        closers = [spawn("gnsq-inbox-close", consumer.close, on_failure=None) for consumer in consumers]
+        gevent.joinall(closers, raise_error=True)

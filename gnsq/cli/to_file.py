@@ -296,7 +296,6 @@ class _MessageWriter:
         self._is_closing = True
         self._wake.set()
         consumer.close()
-        consumer.join()
         self._is_closed = True
         self._wake.set()
         writer.join(DISK_GRACE)

@@ -182,6 +182,11 @@ class Once:
     def __init__(self) -> None:
         self._lock = allocate_lock()
 
+    @property
+    def is_acquired(self) -> bool:
+        """True after the first acquire()."""
+        return bool(self._lock.locked())
+
     def acquire(self) -> bool:
         """Return True to the first caller and False to all others, without waiting."""
         return bool(self._lock.acquire(False))

@@ -6,7 +6,6 @@ sends RDY. The comment at the top of nsqd/connection.py lists the steps of a mes
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import logging
@@ -30,8 +29,17 @@ from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, Delay, OptionAttribute
 from gnsq.consumer.shutdown import Shutdown
 from gnsq.discovery import MAX_NSQDS, TopicNodes, parse_lookupds
-from gnsq.errors import NSQErrorCode
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
+from gnsq.lifecycle import (
+    ActiveGreenlets,
+    call_at_exit,
+    call_not_at_exit,
+    checked_timeout,
+    not_closed_error,
+    why_blocked,
+    why_not_started,
+)
 from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connect import load_certificates
@@ -67,8 +75,8 @@ __all__ = ["Consumer"]
 #         +------------------- close(), or start() of a threaded consumer failed ------------------+
 
 _IPV4 = re.compile(r"\d+(\.\d+){3}$")
-# Seconds by which close(timeout) of a threaded consumer may wait longer than this timeout.
-JOIN_GRACE = 5.0
+# Seconds that close() may wait longer than its timeout: for REQs, and for the end of the connections.
+CLOSE_GRACE = 3.0
 
 
 class Consumer:
@@ -219,10 +227,13 @@ class Consumer:
         self._hub_thread: HubThread | None = None
         # The first call of start() or close() acquires this object, so the consumer can't be started a second time.
         self._starting = Once()
-        self._close_requested = False
+        # Seconds of the first close(); None before it.
+        self._close_limit: float | None = None
+        self._active = ActiveGreenlets()
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._unanswered = 0
+        self._end_reason = ""  # why it is closed without a close()
         self.has_lost_thread = False
         """True if the consumer's thread has ended before close(), for example since a handler called sys.exit()."""
         self._nodes = TopicNodes(self.lookupds, topic, self.log_owner)
@@ -246,25 +257,24 @@ class Consumer:
         when each attempt to connect has failed, or after a second.
 
         Further attempts go on in the background. An nsqd that is down is not an error: it is tried again later. If a
-        threaded consumer still runs when the program ends, the consumer is closed. The program waits for that, up to
-        5 s longer than close_timeout.
+        threaded consumer still runs when the program ends, the consumer is closed.
 
         Raises:
             RuntimeError: If there is no handler; if a callback that the hub itself runs starts a threaded consumer; if
-                no thread can be started for it; with block=True, in the case of join().
+                no thread can be started for it.
         """
         if self._overrides <= {"handle_finish"} and not list(self.on_message.receivers_for(self)):
             raise RuntimeError(
                 "consumer has no handler: give message_handler or connect one to on_message"
                 + self.on_message.collected_hint()
             )
-        if self._state is State.CLOSED:
-            self.logger.warning("%s: consumer was closed; make a new one", self.log_owner.label)
-            return
-        if self.threaded and is_hub_greenlet():
+        if self.threaded and self._state is State.INIT and is_hub_greenlet():
             raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
         if not self._starting.acquire():
-            self.logger.warning("%s: consumer is running already", self.log_owner.label)
+            text = "%s: not started again: %s"
+            self.logger.warning(
+                text, self.log_owner.label, self._end_reason or why_not_started("consumer", self._state)
+            )
         else:
             if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
                 text = "%s: messages that are given up are finished and lost%s"
@@ -277,21 +287,22 @@ class Consumer:
             self.join()
 
     def _start_in_thread(self) -> None:
-        self._owner_thread = OwnerThread()
-        self._state = State.RUNNING
-        register_after_fork(self)
-        if self.options.busy_poll:
-            self._dispatcher.start_polling()
-        # Set _state, then read _close_requested. close() sets _close_requested, then reads _state. No close() is lost.
-        if self._close_requested:
-            self.close()
-        else:
-            self._connect_all()
+        with self._active.marked():
+            self._owner_thread = OwnerThread()
+            self._state = State.RUNNING
+            register_after_fork(self)
+            call_at_exit(Consumer._close_at_exit, self)
+            if self.options.busy_poll:
+                self._dispatcher.start_polling()
+            # Set _state, then read _close_limit. close() sets _close_limit, then reads _state. No close() is lost.
+            if self._close_limit is not None:
+                self._begin_close()
+            else:
+                self._connect_all()
 
     def _start_on_thread(self) -> None:
         try:
             self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}", on_end=self._abort_with_thread)
-            atexit.register(self._close_at_exit)
             self._hub_thread.call(self._start_in_thread)
         except BaseException as error:
             if isinstance(error, RuntimeError) and self._closed.is_set:
@@ -310,66 +321,111 @@ class Consumer:
         if self._state is State.INIT:
             self._close_unstarted()
         else:
-            self.close()
+            self._ask_to_close(self.options.close_timeout)
 
     def _close_at_exit(self) -> None:
-        self.close(self.options.close_timeout)
+        """At the end of the program, close a threaded consumer. For others, log how many messages are in flight."""
+        if self.threaded:
+            try:
+                self.close()
+            except NSQTimeout as error:
+                self.logger.warning("%s: %s", self.log_owner.label, error)
+        elif in_flight := self.total_in_flight:
+            text = "%s: the program ends with %s in flight, which nsqd delivers again: close() waits for them"
+            self.logger.warning(text, self.log_owner.label, counted(in_flight, "message"))
 
     def close(self, timeout: float | None = None) -> None:
         """Shut down: request no more messages, wait until delivered messages are answered, requeue unanswered messages
         after close_timeout, close the connections, and send on_close. If start() was not called, none of this is done.
 
-        Without a timeout, close() starts the shutdown and returns; join() waits for the end. close() may be called by a
-        handler, a signal handler or another thread, while the consumer connects, and more than once.
+        May be called by any thread, by a signal handler, while the consumer connects, and more than once. Some callers
+        can't wait: handlers, receivers of signals, greenlets inside answering(), and the hub itself. For these callers
+        the close continues in the background.
 
         Args:
-            timeout: Seconds, 0 or more, instead of close_timeout. If given, wait as join() does, unless join() raises.
-        """
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
-        if self._starting.acquire():
-            self._close_unstarted()
-        # If start() runs in another thread at the same time, it reads this flag after it has set _state.
-        self._close_requested = True
-        if self._state is State.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
-            self._owner_thread.spawn(self.close, timeout)
-        elif self._state is State.RUNNING:
-            self._state = State.CLOSING
-            limit = self.options.close_timeout if timeout is None else timeout
-            self._shutdown = Shutdown(limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger)
-            closer = spawn(f"gnsq-close-{self.topic}", self._close, self._shutdown, on_failure="not closed in order")
-            self._tasks.append(closer)
-        if timeout is not None and self.threaded:
-            self.join(timeout + JOIN_GRACE)
-        elif timeout is not None and not self._is_other_thread:
-            self.join()
-
-    def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
-        """Wait until the consumer has closed, or the timeout (seconds) is over.
-
-        In a handler, after close(), this does not wait for handlers in join(). In the hub itself it returns at once.
+            timeout: Seconds to wait for answers, instead of close_timeout. Messages are requeued after the timeout of
+                the first call.
 
         Raises:
-            RuntimeError: If the consumer is not threaded, and join() is called in another thread than start().
+            NSQTimeout: If the close takes 3 s longer than the timeout, for example because a handler blocks the
+                consumer's thread. The close continues when its hub runs.
         """
-        limit = NO_TIMEOUT if timeout is None else timeout
-        if self.threaded and (self._owner_thread is None or self._is_other_thread):
-            if not is_hub_greenlet() and self._closed.wait(limit) and self._hub_thread:
-                self._hub_thread.stop()
-            return
-        if self._is_other_thread:
-            raise RuntimeError(
-                "only the thread that started the consumer can wait for its end, unless it has threaded=True; "
-                "others may close() it"
+        limit = checked_timeout(timeout, self.options.close_timeout)
+        if self._starting.acquire():
+            self._close_unstarted()
+        self._ask_to_close(limit)
+        limit += CLOSE_GRACE
+        if not (self._must_not_wait() or self._wait_closed(limit)):
+            call_not_at_exit(self)  # it would wait for the same again
+            raise not_closed_error("consumer", limit, self._owner_thread, threaded=self.threaded)
+
+    def _ask_to_close(self, limit: float) -> None:
+        """Begin the close, in the consumer's thread. Does not wait."""
+        if self._close_limit is None:
+            # If start() runs in another thread at the same time, it reads this after it has set _state.
+            self._close_limit = limit
+        if self._state is State.RUNNING and self._owner_thread is not None:
+            if self._owner_thread.is_current:
+                self._begin_close()
+                return
+            try:
+                self._owner_thread.call_soon(self._begin_close)
+            except NSQConnectionClosed:
+                self._abort_after_thread_death()
+
+    def _begin_close(self) -> None:
+        if self._state is State.RUNNING and self._close_limit is not None:
+            self._state = State.CLOSING
+            self._shutdown = Shutdown(
+                self._close_limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger
             )
-        current = gevent.getcurrent()
-        if current is gevent.get_hub() or current in self._tasks or self._pool.owns_greenlet(current):
-            # Do not wait: the caller may be a signal handler of Python, which runs in the greenlet that it interrupts.
-            return
-        if self._workers.is_current and self._shutdown is not None:
+            # In a new greenlet, which continues even if the caller is killed or interrupted by a gevent.Timeout.
+            closer = spawn(f"gnsq-close-{self.topic}", self._close, self._shutdown, on_failure="not closed in order")
+            self._tasks.append(closer)
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
+        """Wait until the consumer has closed, up to the timeout (seconds). Do not wait if it was never started.
+
+        In a handler, after close(), this does not wait for handlers in join(). Other callers that close() does not wait
+        in do not wait here either. raise_error has no effect.
+        """
+        limit = checked_timeout(timeout, NO_TIMEOUT)
+        if self._in_handler() and self._shutdown is not None:
             self._shutdown.wait_for_others(timeout)
-        else:
-            self._closed.wait(limit)
+        elif self._starting.is_acquired and not self._must_not_wait():
+            self._wait_closed(limit)
+
+    def _wait_closed(self, limit: float) -> bool:
+        is_closed = self._closed.wait(limit)
+        if is_closed and self._hub_thread is not None and self._is_other_thread:
+            self._hub_thread.stop()
+        return is_closed
+
+    def _in_handler(self) -> bool:
+        return self._workers.is_current
+
+    def _must_not_wait(self) -> bool:
+        """Return True if the caller must not wait for the close.
+
+        These must not wait: the hub itself, a greenlet that the close waits for, such as that of a handler, and a
+        signal handler that has interrupted one of them or a start().
+        """
+        if self._active.must_not_wait() or self._in_handler():
+            return True
+        current = gevent.getcurrent()
+        return not self._is_other_thread and (current in self._tasks or self._pool.owns_greenlet(current))
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """Mark the calling greenlet in a ``with`` block as one that answers async messages, as a handler does.
+
+        There close() does not wait, since it would wait for the answers of this very greenlet. BatchHandler calls this.
+        """
+        return self._active.marked()
+
+    def why_blocked(self, limit: float) -> str:
+        """For a liveness probe: return why the consumer's thread does not run its hub within some seconds; "" if it
+        does. Waits for that; in the consumer's own thread there is nothing to wait for."""
+        return why_blocked(self._owner_thread, limit)
 
     def __enter__(self) -> Self:
         self.start(block=False)
@@ -377,7 +433,6 @@ class Consumer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-        self.join()
 
     def pause(self) -> None:
         """Request no more messages (RDY 0). Delivered messages are still handled. May be called from any thread."""
@@ -409,6 +464,8 @@ class Consumer:
     def after_fork_in_child(self, parent: int) -> None:
         """Stop in this child process. In the parent the consumer continues. See concurrency/forks.py."""
         self._state = State.CLOSED
+        self._end_reason = f"it runs in process {parent}, and this process was forked from it"
+        self._active = ActiveGreenlets()
         for task in self._tasks:
             task.kill(block=False)
         self._workers.abort()
@@ -422,6 +479,11 @@ class Consumer:
     def is_running(self) -> bool:
         """True from start() until close() or the end of the consumer's thread. False in a child that is forked then."""
         return self._state is State.RUNNING
+
+    @property
+    def is_closed(self) -> bool:
+        """True after the end of close()."""
+        return self._state is State.CLOSED
 
     @property
     def is_ready(self) -> bool:
@@ -508,8 +570,8 @@ class Consumer:
         if self.is_ready:
             return ""
         if self._state is not State.RUNNING:
-            if self.has_lost_thread:
-                return "closed: its thread has ended"
+            if self._end_reason:
+                return f"closed: {self._end_reason}"
             return "not started" if self._state is State.INIT else self._state.value
         reasons = [f"{address}: {text}" for address, text in failures.items()]
         connecting = sorted((self.nsqd_tcp_addresses | self._nodes.addresses) - failures.keys())
@@ -681,9 +743,7 @@ class Consumer:
     def _abort_with_thread(self) -> None:
         """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
-            self._state = State.CLOSED
-            self.has_lost_thread = True
-            self._unanswered = self.total_in_flight
+            self._note_lost_thread()
             # Abort, do not drain: during a drain, nsqd could redeliver the message whose handler ended the thread.
             for connection in list(self._pool.connections.values()):
                 connection.abort()
@@ -693,12 +753,27 @@ class Consumer:
             finally:
                 self._end()
 
+    def _abort_after_thread_death(self) -> None:
+        """Close a consumer that is not threaded, and whose thread, and thus whose hub, has ended."""
+        self._note_lost_thread()
+        for connection in list(self._pool.connections.values()):
+            with contextlib.suppress(Exception):
+                connection.abort_without_owner(NSQConnectionClosed("the consumer's thread has ended"))
+        try:
+            notify(self.on_close, self)
+        finally:
+            self._end()
+
+    def _note_lost_thread(self) -> None:
+        self._state, self._end_reason = State.CLOSED, "its thread has ended"
+        self.has_lost_thread = True
+        self._unanswered = self.total_in_flight
+
     def _end(self) -> None:
-        """Wake the callers of join(), and stop the thread of a threaded consumer."""
+        """Wake the callers of close() and join(), and stop the thread of a threaded consumer."""
         self._dispatcher.stop_polling()
+        call_not_at_exit(self)
         self._closed.set()
-        if self.threaded:
-            atexit.unregister(self._close_at_exit)
         if self._hub_thread is not None:
             # Call stop() last: it also kills the greenlet that runs this method.
             self._hub_thread.stop()

@@ -3,6 +3,7 @@ the incomplete batch in time."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import warnings
@@ -172,7 +173,8 @@ class BatchHandler:
         """Handle messages as one batch, and answer them."""
         messages = [message for message in messages if not self._is_answered_or_timed_out(message)]
         try:
-            self._run(messages)
+            with contextlib.nullcontext() if self._consumer is None else self._consumer.answering():
+                self._run(messages)
         except BaseException:
             # The greenlet was killed, or the program ends. Requeue, so that nsqd does not wait for the msg_timeout.
             self._requeue(messages, backoff=False)

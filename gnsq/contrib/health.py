@@ -26,9 +26,7 @@ from gevent.pywsgi import WSGIServer
 
 from gnsq.addresses import format_address
 from gnsq.concurrency.sockets import CooperativeHandler
-from gnsq.concurrency.threads import OwnerThread
 from gnsq.consumer import Consumer
-from gnsq.errors import NSQConnectionClosed, NSQTimeout
 from gnsq.nsqd.pool import State
 from gnsq.producer import Producer
 
@@ -166,7 +164,7 @@ def _why_not_live(client: Client, blocked_after: float) -> str:
         return ""
     if stats.state == State.CLOSED.value:
         return stats.not_ready
-    if reason := _why_blocked(client, blocked_after):
+    if reason := client.why_blocked(blocked_after):
         return reason
     if isinstance(client, Producer) or client.is_healthy:
         return ""
@@ -179,24 +177,6 @@ def _why_not_ready(client: Client) -> str:
     if reason == "not started":
         return f"{reason}: start() does it" + ", or the first publish" * isinstance(client, Producer)
     return reason
-
-
-def _why_blocked(client: Client, limit: float) -> str:
-    """Return why the hub of a client's thread does not run; "" if it does."""
-    owner: OwnerThread | None
-    if isinstance(client, Consumer):
-        owner = client._owner_thread
-    else:
-        runtime = client._lifecycle.runtime
-        owner = None if runtime is None else runtime.owner_thread
-    try:
-        if owner is not None:
-            owner.call_and_wait(limit, lambda: None)
-    except NSQTimeout:
-        return f"the hub of its thread has not run for {limit:g} s: a handler or other code blocks it"
-    except NSQConnectionClosed as error:
-        return str(error)
-    return ""
 
 
 def _consumer_stats(consumer: Consumer) -> dict[str, Any]:  # Any: fields of all types

@@ -12,7 +12,8 @@ For a message that failed, call ``message.requeue()``: nsqd delivers it again af
 from its attempts. After ``requeue(0)``, nsqd delivers it immediately.
 
 A queue can also be an argument of ``imap_unordered()`` of a gevent Pool. When the consumer closes, it waits for the
-answers to delivered messages up to its close_timeout, so the program should continue to answer.
+answers to delivered messages up to its close_timeout, so the program should continue to answer. A greenlet that takes
+messages calls close() in ``with consumer.answering():``, where close() does not wait for the answers of this greenlet.
 """
 
 from __future__ import annotations

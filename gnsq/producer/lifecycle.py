@@ -6,11 +6,9 @@ would wait for ever for a lock that the interrupted thread has acquired.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import gevent
 
@@ -35,6 +33,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
     NSQUnknownTimeout,
 )
+from gnsq.lifecycle import ActiveGreenlets, call_at_exit, call_not_at_exit, not_closed_error, why_not_started
 from gnsq.nsqd.pool import State
 from gnsq.producer.publish import PendingPublish, Unconfirmed
 from gnsq.producer.result import PublishResult
@@ -101,8 +100,7 @@ class ProducerLifecycle:
         self._start = _Start()
         self._end = Once()
         self._closed = ThreadEvent()
-        # Greenlets that are inside a block of _marked().
-        self._active: set[gevent.Greenlet] = set()
+        self._active = ActiveGreenlets()
 
     # --- start
 
@@ -117,7 +115,7 @@ class ProducerLifecycle:
             NSQNotSentTimeout: If another thread or greenlet is starting the producer and takes longer than the limit.
             RuntimeError: If the hub itself must start a threaded producer: the hub can't wait for the new thread.
         """
-        with self._marked():
+        with self._active.marked():
             return self._ensure_started(limit)
 
     def _ensure_started(self, limit: float) -> ProducerRuntime:
@@ -126,7 +124,7 @@ class ProducerLifecycle:
             if runtime is not None and self.state is State.RUNNING:
                 return runtime
             if self.state is not State.INIT:
-                raise NSQNotSentClosed("producer was closed; make a new one")
+                raise NSQNotSentClosed(why_not_started("producer", self.state))
             if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
             # Register before the start is acquired. In the other order, a producer in a child that is forked between
@@ -147,7 +145,7 @@ class ProducerLifecycle:
             raise
         else:
             self.state = State.RUNNING
-            _register_at_exit(self)
+            call_at_exit(ProducerLifecycle.close_at_exit, self)
         finally:
             start.done.set()
 
@@ -177,10 +175,10 @@ class ProducerLifecycle:
                 producer's thread does not run. The close continues.
         """
         may_wait = not self._is_reentrant()
-        with self._marked():
+        with self._active.marked():
             if not self._end.acquire():
-                if may_wait:
-                    self._closed.wait(timeout + self._grace)
+                if may_wait and not self._closed.wait(timeout + self._grace):
+                    raise self._not_closed(timeout)
                 return []
             if self._cancel_start(self._start):
                 return []
@@ -248,21 +246,23 @@ class ProducerLifecycle:
             runtime.owner_thread.spawn(self._close_in_owner, runtime, timeout, ended)
         except NSQConnectionClosed:
             ended.set_result(self._abort_after_thread_death(runtime))
-        limit = timeout + self._grace
-        if not ended.wait(limit):
-            if runtime.owner_thread.is_current:
-                raise NSQTimeout(f"not closed within {limit:g} s, and goes on in the background")
-            text = f"the producer's thread has not run its hub for {limit:g} s, and closes when it does"
-            raise NSQTimeout(f"{text}; in a program that blocks natively a producer needs threaded=True")
+        if not ended.wait(timeout + self._grace):
+            raise self._not_closed(timeout)
         if self._hub_thread is not None:
             self._hub_thread.stop()
         return ended.result()
+
+    def _not_closed(self, timeout: float) -> NSQTimeout:
+        if self._threaded:
+            call_not_at_exit(self)  # it would wait for the same again
+        owner = None if self.runtime is None else self.runtime.owner_thread
+        return not_closed_error("producer", timeout + self._grace, owner, threaded=self._threaded)
 
     def _close_in_owner(
         self, runtime: ProducerRuntime, timeout: float, ended: CrossThreadFuture[list[Unconfirmed]]
     ) -> None:
         try:
-            with self._marked():  # so close() and join() in receivers of on_close do not wait
+            with self._active.marked():  # so close() and join() in receivers of on_close do not wait
                 try:
                     unconfirmed = runtime.close(timeout)
                     self._log_end(unconfirmed)
@@ -297,25 +297,12 @@ class ProducerLifecycle:
     def _finish(self) -> None:
         self.state = State.CLOSED
         had_runtime, self.runtime = self.runtime is not None, None
-        _open_producers.discard(self)
+        call_not_at_exit(self)
         self._closed.set()
         if had_runtime:
             self._on_close()
 
     # --- calls that must not wait
-
-    @contextlib.contextmanager
-    def _marked(self) -> Iterator[None]:
-        """Mark the calling greenlet during the block as one that runs code of this object."""
-        greenlet = gevent.getcurrent()
-        if greenlet in self._active:
-            yield
-            return
-        self._active.add(greenlet)
-        try:
-            yield
-        finally:
-            self._active.discard(greenlet)
 
     def _is_reentrant(self) -> bool:
         """Return True if the caller must not wait for the close.
@@ -323,8 +310,8 @@ class ProducerLifecycle:
         These must not wait: the hub itself, a greenlet of the producer (for example one that calls receivers of
         signals), and a signal handler that has interrupted code of the producer.
         """
-        greenlet, runtime = gevent.getcurrent(), self.runtime
-        return is_hub_greenlet() or greenlet in self._active or (runtime is not None and runtime.is_reentrant(greenlet))
+        runtime = self.runtime
+        return self._active.must_not_wait() or (runtime is not None and runtime.is_reentrant(gevent.getcurrent()))
 
     # --- forks
 
@@ -335,35 +322,16 @@ class ProducerLifecycle:
         # The producer's own thread does not exist in this process. A start that the parent had begun might never end.
         self._start = _Start()
         self._hub_thread = None
-        self._active = set()
+        self._active = ActiveGreenlets()
         if self.state is State.RUNNING:
             self.state = State.INIT
             self._end = Once()
         elif self.state is State.CLOSING:
             self.state = State.CLOSED
             self._closed.set()
-        _open_producers.discard(self)
+        call_not_at_exit(self)
         if runtime is not None:
             runtime.after_fork_in_child(parent)
-
-
-# Producers that were started and are not closed. They may lose publishes when the program ends.
-_open_producers: weakref.WeakSet[ProducerLifecycle] = weakref.WeakSet()
-_registered = False
-
-
-def _register_at_exit(lifecycle: ProducerLifecycle) -> None:
-    global _registered
-    if not _registered:
-        # Register when the first producer starts, so that an import of this module registers nothing.
-        _registered = True
-        atexit.register(_close_all)
-    _open_producers.add(lifecycle)
-
-
-def _close_all() -> None:
-    for lifecycle in list(_open_producers):
-        lifecycle.close_at_exit()
 
 
 # --- publishes from other threads

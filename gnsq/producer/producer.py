@@ -17,6 +17,7 @@ from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, current_thr
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQErrorCode, NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
+from gnsq.lifecycle import checked_timeout, why_blocked, why_not_started
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
@@ -160,7 +161,7 @@ class Producer:
             RuntimeError: If the hub itself calls this, and the producer is threaded.
         """
         if self._lifecycle.state is State.RUNNING:
-            self.logger.warning("%s: producer is running already", self.name)
+            self.logger.warning("%s: not started again: %s", self.name, why_not_started("producer", State.RUNNING))
             return
         runtime = self._lifecycle.ensure_started(NO_TIMEOUT)
         runtime.owner_thread.call_and_wait(NO_TIMEOUT, runtime.wait_started)
@@ -196,7 +197,7 @@ class Producer:
         Raises:
             ValueError: If the timeout is negative, too large or not a number. All methods with a timeout raise this.
         """
-        limit = _checked_timeout(timeout, self.options.close_timeout)
+        limit = checked_timeout(timeout, self.options.close_timeout)
         runtime = self._lifecycle.runtime
         if runtime is None:
             return True
@@ -224,11 +225,17 @@ class Producer:
             NSQTimeout: If the close takes a second longer than the timeout, for example because the producer's thread
                 does not run its hub. The close continues when the hub runs.
         """
-        return self._lifecycle.close(_checked_timeout(timeout, self.options.close_timeout))
+        return self._lifecycle.close(checked_timeout(timeout, self.options.close_timeout))
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
         """Wait until the producer has closed, up to the timeout (seconds). raise_error has no effect."""
-        self._lifecycle.join(_checked_timeout(timeout, NO_TIMEOUT))
+        self._lifecycle.join(checked_timeout(timeout, NO_TIMEOUT))
+
+    def why_blocked(self, limit: float) -> str:
+        """For a liveness probe: return why the producer's thread does not run its hub within some seconds; "" if it
+        does. Waits for that; in the producer's own thread there is nothing to wait for."""
+        runtime = self._lifecycle.runtime
+        return why_blocked(None if runtime is None else runtime.owner_thread, limit)
 
     def __enter__(self) -> Self:
         self.start()
@@ -241,6 +248,11 @@ class Producer:
     def is_running(self) -> bool:
         """True if the producer was started and not closed."""
         return self._lifecycle.state is State.RUNNING
+
+    @property
+    def is_closed(self) -> bool:
+        """True after the end of close()."""
+        return self._lifecycle.state is State.CLOSED
 
     @property
     def is_ready(self) -> bool:
@@ -511,7 +523,7 @@ class Producer:
         Raises:
             ValueError, TypeError: If an argument is not valid or exceeds a limit of the options.
         """
-        timeout = self._timeout if timeout is None else _checked_timeout(timeout, self._timeout)
+        timeout = self._timeout if timeout is None else checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
         # commands.publish() makes the same checks. To call it only if a check fails saves a call for each publish.
         if type(data) is not bytes or not 0 < len(data) <= self._max_message:
@@ -536,7 +548,7 @@ class Producer:
         Raises:
             ValueError, TypeError: In the cases of _make_publish().
         """
-        timeout = _checked_timeout(timeout, self._timeout)
+        timeout = checked_timeout(timeout, self._timeout)
         self._check_topic(topic)
         bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
         # commands.multipublish() makes the same checks, but builds the whole MPUB. So call it only if a check fails.
@@ -585,16 +597,3 @@ class Producer:
         """Start the producer. Unless block is False, wait if another greenlet or thread is just starting it."""
         can_wait = block and not is_hub_greenlet()
         return self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
-
-
-def _checked_timeout(timeout: float | None, default: float) -> float:
-    """Return a timeout in seconds, or the default if it is None.
-
-    Raises:
-        ValueError: If the timeout is negative, too large or not a number.
-    """
-    if timeout is None:
-        return default
-    if not 0 <= timeout < NO_TIMEOUT:
-        raise ValueError(f"timeout {timeout} must be at least 0 and less than {NO_TIMEOUT:g} s")
-    return timeout

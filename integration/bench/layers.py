@@ -119,7 +119,6 @@ def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> tuple[floa
     done.wait()
     spent, seconds = time.process_time() - before, time.perf_counter() - started
     consumer.close()
-    consumer.join()
     return count / seconds, spent / count * 1e6
 
 

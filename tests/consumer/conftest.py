@@ -1,5 +1,6 @@
 """Fixtures: nsqds and consumers in one hub, on a manual clock."""
 
+import gevent
 import pytest
 
 from fakensqd import FakeNsqd
@@ -45,6 +46,6 @@ def started(clock):
 
     yield start
     for consumer in made:
-        consumer.close()
+        gevent.spawn(consumer.close)
         clock.advance(40.0)
         assert not consumer.is_running

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from itertools import accumulate
 
+import gevent
 import pytest
 from gevent.event import Event
 
@@ -374,7 +375,7 @@ def test_rdy_is_reserved_for_all_addresses_from_the_start(nsqds, clock, publish)
         clock.advance(0.5)
         most = {nsqd.tcp_address: running.count(nsqd.tcp_address) for nsqd in nsqds}
         clock.advance(0.6)
-        consumer.close()
+        gevent.spawn(consumer.close)
         clock.advance(3.0)
 
     assert min(most.values()) >= 9

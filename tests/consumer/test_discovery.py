@@ -99,7 +99,7 @@ def started(clock, rounds):
 
     yield start
     for consumer, starting in made:
-        consumer.close()
+        gevent.spawn(consumer.close)
         clock.advance(40.0)
         wait_until(starting.ready)
         starting.get()

@@ -412,7 +412,7 @@ def test_invalid_options_are_refused_with_a_hint(nsqd, options, error, words):
 
 
 def test_close_refuses_a_negative_timeout(nsqd):
-    with pytest.raises(ValueError, match=r"timeout -1 of close\(\) must be at least 0 s"):
+    with pytest.raises(ValueError, match="timeout -1 must be at least 0"):
         Consumer("t", "c", nsqd.tcp_address).close(timeout=-1)
 
 
@@ -449,7 +449,7 @@ def test_override_that_leaves_a_message_unanswered_does_not_stop_the_consumer(ns
         clock.advance(60.0)
         assert b"next" in seen
         assert consumer.total_in_flight <= 1
-        consumer.close()
+        gevent.spawn(consumer.close)
         clock.advance(35.0)
 
 
@@ -461,7 +461,7 @@ def test_unanswered_messages_are_not_kept_after_their_timeout(nsqd, clock, publi
 
     (connection,) = consumer._pool.connections.values()
     assert len(connection.in_flight_messages.async_messages) <= 50
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(0.0)
 
 
@@ -762,6 +762,7 @@ def test_handle_messages_may_close_and_wait_for_the_end(nsqd, clock, publish, to
 
     def handle(messages):
         consumer.close(timeout=20.0)
+        consumer.join()
         finish_all(messages)
         done.append(clock.monotonic())
 
@@ -921,7 +922,7 @@ def test_last_error_is_one_short_line(nsqd, publish, clock, started, caplog, han
 def test_last_error_of_another_consumer_is_not_seen_here(nsqd, publish, clock, started, caplog):
     first = started(raising(), nsqd, max_tries=0, requeue_delay=5000, max_backoff_duration=0)
     publish(nsqd, b"x")
-    first.close()
+    gevent.spawn(first.close)
     clock.advance(1.0)
     started(raising(), nsqd, max_tries=1, **AT_ONCE)
     clock.advance(10.0)
@@ -985,7 +986,7 @@ def test_number_of_given_up_messages_is_logged_at_the_close(nsqd, publish, clock
     consumer = started(raising(), nsqd, max_in_flight=50, max_tries=1, **AT_ONCE)
     publish(nsqd, *[b"x"] * 11)
     clock.advance(1.0)
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1.0)
 
     assert lines(caplog, "more message") == ["t/c: 1 more message given up"]

@@ -3,6 +3,7 @@
 import logging
 from fnmatch import fnmatchcase
 
+import gevent
 import pytest
 from gevent.event import Event
 
@@ -137,7 +138,7 @@ def test_timed_out_messages_are_logged_per_consumer_and_not_per_connection(clock
         for message in held:
             message.finish()
         clock.advance(0.0)
-        consumer.close()
+        gevent.spawn(consumer.close)
         clock.advance(1.0)
 
     (line,) = [line for line in lines(logging.WARNING) if "its timeout was over" in line]
@@ -150,7 +151,7 @@ def test_close_logs_its_beginning_and_its_end(nsqd, clock, publish, started, lin
 
     consumer = started(handle, nsqd, max_in_flight=2)
     publish(nsqd, b"1")
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(5.0)
 
     assert lines()[-2:] == [
@@ -164,7 +165,7 @@ def test_close_logs_how_many_messages_were_requeued(nsqd, clock, publish, starte
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=2, close_timeout=5.0)
     publish(nsqd, b"1")
     publish(nsqd, b"2")
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(10.0)
     forever.set()
 
@@ -175,7 +176,7 @@ def test_close_logs_how_many_messages_nsqd_delivers_again(nsqd, clock, publish, 
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, close_timeout=5.0)
     publish(nsqd, b"1")
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1.0)
     nsqd.link.abort()
     clock.advance(10.0)

@@ -91,7 +91,7 @@ def test_hundreds_of_nsqds_take_turns_with_max_in_flight_1(clock):
 
         assert served.total() == 100
         assert consumer.total_ready_count <= 1
-        consumer.close()
+        gevent.spawn(consumer.close)
         clock.advance(1.0)
 
 

@@ -31,7 +31,7 @@ def test_close_waits_for_delivered_messages(nsqd, clock, publish, started):
     publish(nsqd, b"0")
     publish(nsqd, b"1", b"2", b"3")
     clock.advance(0.5)
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(5.0)
 
     assert done == [b"0", b"1", b"2", b"3"]
@@ -49,7 +49,7 @@ def test_no_new_messages_are_delivered_after_close(nsqd, clock, publish, started
     nsqd.record()
     consumer = started(handle, nsqd)
     publish(nsqd, b"1")
-    consumer.close()
+    gevent.spawn(consumer.close)
     publish(nsqd, b"2")
     clock.advance(5.0)
 
@@ -62,7 +62,7 @@ def test_unanswered_messages_are_requeued_at_the_deadline(nsqd, clock, publish, 
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1, close_timeout=5.0)
     publish(nsqd, b"warm")
     publish(nsqd, b"1", b"2")
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(4.9)
     assert channel(nsqd).in_flight_count == 3
     clock.advance(0.2)
@@ -76,7 +76,7 @@ def test_unanswered_messages_are_requeued_at_the_deadline(nsqd, clock, publish, 
 def test_unanswered_async_message_is_requeued_at_the_deadline(nsqd, clock, publish, started):
     consumer = started(lambda _, message: message.enable_async(), nsqd, close_timeout=5.0)
     publish(nsqd, b"1")
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(5.1)
 
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (1, 0)
@@ -92,7 +92,7 @@ def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, st
     consumer = started(handle, nsqd, max_in_flight=2)
     publish(nsqd, b"1")
     publish(nsqd, b"2")
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1.0)
     for message in held:
         message.finish()
@@ -131,6 +131,7 @@ def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started
     def handle(consumer, message):
         if message.body == b"last":
             consumer.close(timeout=20.0)
+            consumer.join()
         else:
             clock.sleep(3.0)
         events.append((message.body, round(clock.monotonic(), 1)))
@@ -153,6 +154,7 @@ def test_two_handlers_that_wait_for_the_end_do_not_block_each_other(nsqd, clock,
     def handle(consumer, message):
         if message.body != b"warm":
             consumer.close(timeout=20.0)
+            consumer.join()
             done.append(message.body)
 
     consumer = started(handle, nsqd, max_in_flight=2)
@@ -168,8 +170,8 @@ def test_second_close_does_nothing(nsqd, clock, started):
     closed = []
     consumer = started(lambda _, message: None, nsqd)
     consumer.on_close.connect(closed.append, weak=False)
-    consumer.close()
-    consumer.close()
+    gevent.spawn(consumer.close)
+    gevent.spawn(consumer.close)
     clock.advance(1.0)
     consumer.close()
 
@@ -190,7 +192,7 @@ def test_close_while_the_consumer_connects_ends_the_attempt(nsqd, clock):
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     starting = gevent.spawn(consumer.start)
     clock.advance(1.0)
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(0.0)
 
     assert starting.ready()
@@ -214,8 +216,8 @@ def test_close_in_a_signal_handler(fakensqd, state):
             with Producer(fakensqd.tcp_address) as producer:
                 producer.publish("t", b"x")
             started.wait(10)
+        gevent.spawn_later(0.05, release.set)
         signal.raise_signal(signal.SIGUSR1)
-        release.set()
         wait_until(lambda: not consumer.is_running)
         consumer.join(10)
     finally:
@@ -227,7 +229,7 @@ def test_close_in_a_signal_handler(fakensqd, state):
 def test_close_ends_at_the_deadline_while_nsqd_is_silent(nsqd, clock, started):
     consumer = started(lambda _, message: None, nsqd, close_timeout=5.0)
     nsqd.stop_reading()
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(4.9)
     assert consumer.stats().state == "closing"
     clock.advance(0.1)
@@ -242,7 +244,7 @@ def test_message_that_arrives_after_the_deadline_is_requeued(nsqd, clock, publis
     publish(nsqd, b"warm")
     # nsqd sent it before it read the CLS.
     with nsqd.add(on.command("CLS"), delay(1.5)):
-        consumer.close()
+        gevent.spawn(consumer.close)
         publish(nsqd, b"late")
         toxic = nsqd.link.add(latency(1.2), upstream=False)
         clock.advance(1.1)
@@ -319,7 +321,7 @@ def test_no_message_is_handled_after_the_deadline(nsqd, clock, publish, started)
     publish(nsqd, b"1", b"2")
     # The connection stays open for a moment, since nsqd does not read the CLS.
     nsqd.link.add(latency(0.5), upstream=True)
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1.1)
     release.set()
     clock.advance(3.0)
@@ -334,6 +336,7 @@ def test_handler_that_waits_for_the_end_waits_for_a_running_handler_that_has_ans
     def handle(consumer, message):
         if message.body == b"closes":
             consumer.close(timeout=20.0)
+            consumer.join()
         else:
             message.finish()
             clock.sleep(3.0 * (message.body == b"slow"))
@@ -361,7 +364,7 @@ def test_requeue_at_the_deadline_is_no_failure_for_backoff(nsqd, clock, publish,
     consumer.start(block=False)
     clock.advance(0.0)
     publish(nsqd, b"x")
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1.5)
 
     assert events == [(0, False)]

@@ -1,5 +1,6 @@
 """Fixtures: a producer and consumers of one topic, on an nsqd in real time or on a manual clock."""
 
+import gevent
 import pytest
 
 from fakensqd import FakeNsqd
@@ -31,7 +32,7 @@ def still_consume(still_nsqd, clock, consume):
 
     yield start
     for consumer in made:
-        consumer.close()
+        gevent.spawn(consumer.close)
         clock.advance(60)
 
 

@@ -138,7 +138,7 @@ def test_unfinished_batch_is_handled_when_the_consumer_closes(
     consumer = still_consume(BatchHandler(100, batches, timeout=60, clock=clock), max_in_flight=100, close_timeout=5)
     still_publish(b"1", b"2")
 
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1)
 
     assert batches == [[b"1", b"2"]]
@@ -159,7 +159,7 @@ def test_closing_does_not_wait_for_another_batch_to_run_this_one(still_publish, 
     consumer = still_consume(BatchHandler(2, handle, timeout=60, clock=clock), max_in_flight=10)
     still_publish(b"1", b"2", b"3")
 
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1)
 
     assert got == [[b"1", b"2"], [b"3"]]
@@ -177,7 +177,7 @@ def test_one_greenlet_runs_all_batches_in_time_and_ends(still_publish, still_con
 
     clock.advance(10.1)
     assert len(batches) == 10
-    consumer.close()
+    gevent.spawn(consumer.close)
     clock.advance(1)
     assert set(watchers()) <= set(others)
 

@@ -111,7 +111,7 @@ def test_consumer_that_drains_is_live_but_not_ready(fakensqd, consumer, threaded
     one.start(block=False)
     wait_until(lambda: one.stats().handling)
 
-    one.close()
+    gevent.spawn(one.close)
     wait_until(lambda: one.stats().state == "closing")
 
     assert states(application) == (200, 503)

@@ -193,9 +193,8 @@ class Receiver:
         if self._closing or self._write_greenlet is None:
             return
         self._closing = True
-        self.subscriptions.close()
         self._disconnecting = spawn(
-            "gnsq-disconnect", self.subscriptions.join, CLOSE_TIMEOUT + 1, on_failure="some connections are still open"
+            "gnsq-disconnect", self.subscriptions.close, on_failure="some connections are still open"
         )
         # _write_loop() then ends at once, if nothing is buffered.
         self._disconnecting.rawlink(lambda _: self._wake.set())

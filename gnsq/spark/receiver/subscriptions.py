@@ -217,19 +217,18 @@ class Subscriptions:
         self._start(self.consumers)
 
     def close(self) -> None:
-        """Receive no more messages. Delivered messages can still be finished or requeued, until join() returns."""
+        """Receive no more messages, and wait until all connections are closed. Delivered messages can be finished or
+        requeued meanwhile."""
         if self._poller is not None:
             self._poller.kill()
         self._starting.kill()
         for consumer in self.consumers:
             consumer.pause()
-            consumer.close()
+        failed = "a consumer is not closed"
+        closers = [spawn("gnsq-close", consumer.close, on_failure=failed) for consumer in self.consumers]
         for lookupd in self._lookupds:
             lookupd.close()
-
-    def join(self, timeout: float) -> None:
-        """Wait until all connections are closed, at most ``timeout`` seconds."""
-        gevent.joinall([spawn("gnsq-join", each.join, timeout, on_failure="not waited for") for each in self.consumers])
+        gevent.joinall(closers)
 
     def pause(self) -> None:
         """Ask for no more messages, also in topics that are added later."""

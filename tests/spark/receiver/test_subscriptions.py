@@ -40,7 +40,6 @@ def subscribe(hub):
     yield start
     for subscriptions in made:
         hub.call(subscriptions.close)
-        hub.call(subscriptions.join, 5.0)
 
 
 @pytest.fixture
@@ -172,7 +171,6 @@ def test_silent_nsqd_delays_no_other(fakensqd, silent_address, subscribe, hub):
     subscriptions = subscribe(received, topic="a", nsqd_tcp_addresses=(silent_address, fakensqd.tcp_address))
     wait_for(lambda: received == ["a"])
     hub.call(subscriptions.close)
-    hub.call(subscriptions.join, 20.0)
 
     assert time.monotonic() - began < 20
 
@@ -313,7 +311,6 @@ def test_added_consumer_is_closed_with_the_others(limited_nsqd, subscribe, hub):
     assert subscriptions.ready_count == 0
     hub.call(finish_all, held)
     hub.call(subscriptions.close)
-    hub.call(subscriptions.join, 20.0)
 
     wait_for(lambda: channel_stats(limited_nsqd, "a", "archive")["client_count"] == 0)
 
