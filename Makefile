@@ -11,6 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 # Three workers, since tests wait; and a line of progress in place of a dot for each test; see tests/suite.py.
 PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 3
 
+# All extras but java, which the recipes install if there is no other Java.
+EXTRAS := cli,fakensqd,opentelemetry,prometheus,sentry,spark
+DEMO_EXTRAS := fakensqd,spark
+
 .PHONY: help demo test quick integration lint composefile docs bench clean
 .DEFAULT_GOAL := help
 
@@ -68,20 +72,26 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@echo "==> installing gnsq with fakensqd, Spark and matplotlib into $(VENV) (once; about 500 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench,fakensqd,spark]'
+	@$(call install,-e '.[$(DEMO_EXTRAS)]' --group bench)
 	@$(call java)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing gnsq with all that tests and checks need into $(VENV) (once; about 600 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(call install,-e '.[$(EXTRAS)]' --group dev)
 	@$(call java)
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	@echo "==> installing gnsq with all that the documentation needs into $(VENV) (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@$(call install,-e '.[$(EXTRAS)]' --group docs)
 	@touch $@
+
+# pip reads dependency groups since 25.1.
+define install
+$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1' && \
+$(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+endef
 
 define java
 $(BIN)/python -m gnsq.spark.java --check 2>/dev/null || { \

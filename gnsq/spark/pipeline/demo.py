@@ -261,7 +261,7 @@ def write_report(run: DemoRun) -> None:
     try:
         page = demo_html(run)
     except ImportError as error:
-        click.echo(f"no report: it needs matplotlib: pip install 'gnsq[bench]' ({error})")
+        click.echo(f"no report: it needs matplotlib: pip install matplotlib ({error})")
         return
     try:
         REPORT.parent.mkdir(exist_ok=True)

@@ -187,7 +187,7 @@ def test_missing_matplotlib_is_one_line(monkeypatch, tmp_path, capsys):
     write_report(run_of())
 
     [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("no report: it needs matplotlib: pip install 'gnsq[bench]' (")
+    assert line.startswith("no report: it needs matplotlib: pip install matplotlib (")
     assert list(tmp_path.iterdir()) == []
 
 
