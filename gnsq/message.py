@@ -357,7 +357,7 @@ def read_messages(
         large: None, or the body of a large message. With a body, the data has only the headers of this message.
 
     Raises:
-        NSQFrameError: If the first frame is too short for a message.
+        NSQFrameError: In the cases of decode_message(), for the first frame.
     """
     # The code of FrameDecoder.feed(), decode_message() and Message() is repeated here: without calls of them, a message
     # costs 0.5 us instead of 0.9 us. If protocol/frames.py returned the fields, and this module made the messages of
@@ -372,7 +372,8 @@ def read_messages(
         size, kind, timestamp, attempts, message_id = _unpack_frame(data, start)
         stop = start + 4 + size
         body = start + _FRAME_HEADER_SIZE
-        if kind != MESSAGE or size > max_size or not body <= stop <= end:
+        # isalnum() as in decode_message(); it takes 0.02 us.
+        if kind != MESSAGE or size > max_size or not body <= stop <= end or not message_id.isalnum():
             break
         message = _new(Message)
         message.timestamp = timestamp

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gnsq.errors import NSQProtocolError
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.texts import counted
@@ -197,17 +196,13 @@ def _checked_body(body: bytes) -> bytes:
 _FORBIDDEN_IN_ID = re.compile(rb"[ \r\n]")
 
 
-class _InvalidId(NSQProtocolError, ValueError):
-    """A message id that no command can contain. Either the caller has made it, or an nsqd has sent it."""
-
-
 def _checked_id(message_id: bytes | str) -> bytes:
     data = message_id.encode() if isinstance(message_id, str) else message_id
     # A fast check first: nsqd's ids consist of hex digits.
     if len(data) == MESSAGE_ID_SIZE and data.isalnum():
         return data
     if len(data) != MESSAGE_ID_SIZE or _FORBIDDEN_IN_ID.search(data):
-        raise _InvalidId(f"message id {data!r} is not {MESSAGE_ID_SIZE} bytes without space or newline")
+        raise ValueError(f"message id {data!r} is not {MESSAGE_ID_SIZE} bytes without space or newline")
     return data
 
 

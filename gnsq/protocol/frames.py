@@ -77,7 +77,9 @@ def decode_message(data: bytes) -> tuple[int, int, bytes, bytes]:
     """Split the data of a message frame into timestamp (ns), attempts, id (16 bytes) and body.
 
     Raises:
-        NSQFrameError: If the data is shorter than the 26 bytes of a message's header.
+        NSQFrameError: If the data is shorter than the 26 bytes of a message's header, or if the id has other bytes than
+            letters and digits. All versions of nsqd send 16 hex digits (nsqd guid.go, Hex). A peer that sends a newline
+            would get it back in FIN, as another command.
     """
     try:
         timestamp, attempts, message_id = MESSAGE_HEADER.unpack_from(data)
@@ -85,6 +87,8 @@ def decode_message(data: bytes) -> tuple[int, int, bytes, bytes]:
         raise NSQFrameError(
             f"message frame of {counted(len(data), 'byte')}, at least {MESSAGE_HEADER.size} wanted"
         ) from None
+    if not message_id.isalnum():
+        raise NSQFrameError(f"message id {message_id!r} is not one of nsqd's, which are hex digits")
     return timestamp, attempts, message_id, data[MESSAGE_HEADER.size :]
 
 

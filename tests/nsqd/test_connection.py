@@ -216,6 +216,10 @@ def test_frames_before_a_malformed_one_count(connection, transport):
         pytest.param(b"\x00\x00\x00\x05\x00\x00\x00\x09x", NSQFrameError, id="unknown type"),
         pytest.param(b"\xff\xff\xff\xff", NSQFrameError, id="negative size"),
         pytest.param(encode_frame(MESSAGE, b"short"), NSQFrameError, id="short message"),
+        pytest.param(message_frame(message_id=b"id with\nline end"), NSQFrameError, id="newline in an id"),
+        pytest.param(
+            message_frame() + message_frame(message_id=b"id with one space"[:16]), NSQFrameError, id="space in an id"
+        ),
         pytest.param(OK, NSQProtocolError, id="answer to nothing"),
     ],
 )

@@ -201,8 +201,8 @@ def test_message_is_undone_by_decode():
 
 
 def test_attempts_are_unsigned_and_wrap():
-    assert decode_message(encode_message(0, 40000, bytes(16), b""))[1] == 40000
-    assert decode_message(encode_message(0, 65537, bytes(16), b""))[1] == 1
+    assert decode_message(encode_message(0, 40000, b"0" * 16, b""))[1] == 40000
+    assert decode_message(encode_message(0, 65537, b"0" * 16, b""))[1] == 1
 
 
 def test_short_message_is_a_frame_error():
