@@ -108,6 +108,8 @@ def parse_addresses(addresses: Addresses) -> list[str]:
 
 def format_address(host: str, port: int) -> str:
     """Return ``host:port``, with an IPv6 host in brackets, or the path of a unix socket."""
+    if not isinstance(host, str):
+        raise TypeError(f"host of an address must be a str, not {host!r}")
     if is_unix(host):
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import gevent
 
 from gnsq.addresses import format_address
-from gnsq.concurrency.threads import call_in_thread, local
+from gnsq.concurrency.threads import call_in_thread, checked_timeout, local
 from gnsq.errors import NSQHttpError
 from gnsq.http.options import (
     PORTS,
@@ -194,6 +194,8 @@ class HTTPClient:
             NSQHttpError: If the status is not 200, the body is unusable, or no response came (``status`` is None). If
                 nothing was sent: NSQHttpUnreachable. If the timeout was over after sending: NSQHttpTimeout.
         """
+        if timeout is not None:
+            timeout = checked_timeout(timeout, 0.0)
         query = {name: str(value) for name, value in (params or {}).items() if value is not None}
         path = path.lstrip("/")
         with self._connections().call(f"{method} {self.address}{path}", timeout) as call:

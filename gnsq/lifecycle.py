@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import gevent
 
-from gnsq.concurrency.threads import NO_TIMEOUT, OwnerThread, is_hub_greenlet
+from gnsq.concurrency.threads import OwnerThread, is_hub_greenlet
 from gnsq.errors import NSQConnectionClosed, NSQTimeout
 from gnsq.nsqd.pool import State
 
@@ -22,7 +22,6 @@ __all__ = [
     "ActiveGreenlets",
     "call_at_exit",
     "call_not_at_exit",
-    "checked_timeout",
     "not_closed_error",
     "why_blocked",
     "why_not_started",
@@ -56,19 +55,6 @@ class ActiveGreenlets:
     def must_not_wait(self) -> bool:
         """Return True if the caller is the hub itself or a marked greenlet."""
         return is_hub_greenlet() or gevent.getcurrent() in self._greenlets
-
-
-def checked_timeout(timeout: float | None, default: float) -> float:
-    """Return a timeout in seconds, or the default if it is None.
-
-    Raises:
-        ValueError: If the timeout is negative, too large or not a number.
-    """
-    if timeout is None:
-        return default
-    if not 0 <= timeout < NO_TIMEOUT:
-        raise ValueError(f"timeout {timeout} must be at least 0 and less than {NO_TIMEOUT:g} s")
-    return timeout
 
 
 def not_closed_error(kind: str, limit: float, owner: OwnerThread | None, *, threaded: bool) -> NSQTimeout:

@@ -22,7 +22,9 @@ from typing import Any, Protocol
 
 from blinker import Signal
 
+from gnsq.concurrency.threads import checked_seconds
 from gnsq.errors import NSQException
+from gnsq.protocol.commands import check_count
 from gnsq.protocol.frames import MESSAGE, MESSAGE_FRAME, decode_message
 from gnsq.texts import counted
 
@@ -185,10 +187,9 @@ class Message:
         if time_ms is None:
             requeue_after = getattr(self._responder, "requeue_after", None)
             time_ms = 0 if requeue_after is None else requeue_after(self.attempts)
-        if not isinstance(time_ms, int):
-            raise TypeError(f"requeue delay must be an int of milliseconds, not {time_ms!r}")
-        if time_ms < 0:
-            raise ValueError(f"requeue delay of {time_ms} ms is negative")
+        check_count("time_ms", time_ms, "milliseconds")
+        if backoff not in (True, False):
+            raise TypeError(f"backoff must be True or False, not {backoff!r}")
         try:
             del self._open
         except AttributeError:
@@ -231,10 +232,10 @@ class Message:
                 unknown. A touch comes earlier if half of time_left is shorter.
 
         Raises:
-            ValueError: If the interval is not above 0.
+            ValueError, TypeError: If the interval is not above 0, or not a number.
         """
-        if interval is not None and not interval > 0:
-            raise ValueError(f"touching interval of {interval} s is not above 0")
+        if interval is not None and not checked_seconds("interval", interval) > 0:
+            raise ValueError(f"interval of {interval} s is not above 0")
         stop = self._start_periodic_touch(interval)
         try:
             yield
@@ -399,6 +400,9 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
     Returns:
         The messages that were not finished: they were answered before, or their connection is closed. If it is closed,
         nsqd delivers the messages again.
+
+    Raises:
+        TypeError: If messages is not an iterable, or one is not a Message. Then none was finished.
     """
     left: list[Message] = []
     answered: list[Message] = []
@@ -406,6 +410,10 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
         try:
             del message._open
         except AttributeError:
+            if not isinstance(message, Message):
+                for each in answered:
+                    each._open = True
+                raise TypeError(f"finish_all() takes an iterable of messages; one of them is {message!r}") from None
             left.append(message)
         else:
             answered.append(message)

@@ -135,17 +135,24 @@ def test_touch_may_be_repeated(message, responder):
     assert not message.has_responded()
 
 
-def test_negative_delay_is_refused_and_the_message_still_to_be_answered(message, responder):
-    with pytest.raises(ValueError, match="-1 ms is negative"):
-        message.requeue(-1)
+MISUSES = [
+    pytest.param(lambda m: m.requeue(-1), "time_ms -1 must be at least 0 milliseconds", id="negative delay"),
+    pytest.param(lambda m: m.requeue(1.5), r"time_ms must be an int of milliseconds, not 1\.5", id="float"),
+    pytest.param(lambda m: m.requeue("5"), "time_ms must be an int of milliseconds, not '5'", id="text"),
+    pytest.param(lambda m: m.requeue(True), "time_ms must be an int of milliseconds, not True", id="bool"),
+    pytest.param(lambda m: m.requeue(5, backoff="no"), "backoff must be True or False, not 'no'", id="backoff"),
+    pytest.param(lambda m: m.touching(0).__enter__(), "interval of 0 s is not above 0", id="interval"),
+    pytest.param(
+        lambda m: m.touching("5").__enter__(), "interval must be a number of seconds, not '5'", id="no number"
+    ),
+    pytest.param(lambda m: finish_all([m, 5]), "one of them is 5", id="no message"),
+]
 
-    message.finish()
-    assert responder.calls == [("finish", ID)]
 
-
-def test_delay_that_is_no_int_is_refused_and_the_message_still_to_be_answered(message, responder):
-    with pytest.raises(TypeError, match=r"int of milliseconds, not 1\.5"):
-        message.requeue(1.5)
+@pytest.mark.parametrize(("call", "words"), MISUSES)
+def test_wrong_argument_is_refused_and_the_message_still_to_be_answered(message, responder, call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call(message)
 
     message.finish()
     assert responder.calls == [("finish", ID)]

@@ -35,6 +35,8 @@ __all__ = [
     "ThreadToken",
     "allocate_lock",
     "call_in_thread",
+    "checked_seconds",
+    "checked_timeout",
     "current_thread",
     "get_hub_if_exists",
     "get_ident",
@@ -57,6 +59,32 @@ CROSS_THREAD_GRACE = 1.0
 SIGNAL_CHECK_INTERVAL = 1.0
 # Seconds. A thread that waits for another thread checks at this interval if that other thread has ended.
 ALIVE_CHECK_INTERVAL = 1.0
+
+
+def checked_seconds(name: str, seconds: float) -> float:
+    """Return an argument of a call as a float or int. Raise TypeError if it is not a number."""
+    if type(seconds) is float or type(seconds) is int:
+        return seconds
+    # Decimal, Fraction and the numbers of numpy have __float__(), text has not. A bool is probably a mistake.
+    if isinstance(seconds, bool) or not hasattr(seconds, "__float__"):
+        raise TypeError(f"{name} must be a number of seconds, not {seconds!r}")
+    return float(seconds)
+
+
+def checked_timeout(timeout: float | None, default: float) -> float:
+    """Return the argument ``timeout`` of a call, or the default if it is None.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is negative, NO_TIMEOUT or more, or nan.
+    """
+    if timeout is None:
+        return default
+    timeout = checked_seconds("timeout", timeout)
+    if not 0 <= timeout < NO_TIMEOUT:
+        raise ValueError(f"timeout {timeout} must be at least 0 and less than {NO_TIMEOUT:g} s")
+    return timeout
+
 
 # --- the interpreter's own thread primitives. Monkey-patching replaces them by gevent's, which identify greenlets
 # instead of threads, or belong to one hub.

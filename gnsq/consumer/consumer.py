@@ -22,7 +22,7 @@ from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
-from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
+from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, checked_timeout, is_hub_greenlet
 from gnsq.consumer.dispatcher import MessageDispatcher
 from gnsq.consumer.handler_runner import Failure
 from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
@@ -35,7 +35,6 @@ from gnsq.lifecycle import (
     ActiveGreenlets,
     call_at_exit,
     call_not_at_exit,
-    checked_timeout,
     not_closed_error,
     why_blocked,
     why_not_started,

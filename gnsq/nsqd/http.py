@@ -14,7 +14,7 @@ from typing import Any, Literal, Unpack, overload
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.http.responses import is_unknown_path
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
-from gnsq.protocol.commands import multipublish_body
+from gnsq.protocol.commands import check_count, check_messages, multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import NsqdStats
 
@@ -71,12 +71,10 @@ class NsqdHTTPClient(HTTPClient):
         """
         assert_valid_topic_name(topic)
         body = _body("data", data)
-        if defer is None:
+        if defer is not None:
+            check_count("defer", defer, "milliseconds")
+        if not defer:
             return self._publish("pub", "put", {"topic": topic}, body, timeout)
-        if isinstance(defer, bool) or not isinstance(defer, int):
-            raise TypeError(f"defer must be an int, milliseconds, not {defer!r}")
-        if defer < 0:
-            raise ValueError(f"defer {defer} must be 0 ms or more")
         with _too_old("defer"):
             return self._publish("pub", None, {"topic": topic, "defer": defer}, body, timeout)
 
@@ -97,8 +95,7 @@ class NsqdHTTPClient(HTTPClient):
             TypeError: If messages is not an iterable or is a single message, or one message is neither bytes nor str.
         """
         assert_valid_topic_name(topic)
-        if isinstance(messages, (bytes, bytearray, memoryview, str)):
-            raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
+        check_messages(messages)
         bodies = [_body(f"message {index}", message) for index, message in enumerate(messages)]
         if not bodies:
             raise ValueError("multipublish of 0 messages; nsqd wants at least 1")

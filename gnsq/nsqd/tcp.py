@@ -394,9 +394,11 @@ class NsqdTCPClient:
         self.send(commands.subscribe(topic, channel))
 
     def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
-        """Send PUB, or DPUB with a delay in milliseconds; nsqd responds with OK."""
+        """Send PUB, or DPUB with a delay in milliseconds above 0; nsqd responds with OK."""
         assert_valid_topic_name(topic)
-        self.send(commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer))
+        if defer is not None:
+            commands.check_count("defer", defer, "milliseconds")
+        self.send(commands.deferpublish(topic, data, defer) if defer else commands.publish(topic, data))
 
     def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
         """Send MPUB; nsqd responds with OK."""

@@ -13,11 +13,11 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
 from gnsq.clock import Clock, RealClock
-from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, current_thread, is_hub_greenlet
+from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, checked_timeout, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQErrorCode, NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
-from gnsq.lifecycle import checked_timeout, why_blocked, why_not_started
+from gnsq.lifecycle import why_blocked, why_not_started
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
@@ -229,6 +229,7 @@ class Producer:
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
         """Wait until the producer has closed, up to the timeout (seconds). raise_error has no effect."""
+        _check_flag("raise_error", raise_error)
         self._lifecycle.join(checked_timeout(timeout, NO_TIMEOUT))
 
     def why_blocked(self, limit: float) -> str:
@@ -377,7 +378,7 @@ class Producer:
         """Publish a message and wait until nsqd has confirmed it.
 
         Args:
-            defer: Milliseconds until nsqd delivers the message (up to nsqd's max-req-timeout).
+            defer: Milliseconds until nsqd delivers the message (up to nsqd's max-req-timeout); 0: at once, by a PUB.
             block: Wait if there is no connection or no capacity (max_pending_bytes). If block is False, call start()
                 before the first publish, which otherwise finds no connection.
             timeout: Seconds for capacity, connection, sending and response together; default: publish_timeout.
@@ -394,7 +395,8 @@ class Producer:
             NSQUnknown: If no response came; nsqd may have the message: NSQUnknownTimeout, NSQUnknownClosed.
             RuntimeError: If the hub itself or a receiver of the producer's signals calls this.
         """
-        if not raise_error:
+        if raise_error is not True:
+            _check_flag("raise_error", raise_error)
             return self.publish_async(topic, data, defer, block, timeout, key=key)
         return self._submit_and_wait(self._make_publish(topic, data, defer, timeout, key), block)
 
@@ -476,6 +478,7 @@ class Producer:
         Raises:
             ValueError: In the cases of publish(), and if the body of the MPUB is longer than max_body_size.
         """
+        _check_flag("raise_error", raise_error)
         publish = self._make_multipublish(topic, messages, timeout, key)
         return self._submit_and_wait(publish, block) if raise_error else self._submit(publish, block)
 
@@ -507,6 +510,10 @@ class Producer:
         """
         if is_hub_greenlet():
             raise RuntimeError("nothing can wait for publishes in the hub itself; let a greenlet do it")
+        # Check all arguments now: there may be no message with which the first chunk would check them.
+        _check_flag("raise_error", raise_error)
+        assert_valid_topic_name(topic)
+        checked_timeout(timeout, self._timeout)
 
         def submit(bodies: list[bytes]) -> PublishResult:
             return self._submit(self._make_multipublish(topic, bodies, timeout, key), block=True)
@@ -524,6 +531,8 @@ class Producer:
             ValueError, TypeError: If an argument is not valid or exceeds a limit of the options.
         """
         timeout = self._timeout if timeout is None else checked_timeout(timeout, self._timeout)
+        if type(topic) is not str:
+            assert_valid_topic_name(topic)  # the cache below raises another error if it can't hash the topic
         self._check_topic(topic)
         # commands.publish() makes the same checks. To call it only if a check fails saves a call for each publish.
         if type(data) is not bytes or not 0 < len(data) <= self._max_message:
@@ -531,11 +540,12 @@ class Producer:
             self._check_size(len(data))
         now = self._now()
         publish: PendingPublish
-        if defer is None:
-            publish = PendingPublish(topic, data, now, now + timeout)
-        else:
-            commands.deferpublish(topic, data, defer)
+        if defer is not None:
+            commands.check_count("defer", defer, "milliseconds")
+        if defer:
             publish = DeferredPublish(topic, data, defer, now, now + timeout)
+        else:
+            publish = PendingPublish(topic, data, now, now + timeout)
         if key is not None or self._needs_key:
             publish.key = checked_key(key)
         return publish
@@ -549,8 +559,11 @@ class Producer:
             ValueError, TypeError: In the cases of _make_publish().
         """
         timeout = checked_timeout(timeout, self._timeout)
+        if type(topic) is not str:
+            assert_valid_topic_name(topic)
         self._check_topic(topic)
-        bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
+        commands.check_messages(messages)
+        bodies = list(messages)
         # commands.multipublish() makes the same checks, but builds the whole MPUB. So call it only if a check fails.
         if set(map(type, bodies)) != {bytes} or not all(bodies):
             commands.multipublish(topic, bodies)
@@ -573,6 +586,8 @@ class Producer:
             raise ValueError(f"message body of {size} bytes exceeds max_msg_size {limit}")
 
     def _submit(self, publish: PendingPublish, block: bool) -> PublishResult:
+        if block is not True:
+            _check_flag("block", block)
         runtime = self._lifecycle.runtime or self._start_with(publish, block)
         if current_thread.token is not runtime.owner_thread.token():
             return publish_from_thread(runtime, publish, block=block, until_end=False)
@@ -586,6 +601,8 @@ class Producer:
         return result
 
     def _submit_and_wait(self, publish: PendingPublish, block: bool) -> bytes:
+        if block is not True:
+            _check_flag("block", block)
         runtime = self._lifecycle.runtime or self._start_with(publish, block)
         if current_thread.token is runtime.owner_thread.token():
             runtime.dispatcher.publish(publish, block)
@@ -597,3 +614,8 @@ class Producer:
         """Start the producer. Unless block is False, wait if another greenlet or thread is just starting it."""
         can_wait = block and not is_hub_greenlet()
         return self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if value not in (True, False):
+        raise TypeError(f"{name} must be True or False, not {value!r}")

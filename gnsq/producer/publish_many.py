@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gnsq.errors import NSQException, NSQNotSentClosed
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.result import PublishResult
+from gnsq.protocol.commands import check_messages
 from gnsq.texts import counted
 
 __all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
@@ -90,8 +91,7 @@ def publish_chunks(
             iterable raised an exception or the producer was closed. Raised after all submitted chunks have ended.
         ValueError, TypeError: If no message can be published at all, for example because the topic is invalid.
     """
-    if isinstance(messages, (bytes, bytearray, str)):
-        raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
+    check_messages(messages)
     many = _ChunkedPublish()
     cause: Exception | None = None
     is_closed = False

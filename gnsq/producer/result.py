@@ -25,6 +25,7 @@ from gnsq.concurrency.threads import (
     NO_TIMEOUT,
     OwnerThread,
     ThreadEvent,
+    checked_seconds,
     get_hub_if_exists,
     get_ident,
 )
@@ -161,6 +162,8 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         value = self.value
         if value is not None:
             return value
+        if timeout is not None:
+            timeout = checked_seconds("timeout", timeout)
         if block and not self.ready() and self._is_other_thread:
             self._wait_in_other_thread(timeout)
             if not self.ready():
@@ -185,6 +188,8 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         Raises:
             NSQUnknownTimeout: If the producer's thread does not run its hub.
         """
+        if timeout is not None:
+            timeout = checked_seconds("timeout", timeout)
         if not self.ready() and self._is_other_thread:
             self._wait_in_other_thread(timeout)
             return self.value
@@ -198,6 +203,8 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         can't wait. If the publish has ended already, add_done_callback() itself calls the function. If the function
         raises an exception, the exception is logged, and the other callbacks are called.
         """
+        if not callable(callback):
+            raise TypeError(f"callback must be a function, not {callback!r}")
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)
         self.waiters.notify_if_ended(waiters, self)

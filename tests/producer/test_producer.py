@@ -1,9 +1,15 @@
 """Producer: every publish ends with nsqd's response or an exception."""
 
+import inspect
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+
 import gevent
 import pytest
 
-from gnsq import Producer
+from gnsq import NsqdTCPClient, Producer
+from gnsq.addresses import parse_address
 from gnsq.errors import (
     NSQBadMessage,
     NSQConnectionClosed,
@@ -50,22 +56,106 @@ def test_without_raise_error_the_answer_comes_later(producer):
     assert [reply.get(timeout=5) for reply in replies] == [b"OK"] * 10
 
 
-@pytest.mark.parametrize(
-    ("publish", "error", "words"),
-    [
-        pytest.param(lambda p: p.publish("bad topic", b"x"), ValueError, "topic name 'bad topic'", id="topic"),
-        pytest.param(lambda p: p.publish("t", b""), ValueError, "message body is empty", id="empty"),
-        pytest.param(lambda p: p.publish("t", "text"), TypeError, "must be bytes, not str", id="str"),
-        pytest.param(lambda p: p.multipublish("t", b"xy"), TypeError, "iterable of bytes", id="bytes for a list"),
-        pytest.param(lambda p: p.publish("t", b"x", defer=-5), ValueError, "delay_ms -5 is negative", id="defer"),
-    ],
-)
-def test_misuse_is_refused_before_anything_is_sent(producer, fakensqd, publish, error, words):
+# The methods of a Producer with their parameters, and valid values of those that have no default.
+METHODS = {
+    name: inspect.signature(getattr(Producer, name)).parameters.keys() - {"self"}
+    for name in (
+        "publish",
+        "publish_async",
+        "multipublish",
+        "publish_many",
+        "flush",
+        "close",
+        "join",
+        "connect_to_nsqd",
+    )
+}
+VALID = {"topic": "t", "data": b"x", "messages": [b"x"], "address": "127.0.0.1", "port": 4150}
+MISUSES = [
+    ("topic", "bad topic", ValueError, "topic name 'bad topic'"),
+    ("topic", ["t"], ValueError, r"topic name \['t'\] is list, not str"),
+    ("data", b"", ValueError, "message body is empty"),
+    ("data", "text", TypeError, "message body must be bytes, not str"),
+    ("messages", b"xy", TypeError, "messages must be an iterable of bytes, not bytes"),
+    ("messages", 5, TypeError, "messages must be an iterable of bytes, not int"),
+    ("defer", -5, ValueError, "defer -5 must be at least 0 milliseconds"),
+    ("defer", 0.5, TypeError, r"defer must be an int of milliseconds, not 0\.5"),
+    ("defer", True, TypeError, "defer must be an int of milliseconds, not True"),
+    ("block", 5, TypeError, "block must be True or False, not 5"),
+    ("raise_error", "no", TypeError, "raise_error must be True or False, not 'no'"),
+    ("key", 5, TypeError, "key must be bytes or str, not 5"),
+    ("timeout", "5", TypeError, "timeout must be a number of seconds, not '5'"),
+    ("timeout", True, TypeError, "timeout must be a number of seconds, not True"),
+    ("timeout", timedelta(seconds=5), TypeError, "timeout must be a number of seconds, not datetime"),
+    ("timeout", -1, ValueError, "timeout -1 must be at least 0"),
+    ("address", 5, TypeError, "host of an address must be a str, not 5"),
+    ("port", "x", ValueError, "port 'x' of address '127.0.0.1:x' is not a number"),
+]
+CALLS = [
+    pytest.param(method, {name: value}, error, words, id=f"{method} {name}={value!r}")
+    for method, parameters in METHODS.items()
+    for name, value, error, words in MISUSES
+    if name in parameters
+]
+
+
+def test_every_parameter_has_a_misuse():
+    assert set().union(*METHODS.values()) == {name for name, *_ in MISUSES}
+
+
+@pytest.mark.parametrize(("method", "wrong", "error", "words"), CALLS)
+def test_misuse_is_refused_before_anything_is_sent(producer, fakensqd, method, wrong, error, words):
+    arguments = {name: VALID[name] for name in VALID.keys() & METHODS[method]} | wrong
     with pytest.raises(error, match=words):
-        publish(producer)
+        getattr(producer, method)(**arguments)
 
     assert producer.publish("t", b"after") == b"OK"
     assert bodies(fakensqd, "t") == [b"after"]
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "words"), [("y", TypeError, "must be bytes, not str"), (b"", ValueError, "is empty")]
+)
+def test_error_names_the_message_of_a_multipublish(producer, body, error, words):
+    with pytest.raises(error, match=f"message 1 {words}"):
+        producer.multipublish("t", [b"x", body])
+
+
+@pytest.mark.parametrize("timeout", [5, Decimal(5), Fraction(5)], ids=repr)
+def test_timeout_may_be_any_number(producer, timeout):
+    assert producer.publish("t", b"x", timeout=timeout) == b"OK"
+    assert producer.flush(timeout)
+
+
+def test_wrong_argument_of_a_result_is_refused(producer):
+    result = producer.publish_async("t", b"x")
+
+    for call in (result.get, result.wait, result.result):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds, not '5'"):
+            call(timeout="5")
+    with pytest.raises(TypeError, match="callback must be a function, not 5"):
+        result.add_done_callback(5)
+    assert result.get() == b"OK"
+
+
+# defer=0: at once, which is a PUB for nsqd and for the rules of an emulator.
+DEFERRED = [
+    pytest.param(lambda p, c, defer: p.publish("t", b"x", defer=defer), id="publish"),
+    pytest.param(lambda p, c, defer: p.publish_async("t", b"x", defer=defer).get(), id="publish_async"),
+    pytest.param(lambda p, c, defer: (c.publish("t", b"x", defer=defer), c.check_ok()), id="NsqdTCPClient"),
+]
+
+
+@pytest.mark.parametrize(("defer", "command"), [(0, "PUB"), (None, "PUB"), (5, "DPUB")])
+@pytest.mark.parametrize("publish", DEFERRED)
+def test_command_of_a_deferred_publish(producer, fakensqd, publish, defer, command):
+    client = NsqdTCPClient(*parse_address(fakensqd.tcp_address))
+    client.connect()
+
+    publish(producer, client, defer)
+    client.close_stream()
+
+    assert [entry.name for entry in fakensqd.transcript.select("command", topic="t")] == [command]
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,25 @@ REFUSED = [
     pytest.param(lambda: commands.publish("bad topic", b"x"), ValueError, "'bad topic'", id="topic"),
     pytest.param(lambda: commands.subscribe("t", "c!"), ValueError, "channel name 'c!'", id="channel"),
     pytest.param(lambda: commands.multipublish("t", []), ValueError, "multipublish of 0 messages", id="no messages"),
-    pytest.param(lambda: commands.multipublish("t", [b"x", b""]), ValueError, "body is empty", id="one empty body"),
+    pytest.param(
+        lambda: commands.multipublish("t", [b"x", b""]), ValueError, "message 1 is empty", id="one empty body"
+    ),
     pytest.param(lambda: commands.multipublish("t", b"xy"), TypeError, "not bytes", id="bytes for a list"),
-    pytest.param(lambda: commands.deferpublish("t", b"x", -1), ValueError, "delay_ms -1 is negative", id="delay"),
-    pytest.param(lambda: commands.deferpublish("t", b"x", 1.5), TypeError, "must be an int, not float", id="float"),
-    pytest.param(lambda: commands.ready(-1), ValueError, "ready count -1 is negative", id="ready"),
-    pytest.param(lambda: commands.ready(True), TypeError, "not bool", id="ready True"),
-    pytest.param(lambda: commands.requeue(ID, -1), ValueError, "requeue timeout -1 is negative", id="requeue"),
+    pytest.param(lambda: commands.multipublish("t", 5), TypeError, "iterable of bytes, not int", id="no list"),
+    pytest.param(
+        lambda: commands.deferpublish("t", b"x", -1), ValueError, "delay_ms -1 must be at least 0", id="delay"
+    ),
+    pytest.param(
+        lambda: commands.deferpublish("t", b"x", 1.5),
+        TypeError,
+        "delay_ms must be an int of milliseconds, not 1.5",
+        id="float",
+    ),
+    pytest.param(lambda: commands.ready(-1), ValueError, "ready count -1 must be at least 0", id="ready"),
+    pytest.param(lambda: commands.ready(True), TypeError, "not True", id="ready True"),
+    pytest.param(lambda: commands.requeue(ID, -1), ValueError, "requeue timeout -1 must be at least 0", id="requeue"),
+    pytest.param(lambda: commands.finish(5), TypeError, "message id must be bytes or str, not 5", id="no id"),
+    pytest.param(lambda: commands.finish_all([ID, 5]), TypeError, "must be bytes or str, not 5", id="one is no id"),
     pytest.param(lambda: commands.finish(b"short"), ValueError, "b'short' is not 16 bytes", id="short id"),
     pytest.param(lambda: commands.finish_all([ID[:-1], ID + b"x"]), ValueError, "is not 16 bytes", id="sum"),
     pytest.param(lambda: commands.touch(b"0123456 89abcdef"), ValueError, "space or newline", id="id with a space"),
