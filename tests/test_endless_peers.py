@@ -217,6 +217,19 @@ def test_http_client_ends(flood, call):
         call(f"http://{peer.address}", timeout=TIMEOUT)
 
 
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(http_flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), id="100 Continue"),
+        pytest.param(http_flood(CHUNKED, b"1\r\nx\r\n"), id="chunks of a byte"),
+        pytest.param(http_flood(CHUNKED + b"0\r\n", b"X: y\r\n"), id="trailers"),
+    ],
+)
+def test_bytes_beside_the_body_are_limited(flood):
+    with flooding(flood) as peer, other_greenlets_run(), pytest.raises(NSQHttpError, match="more than 262144 bytes of"):
+        NsqdHTTPClient.from_url(peer.address, timeout=LIMIT).ping()
+
+
 def ask(url, **options):
     with pytest.raises(NSQHttpError), NsqdHTTPClient.from_url(url, timeout=TIMEOUT, **options) as client:
         client.ping()

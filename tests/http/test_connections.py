@@ -280,6 +280,14 @@ def test_deadline_and_close_hold_in_a_patched_process():
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
+def test_body_in_small_chunks_is_read(client_of):
+    body = b"0123456789" * 30_000
+    chunks = b"".join(b"a\r\n" + body[start : start + 10] + b"\r\n" for start in range(0, len(body), 10))
+    answer = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    with http_peer(lambda asked, sock: answer) as peer:
+        assert client_of(peer).request("GET", "x") == body
+
+
 def test_connections_are_kept_and_used_again(client_of):
     with http_peer(lambda asked, sock: reply()) as peer:
         client = client_of(peer)
