@@ -20,10 +20,11 @@ from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQTimeout
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Snappy
 from gnsq.protocol.frames import HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
-from tests.helpers import LIMIT, wait_until
+from gnsq.spark.receiver.health import HealthServer
+from tests.helpers import LIMIT, refused_port, wait_until
 
 # Seconds; the timeout of each client.
-TIMEOUT = 0.3
+TIMEOUT = 0.2
 # A peer ends its flood after these seconds or bytes, so that a client without a deadline ends, too.
 FLOOD_SECONDS = 8.0
 FLOOD_SIZE = 2**30
@@ -51,9 +52,15 @@ class Flood:
 
 @dataclass
 class Peer:
-    """The address of a peer, and whether it has sent all of its flood to a client, which has not ended before."""
+    """A peer.
+
+    Attributes:
+        sent: Bytes of the flood that it has sent.
+        exhausted: True if it has sent a whole flood to a client, which has not ended before.
+    """
 
     address: str = ""
+    sent: int = 0
     exhausted: bool = False
 
 
@@ -113,6 +120,7 @@ def serve(sock, flood, peer, stopped):
             return
         sock.sendall(stream.records(flood.piece, 2000) if encrypted else pieces)
         size += len(pieces)
+        peer.sent += len(pieces)
     peer.exhausted = True
 
 
@@ -469,18 +477,19 @@ def test_emulator_ends_its_wait_for_an_nsqlookupd(start, pause):
 
 @contextlib.contextmanager
 def attacking(address, flood):
-    """Send a flood to a server, from a thread."""
-    stopped = threading.Event()
+    """Send a flood to a server, from a thread. Begin when it has sent much, or the server has closed the connection."""
+    stopped, peer = threading.Event(), Peer()
 
     def attack():
         with contextlib.suppress(OSError):
-            serve(sock, flood, Peer(), stopped)
+            serve(sock, flood, peer, stopped)
 
     host, port = address.split(":")
     with create_connection((host, int(port)), FLOOD_SECONDS) as sock:
         thread = threading.Thread(target=attack, daemon=True)
         thread.start()
         try:
+            wait_until(lambda: peer.sent > 2**20 or not thread.is_alive())
             yield
         finally:
             stopped.set()
@@ -499,11 +508,17 @@ ATTACKS = [
 ]
 
 
-@pytest.fixture(params=["emulator", "health"])
+@pytest.fixture(params=["emulator", "health", "receiver"])
 def http_server(request):
     if request.param == "emulator":
         with FakeNsqd() as nsqd:
             yield nsqd.http_address
+        return
+    if request.param == "receiver":
+        address = f"127.0.0.1:{refused_port()}"
+        receiver = HealthServer(address, {})
+        yield address
+        receiver.close()
         return
     with FakeNsqd() as nsqd, Producer(nsqd.tcp_address) as producer:
         server = serve_health(0, producer, host="127.0.0.1")
@@ -513,10 +528,9 @@ def http_server(request):
 
 @pytest.mark.parametrize("flood", ATTACKS)
 def test_http_server_serves_others(flood, http_server):
-    with attacking(http_server, flood), other_greenlets_run():
-        gevent.sleep(TIMEOUT)
-        with contextlib.suppress(NSQHttpError):  # the health server does not know the path
-            NsqdHTTPClient.from_url(http_server, timeout=LIMIT).ping()
+    # A health server does not know the path.
+    with other_greenlets_run(), attacking(http_server, flood), contextlib.suppress(NSQHttpError):
+        NsqdHTTPClient.from_url(http_server, timeout=LIMIT).ping()
 
 
 @pytest.mark.parametrize(
@@ -533,6 +547,5 @@ def test_emulator_serves_others(flood, is_served):
     with FakeNsqd() as nsqd:
         if not is_served:
             nsqd.add(on.connect(connection=1), drop())
-        with attacking(nsqd.tcp_address, flood), other_greenlets_run():
-            gevent.sleep(TIMEOUT)
+        with other_greenlets_run(), attacking(nsqd.tcp_address, flood):
             identified(Peer(nsqd.tcp_address), LIMIT).close_stream()
