@@ -89,6 +89,7 @@ class MessageDispatcher:
         self.closed_counts = MessageCounts()
         self._busy_poller: BusyPoller | None = None
         self._next_read = _Read()
+        self._last_error = ""  # of the last message that has failed, for the lines about the backoff
         self._consumer = consumer
         self._pool = pool
         self._clock = clock
@@ -231,19 +232,25 @@ class MessageDispatcher:
     def on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Handle that REQ was sent."""
         if backoff:
+            self._last_error = str(
+                self.runner.noted_failure(connection.address, message_id) or "requeued by the program"
+            )
             self.rdy.record_failure()
         else:
             self.rdy.record_neutral(connection)
         self.call_hook(self._consumer.handle_requeue, connection, message_id, timeout, backoff)
 
-    def _on_backoff_phase(self, phase: str, failures: int, duration: float) -> None:
+    def _on_backoff_phase(self, phase: str, failures: int, duration: float, worked: bool) -> None:
         if phase != "continue":
             self._set_finish_listener(self._pool.connections.values())
-        log, label = self._consumer.logger, self._consumer.log_owner.label
+        one_by_one = " one by one" if failures > 1 else ""
         if phase == "end":
-            log.info("%s: messages are handled again, as many as before", label)
+            text = "messages are handled again, as many as before"
+        elif worked:
+            text = f"it works again; {failures} more to try{one_by_one}, the next in {duration:.1f} s"
         else:
-            level = logging.WARNING if phase == "start" else logging.INFO
-            text = "%s: failures in a row: %d; no messages for %.1f s, then one to try"
-            log.log(level, text, label, failures, duration)
+            text = f"failed; no messages for {duration:.1f} s, then {failures} to try{one_by_one}"
+        level = logging.WARNING if phase == "start" else logging.INFO
+        label = self._consumer.log_owner.label
+        self._consumer.logger.log(level, "%s: %s; last error: %s", label, text, self._last_error)
         notify(self._consumer.on_backoff, self._consumer, phase=phase, failures=failures, duration=duration)

@@ -403,6 +403,10 @@ class HandlerRunner:
         text = "%s: %s given up"
         self._rate_limited.log_rest(logging.WARNING, "given up", "more message", text, self._label, at_once=at_once)
 
+    def noted_failure(self, nsqd: str, message_id: bytes) -> Failure | None:
+        """Return why a message failed last, if that was noted."""
+        return self._failures.get((nsqd, message_id))
+
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed."""
         self._note(message, _failure(error))

@@ -47,8 +47,9 @@ class RdyController:
         unanswered: Returns the messages whose handlers run, and the async messages.
         on_timed_out: Called with messages whose msg_timeout is over.
         not_attempted: Returns the number of addresses to which the first attempt to connect has not ended.
-        on_phase: Called with (phase, failures, seconds of the pause). The phase is "start" for the first pause of a
-            backoff, "continue" for a further pause, and "end" when the backoff ends (0 seconds).
+        on_phase: Called with (phase, failures, seconds of the pause, whether the last message has worked). The phase is
+            "start" for the first pause of a backoff, "continue" for a further pause, and "end" when the backoff ends (0
+            seconds).
         owner: The Consumer that log lines name.
 
     Attributes:
@@ -64,7 +65,7 @@ class RdyController:
         unanswered: Callable[[], Iterable[Message]],
         on_timed_out: Callable[[list[Message]], None],
         not_attempted: Callable[[], int],
-        on_phase: Callable[[str, int, float], None],
+        on_phase: Callable[[str, int, float, bool], None],
         owner: LogOwner,
     ) -> None:
         self._options = options
@@ -195,7 +196,7 @@ class RdyController:
         """Count a failure, which may begin a pause."""
         phase = "start" if self.backoff.phase is BackoffPhase.OFF else "continue"
         if not self._stopped and self.backoff.record_failure(self._clock.monotonic()):
-            self._change_phase(phase)
+            self._change_phase(phase, worked=False)
         elif self.backoff.phase is BackoffPhase.PROBING:
             self._end_probe()
 
@@ -213,12 +214,12 @@ class RdyController:
         self._probed = None
         self.schedule_update()
 
-    def _change_phase(self, phase: str) -> None:
+    def _change_phase(self, phase: str, *, worked: bool = True) -> None:
         is_over = phase == "end"
         self._policy.backing_off = not is_over
         self._policy.probe = self._probed = None
         self._update_rdy()
-        self._on_phase(phase, self.backoff.failures, 0.0 if is_over else self.backoff.duration)
+        self._on_phase(phase, self.backoff.failures, 0.0 if is_over else self.backoff.duration, worked)
 
     # --- RDY
 

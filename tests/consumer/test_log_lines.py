@@ -195,3 +195,27 @@ def test_repr_of_a_consumer_shows_its_state(nsqd, clock, publish, started):
 
     assert repr(consumer) == "<Consumer t/c running, 1 connection, 1 message in flight>"
     assert repr(Consumer("t", "c", "a", name="n")) == "<Consumer n t/c init, 0 connections, 0 messages in flight>"
+
+
+def test_backoff_says_why_messages_fail_and_what_the_recovery_takes(nsqd, clock, publish, started, lines):
+    broken = [True]
+
+    def handle(consumer, message):
+        if broken:
+            raise OSError("the database is away")
+
+    started(handle, nsqd, max_tries=0, requeue_delay=0, backoff=lambda failures: 2.0 ** (failures - 1))
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(1 + 2)
+    broken.clear()
+    clock.advance(4 + 2 + 1)
+
+    error = "; last error: OSError: the database is away"
+    assert [line for line in lines() if line.endswith(error)] == [
+        f"t/c: failed; no messages for 1.0 s, then 1 to try{error}",
+        f"t/c: failed; no messages for 2.0 s, then 2 to try one by one{error}",
+        f"t/c: failed; no messages for 4.0 s, then 3 to try one by one{error}",
+        f"t/c: it works again; 2 more to try one by one, the next in 2.0 s{error}",
+        f"t/c: it works again; 1 more to try, the next in 1.0 s{error}",
+        f"t/c: messages are handled again, as many as before{error}",
+    ]

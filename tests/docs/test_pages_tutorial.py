@@ -102,7 +102,7 @@ def test_tutorial(tmp_path, tmp_path_factory):
                     with reader.background(line, "given up"):
                         pass
                 elif line == "python worker.py":
-                    with reader.background(line, "failures in a row: 1"):
+                    with reader.background(line, "last error: "):
                         check_lines(after.code, reader.out.read_text())
                 elif line.startswith("curl"):
                     check_lines(after.code if after.language == "text" else "orders", get(line, reader))
