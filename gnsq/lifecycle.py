@@ -73,8 +73,15 @@ def not_closed_error(kind: str, limit: float, owner: OwnerThread | None, *, thre
     return NSQTimeout(f"{text}; in a program that blocks natively a {kind} needs threaded=True")
 
 
-def why_not_started(kind: str, state: State) -> str:
-    """Say why start() of a client in a state, which is INIT while another caller starts it, starts nothing."""
+def why_not_started(kind: str, state: State, owner: OwnerThread | None = None) -> str:
+    """Say why start() of a client in a state, which is INIT while another caller starts it, starts nothing.
+
+    Args:
+        kind: "consumer" or "producer".
+        owner: Its thread.
+    """
+    if state is State.RUNNING and owner is not None and owner.has_ended:
+        return f"the {kind}'s thread has ended; make a new one"
     if state is State.RUNNING:
         return f"{kind} is running already"
     if state is State.INIT:

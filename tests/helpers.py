@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import gevent
@@ -99,6 +100,33 @@ def run_program(
         options: For child().
     """
     return run(sys.executable, *flags, "-c", code, *arguments, **options)
+
+
+@contextlib.contextmanager
+def closed_by_a_signal(client: Any, line: int, *packages: str) -> Iterator[list[int]]:  # Any: a consumer or a producer
+    """Interrupt a block in so many lines by a signal that closes the client; returns the lines there were.
+
+    Args:
+        packages: Only their lines count; none: all lines.
+    """
+    lines: list[int] = []
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:  # Any: itself
+        if not frame.f_globals.get("__name__", "").startswith(packages or ""):
+            return None
+        lines.append(frame.f_lineno)
+        if len(lines) == line:
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR1, before)
 
 
 class MemoryTransport:

@@ -1,5 +1,7 @@
 """The life of a client, which a Consumer and a Producer share: start, close, join and their texts."""
 
+import contextlib
+import logging
 import sys
 import textwrap
 import threading
@@ -13,8 +15,8 @@ from fakensqd import on
 from fakensqd.faults import delay
 from gnsq.concurrency.threads import call_in_thread
 from gnsq.contrib.batch import BatchHandler
-from gnsq.errors import NSQTimeout
-from tests.helpers import LIMIT, child, peer, refused_port, wait_until
+from gnsq.errors import NSQException, NSQNotSentClosed
+from tests.helpers import LIMIT, child, closed_by_a_signal, peer, refused_port, wait_until
 
 
 def make_consumer(addresses, **options):
@@ -210,24 +212,31 @@ def test_join_from_another_thread_waits(busy, kind):
     assert client.is_closed
 
 
-def test_close_of_a_blocked_thread_says_so(fakensqd):
-    release = threading.Event()
-    fakensqd.publish("t", b"1")
-    begun = []
+@THREADED
+def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect(make, threaded):
+    address = f"127.0.0.1:{refused_port()}"
 
-    def handle(consumer, message):
-        begun.append(message)
-        release.wait(LIMIT)
+    def interrupted(line):
+        """Start a client, and close it in this line; whether the start has so many."""
+        client = make(address, threaded=threaded)
+        packages = "gnsq.consumer", "gnsq.producer", "gnsq.lifecycle", "gnsq.nsqd.pool"
+        with (
+            closed_by_a_signal(client, line, *packages) as lines,
+            contextlib.suppress(NSQNotSentClosed),
+            gevent.Timeout(LIMIT / 4, AssertionError(f"line {line}")),
+        ):
+            start(client)
+        # For the line after the last.
+        client.close()
+        client.join(LIMIT)
+        assert client.is_closed, f"line {line}"
+        return len(lines) >= line
 
-    consumer = make_consumer(fakensqd.tcp_address, message_handler=handle, threaded=True)
-    start(consumer)
-    wait_until(lambda: begun)
-    with pytest.raises(NSQTimeout, match=r"not closed within 3 s.* a handler or other code blocks it"):
-        consumer.close(0)
-    release.set()
-    consumer.join(LIMIT)
+    line = 1
+    while interrupted(line):
+        line += 1 if not threaded else 5
 
-    assert consumer.is_closed
+    assert line > 25
 
 
 def test_client_whose_thread_has_ended_is_closed(fakensqd, make):
@@ -243,6 +252,85 @@ def test_client_whose_thread_has_ended_is_closed(fakensqd, make):
     client.close()
 
     assert client.is_closed
+
+
+# --- what is said in which state
+
+
+def in_state(state, kind, busy):
+    """Return a client in a state."""
+    if state in ("running", "closing"):
+        client, _ = busy(kind)
+        if state == "closing":
+            gevent.spawn(client.close)
+            wait_until(lambda: not client.is_running)
+        return client
+    client = (make_consumer if kind == "consumer" else make_producer)(f"127.0.0.1:{refused_port()}")
+    if state == "closed":
+        start(client)
+        client.close()
+    if state == "thread ended":
+        thread = threading.Thread(target=lambda: (start(client), gevent.get_hub().destroy(destroy_loop=True)))
+        thread.start()
+        thread.join(LIMIT)
+    return client
+
+
+STATES = ["new", "running", "closing", "closed", "thread ended"]
+# What start() and publish() say in each state. Empty: nothing, since they do what they are to do.
+START = ["", "is running already", "is closing; make a new one", "was closed; make a new one", "thread has ended"]
+PUBLISH = ["any nsqd", "", "is closing; make a new one", "was closed; make a new one", "has ended"]
+
+
+def said(lines, function, *arguments, **options):
+    """Return what a call raises or logs."""
+    before = len(lines(logging.WARNING))
+    try:
+        function(*arguments, **options)
+    except NSQException as error:
+        return str(error)
+    return "".join(line for line in lines(logging.WARNING)[before:] if "refused" not in line)
+
+
+@KINDS
+@pytest.mark.parametrize(("state", "text"), list(zip(STATES, START, strict=True)), ids=STATES)
+def test_start_says_what_is_true(busy, kind, state, text, lines):
+    client = in_state(state, kind, busy)
+
+    told = said(lines, start, client)
+
+    assert text in told if text else not told
+    client.close(1)
+
+
+@pytest.mark.parametrize(("state", "text"), list(zip(STATES, PUBLISH, strict=True)), ids=STATES)
+def test_publish_says_what_is_true(busy, state, text, lines):
+    producer = in_state(state, "producer", busy)
+
+    told = said(lines, producer.publish, "t", b"x", timeout=0.2)
+
+    assert text in told if text else not told
+    producer.close(0)
+
+
+@KINDS
+@pytest.mark.parametrize("state", STATES)
+def test_close_closes_in_every_state(busy, kind, state, lines):
+    client = in_state(state, kind, busy)
+
+    assert not said(lines, client.close)
+    assert client.is_closed
+    assert client.stats().not_ready.startswith("closed")
+
+
+@KINDS
+@pytest.mark.parametrize("state", STATES)
+def test_join_waits_only_for_what_comes(busy, kind, state, lines):
+    client = in_state(state, kind, busy)
+
+    assert not said(lines, client.join, 0.05 if state in ("running", "thread ended") else LIMIT)
+    assert client.is_closed == (state in ("closing", "closed"))
+    client.close(1)
 
 
 PROGRAM = """

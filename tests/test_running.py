@@ -254,6 +254,7 @@ def test_handler_that_blocks_its_thread_ends_run_with_status_1(fakensqd, consume
     assert ended.value.code == 1
     (line,) = lines(logging.ERROR)
     assert line.startswith("t/c: not closed within 3 s")
+    assert line.endswith("a handler or other code blocks it")
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["while it runs", "during the drain"])

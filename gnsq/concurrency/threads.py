@@ -394,6 +394,11 @@ class OwnerThread:
         """True if the caller runs in the owner thread."""
         return current_thread.token is self.token()
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the owner thread has ended."""
+        return self.token() is None
+
     def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: arguments of any function
         """Call a function in a new greenlet of the owner thread's hub. The calls begin in the order of spawn().
 
@@ -438,7 +443,7 @@ class OwnerThread:
         return future.result()
 
     def _check_not_ended(self) -> None:
-        if self.token() is None:
+        if self.has_ended:
             raise NSQConnectionClosed("the thread that this belongs to has ended")
 
 

@@ -269,35 +269,36 @@ class Consumer:
             )
         if self.threaded and self._state is State.INIT and is_hub_greenlet():
             raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
-        if not self._starting.acquire():
-            text = "%s: not started again: %s"
-            self.logger.warning(
-                text, self.log_owner.label, self._end_reason or why_not_started("consumer", self._state)
-            )
-        else:
-            if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
-                text = "%s: messages that are given up are finished and lost%s"
-                self.logger.warning(text, self.log_owner.label, self.on_giving_up.collected_hint())
-            if self.threaded:
-                self._start_on_thread()
-            else:
-                self._start_in_thread()
+        with self._active.marked():
+            self._start()
         if block:
             self.join()
 
+    def _start(self) -> None:
+        if not self._starting.acquire():
+            reason = self._end_reason or why_not_started("consumer", self._state, self._owner_thread)
+            self.logger.warning("%s: not started again: %s", self.log_owner.label, reason)
+            return
+        if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
+            text = "%s: messages that are given up are finished and lost%s"
+            self.logger.warning(text, self.log_owner.label, self.on_giving_up.collected_hint())
+        if self.threaded:
+            self._start_on_thread()
+        else:
+            self._start_in_thread()
+
     def _start_in_thread(self) -> None:
-        with self._active.marked():
-            self._owner_thread = OwnerThread()
-            self._state = State.RUNNING
-            register_after_fork(self)
-            call_at_exit(Consumer._close_at_exit, self)
-            if self.options.busy_poll:
-                self._dispatcher.start_polling()
-            # Set _state, then read _close_limit. close() sets _close_limit, then reads _state. No close() is lost.
-            if self._close_limit is not None:
-                self._begin_close()
-            else:
-                self._connect_all()
+        self._owner_thread = OwnerThread()
+        self._state = State.RUNNING
+        register_after_fork(self)
+        call_at_exit(Consumer._close_at_exit, self)
+        if self.options.busy_poll:
+            self._dispatcher.start_polling()
+        # Set _state, then read _close_limit. close() sets _close_limit, then reads _state. No close() is lost.
+        if self._close_limit is not None:
+            self._begin_close()
+        else:
+            self._connect_all()
 
     def _start_on_thread(self) -> None:
         try:

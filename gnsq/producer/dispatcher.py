@@ -62,7 +62,9 @@ from gnsq.errors import (
     NSQUnknownClosed,
     NSQUnknownTimeout,
 )
+from gnsq.lifecycle import why_not_started
 from gnsq.logs import LogOwner
+from gnsq.nsqd.pool import State
 from gnsq.producer.batching import Batcher
 from gnsq.producer.completion import CompletionQueue, Deadlines
 from gnsq.producer.options import ProducerOptions
@@ -212,7 +214,7 @@ class Dispatcher:
         self._is_submitting = True
         try:
             if self._closing:
-                raise NSQNotSentClosed("producer was closed; make a new one")
+                raise NSQNotSentClosed(why_not_started("producer", State.CLOSING))
             if not block:
                 self._refuse_to_wait(publish)
             self.pending += 1

@@ -15,7 +15,7 @@ from gnsq.addresses import Addresses, format_address, parse_address, parse_addre
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, checked_timeout, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
-from gnsq.errors import NSQErrorCode, NSQTimeout
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.lifecycle import why_blocked, why_not_started
 from gnsq.logs import LogOwner
@@ -161,10 +161,19 @@ class Producer:
             RuntimeError: If the hub itself calls this, and the producer is threaded.
         """
         if self._lifecycle.state is State.RUNNING:
-            self.logger.warning("%s: not started again: %s", self.name, why_not_started("producer", State.RUNNING))
+            owner = None if (runtime := self._lifecycle.runtime) is None else runtime.owner_thread
+            text = why_not_started("producer", State.RUNNING, owner)
+            if owner is not None and owner.has_ended:
+                raise NSQConnectionClosed(text)
+            self.logger.warning("%s: not started again: %s", self.name, text)
             return
         runtime = self._lifecycle.ensure_started(NO_TIMEOUT)
-        runtime.owner_thread.call_and_wait(NO_TIMEOUT, runtime.wait_started)
+        try:
+            runtime.owner_thread.call_and_wait(NO_TIMEOUT, runtime.wait_started)
+        except NSQConnectionClosed:
+            if self.is_running:
+                raise
+            # It was closed meanwhile, and its thread has ended.
 
     def _start_runtime(self) -> ProducerRuntime:
         config = RuntimeConfig(

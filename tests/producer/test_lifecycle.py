@@ -4,8 +4,6 @@ import contextlib
 import logging
 import os
 import re
-import signal
-import sys
 import threading
 
 import gevent
@@ -25,7 +23,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
 )
 from gnsq.producer.lifecycle import ProducerLifecycle
-from tests.helpers import bodies, peer, refused_port, run_program, silent_nsqd, wait_until
+from tests.helpers import bodies, closed_by_a_signal, peer, refused_port, run_program, silent_nsqd, wait_until
 
 LIMIT = 10.0
 
@@ -506,58 +504,6 @@ def test_close_by_a_signal_in_the_midst_of_publishing_loses_and_doubles_nothing(
     assert rest == [("closed",) * 5, ("1",) * 5]
     expected = [f"{pause} {n}" for pause, count in zip(pauses, counts, strict=True) for n in range(int(count))]
     assert [body.decode() for body in bodies(fakensqd, "t")] == expected
-
-
-@contextlib.contextmanager
-def closed_by_a_signal(producer, line, package=""):
-    """Interrupt what is inside in so many lines by a signal that closes the producer; gives the lines there were.
-
-    Args:
-        package: Only its lines count.
-    """
-    lines = []
-
-    def trace(frame, event, argument):
-        if not frame.f_globals.get("__name__", "").startswith(package):
-            return None
-        lines.append(frame.f_lineno)
-        if len(lines) == line:
-            signal.raise_signal(signal.SIGUSR1)
-        return trace
-
-    before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
-    tracing = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield lines
-    finally:
-        sys.settrace(tracing)
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect():
-    address = f"127.0.0.1:{refused_port()}"
-
-    def interrupted(line):
-        """Start one, and close it in this line; whether it has so many."""
-        producer = Producer(address)
-        with (
-            closed_by_a_signal(producer, line, "gnsq.producer") as lines,
-            contextlib.suppress(NSQNotSentClosed),
-            gevent.Timeout(LIMIT, AssertionError(f"line {line}")),
-        ):
-            producer.start()
-        # For the line after the last.
-        producer.close()
-        producer.join(LIMIT)
-        assert producer.stats().state == "closed", f"line {line}"
-        return len(lines) >= line
-
-    line = 1
-    while interrupted(line):
-        line += 1
-
-    assert line > 60
 
 
 @pytest.mark.parametrize("line", range(1, 60, 3))
