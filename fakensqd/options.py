@@ -180,7 +180,7 @@ class NsqdOptions(Options):
     deflate: bool = option(True, "offer compression with deflate")
     max_deflate_level: int = option(6, "highest level of deflate that a client gets", minimum=1, maximum=9)
     auth_http_addresses: tuple[str, ...] = option(
-        (), "auth servers, host:port or URL; if there are any, AUTH is required"
+        (), "auth servers, host:port or URL; if there are any, AUTH is required", secret=True
     )
     http_client_connect_timeout: float = option(
         2.0, "longest time to connect to an auth server", unit="s", minimum=0.001

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from gnsq.texts import shown_argument
+
 __all__ = [
     "Addresses",
     "check_single",
@@ -37,7 +39,7 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
         ValueError: If the format is wrong, the host is empty, or the port is not 1 to 65535.
     """
     if not isinstance(address, str):
-        raise TypeError(f"address must be a str such as 'host:4150', not {address!r}")
+        raise TypeError(f"address must be a str such as 'host:4150', not {shown_argument(address)}")
     if is_unix(address):
         return address, 0
     check_single(address, "'host:port'")
@@ -100,7 +102,9 @@ def parse_addresses(addresses: Addresses) -> list[str]:
     A set is sorted. Raises the errors of parse_address(), and TypeError if it is not a str, list, tuple or set.
     """
     if not isinstance(addresses, (str, list, tuple, set, frozenset)):
-        raise TypeError(f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
+        raise TypeError(
+            f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {shown_argument(addresses)}"
+        )
     items = [addresses] if isinstance(addresses, str) else addresses
     found = dict.fromkeys(format_address(*parse_address(item)) for item in items)
     return sorted(found) if isinstance(addresses, (set, frozenset)) else list(found)
@@ -109,7 +113,7 @@ def parse_addresses(addresses: Addresses) -> list[str]:
 def format_address(host: str, port: int) -> str:
     """Return ``host:port``, with an IPv6 host in brackets, or the path of a unix socket."""
     if not isinstance(host, str):
-        raise TypeError(f"host of an address must be a str, not {host!r}")
+        raise TypeError(f"host of an address must be a str, not {shown_argument(host)}")
     if is_unix(host):
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -20,6 +20,7 @@ from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
 from gnsq.logs import LogOwner
 from gnsq.lookupd import Answer, LookupdClient, is_unknown_topic
+from gnsq.texts import shown_argument
 
 __all__ = [
     "MAX_NSQDS",
@@ -59,12 +60,13 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
     """
     if not isinstance(addresses, (str, list, tuple)):
         raise TypeError(
-            f"lookupd_http_addresses must be a URL, 'host:port', or a list or tuple of them, not {addresses!r}"
+            "lookupd_http_addresses must be a URL, 'host:port', or a list or tuple of them, not "
+            f"{shown_argument(addresses)}"
         )
     items = [addresses] if isinstance(addresses, str) else addresses
     for item in items:
         if not isinstance(item, str):
-            raise TypeError(f"lookupd address must be a str such as 'http://host:4161', not {item!r}")
+            raise TypeError(f"lookupd address must be a str such as 'http://host:4161', not {shown_argument(item)}")
         check_single(item, "URL or 'host:port' of an nsqlookupd")
     if http is not None and not isinstance(http, Mapping):
         raise TypeError(f"lookupd_options must be a dict, not a {type(http).__name__}")

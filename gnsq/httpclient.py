@@ -29,6 +29,8 @@ from gnsq.http.options import (
 )
 from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
 from gnsq.options import USER_AGENT
+from gnsq.texts import shown_argument
+from gnsq.tracebacks import clears_locals
 
 if TYPE_CHECKING:
     import ssl
@@ -75,6 +77,7 @@ class HTTPClient:
         ValueError: If a value is not valid or out of bounds, or a certificate can't be used.
     """
 
+    @clears_locals
     def __init__(
         self,
         host: str,
@@ -107,6 +110,7 @@ class HTTPClient:
         self._old_paths: dict[str, bool] = {}
 
     @classmethod
+    @clears_locals
     def from_url(cls, url: str, **keywords: Unpack[HttpClientOptionsDict]) -> Self:
         """Make a client from a URL or ``host[:port]``; missing parts have the defaults of the class.
 
@@ -117,7 +121,7 @@ class HTTPClient:
             ValueError: If the URL can't be used, a password is given twice, and in the cases of the constructor.
         """
         if not isinstance(url, str):
-            raise TypeError(f"URL must be a str, not {url!r}")
+            raise TypeError(f"URL must be a str, not {shown_argument(url)}")
         kwargs: dict[str, Any] = dict(keywords)  # Any: each option has its own type
         # No error text shows a URL with a password.
         shown = repr(url) if "@" not in url else "a URL (not shown: it holds a password)"
@@ -170,6 +174,7 @@ class HTTPClient:
             if connections is not None and not connections.closed:
                 connections.close(in_own_thread=connections is own)
 
+    @clears_locals  # of the header Authorization
     def request(
         self,
         method: str,

@@ -12,6 +12,8 @@ from gnsq.errors import NSQHttpError
 from gnsq.http.responses import error_text, is_unknown_path, shown
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.texts import shown_argument
+from gnsq.tracebacks import clears_locals
 
 __all__ = ["LookupdClient", "is_unknown_topic"]
 
@@ -33,6 +35,7 @@ class LookupdClient(HTTPClient):
         kwargs: Options of HTTPClient.
     """
 
+    @clears_locals
     def __init__(
         self,
         host: str = "localhost",
@@ -149,7 +152,7 @@ def is_unknown_topic(error: NSQHttpError) -> bool:
 def _check_node(node: object) -> None:
     """Refuse a node that is not host:port. An IPv6 host needs no brackets: nsqlookupd writes none."""
     if not isinstance(node, str):
-        raise TypeError(f"node must be a str, 'host:port', not {node!r}")
+        raise TypeError(f"node must be a str, 'host:port', not {shown_argument(node)}")
     host, _, port = node.rpartition(":")
     if not host or not node.isprintable() or " " in node or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ValueError(f"node {node!r} must be host:port: an nsqd's broadcast address and HTTP port")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
-from gnsq.texts import nearest
+from gnsq.texts import nearest, shown_argument
 
 if TYPE_CHECKING:
     import ssl
@@ -164,7 +164,7 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
         return
     # Refuse a bool where a number is expected, although a bool is an int in Python.
     if (isinstance(value, bool) and "bool" not in names) or not any(isinstance(value, _TYPES[name]) for name in names):
-        shown = repr(value) if field.repr else f"a {type(value).__name__}"
+        shown = shown_argument(value) if field.repr else f"a {type(value).__name__}"
         raise TypeError(f"{field.name} must be {' or '.join(names)}, not {shown}")
 
 
@@ -172,7 +172,8 @@ def parameters_of(owner: type) -> set[str]:
     """Return the names of a constructor's parameters, except self and ``**options``. If the constructor has ``*args``,
     the names of its base class's parameters are included."""
     names: set[str] = set()
-    for code in (getattr(vars(base).get("__init__"), "__code__", None) for base in owner.__mro__):
+    for init in (vars(base).get("__init__") for base in owner.__mro__):
+        code = getattr(inspect.unwrap(init), "__code__", None) if init is not None else None
         if code is not None:
             names.update(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
             if not code.co_flags & inspect.CO_VARARGS:
@@ -256,6 +257,7 @@ class ConnectionOptions(Options):
         None,
         "options of TLS: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
         "`check_hostname`, `key_password`; default: check the certificate with the system's CAs, and the host name",
+        secret=True,
     )
     snappy: bool = option(False, "compress with snappy, if the server offers it")
     deflate: bool = option(False, "compress with deflate, if the server offers it")
@@ -291,9 +293,9 @@ class ConnectionOptions(Options):
         if self.server_hostname == "":
             raise ValueError("server_hostname is empty; without it, the host is checked")
         if self.tls_options is not None and not isinstance(self.tls_options, Mapping):
-            raise TypeError(f"tls_options must be a dict, not {self.tls_options!r}")
+            raise TypeError(f"tls_options must be a dict, not a {type(self.tls_options).__name__}")
         if self.tls_context is not None and not hasattr(self.tls_context, "wrap_bio"):
-            raise TypeError(f"tls_context must be an ssl.SSLContext, not {self.tls_context!r}")
+            raise TypeError(f"tls_context must be an ssl.SSLContext, not {type(self.tls_context).__name__}")
         if self.tls_context is not None and self.tls_options is not None:
             raise ValueError("tls_context and tls_options are both given; the context has all these options")
         if self.tls_v1 is None and self.tls_context is None:
@@ -304,7 +306,7 @@ class ConnectionOptions(Options):
                         f"{name} is given without tls_v1: give tls_v1=True, or tls_v1=False for clear text"
                     )
         if self.address_resolver is not None and not callable(self.address_resolver):
-            raise TypeError(f"address_resolver must be callable, not {self.address_resolver!r}")
+            raise TypeError(f"address_resolver must be callable, not {shown_argument(self.address_resolver)}")
 
     @property
     def wants_tls(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["MAX_SHOWN", "counted", "id_text", "nearest", "printable", "without_address"]
+__all__ = ["MAX_SHOWN", "counted", "id_text", "nearest", "printable", "shown_argument", "without_address"]
 
 # Limit of the characters of a server's text that a log line or an error shows.
 MAX_SHOWN = 200
@@ -47,6 +47,16 @@ def printable(text: str | bytes) -> str:
 def id_text(message_id: bytes) -> str:
     """Write a message id. nsqd's are hexadecimal; other bytes of another server are escaped, also spaces."""
     return "".join(chr(byte) if 0x21 <= byte < 0x7F else f"\\x{byte:02x}" for byte in message_id)
+
+
+def shown_argument(value: object) -> str:
+    """Write a wrong argument for an error text, but only its kind if a password may be in it.
+
+    That may be in the URL of a server, and so in any text with an @, and in a collection.
+    """
+    if value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "@" not in value):
+        return repr(value)
+    return "a text with an @ (not shown: it may have a password)" if isinstance(value, str) else type(value).__name__
 
 
 def without_address(error: object, address: str) -> str:

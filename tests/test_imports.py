@@ -53,7 +53,10 @@ def test_no_import_circles():
     assert circles == set()
 
 
-BASE = {"addresses", "clock", "concurrency", "errors", "localfiles", "options", "protocol", "stats", "texts"}
+BASE = {
+    *["addresses", "clock", "concurrency", "errors", "localfiles", "options", "protocol", "stats", "texts"],
+    "tracebacks",
+}
 NSQD = {
     *["backofftimer", "http", "httpclient", "logs", "message", "signals", "states", "tls", "transport"],
     *BASE,

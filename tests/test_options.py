@@ -191,7 +191,7 @@ def test_rows_describe_every_option():
     [
         ("snappy", 1, "snappy must be bool, not 1"),
         ("output_buffer_size", 100.5, "output_buffer_size must be int, not 100.5"),
-        ("client_id", b"x", "client_id must be str or None, not b'x'"),
+        ("client_id", b"x", "client_id must be str or None, not bytes"),
         ("hostname", 5, "hostname must be str or None, not 5"),
     ],
 )

@@ -105,7 +105,7 @@ class Cluster:
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
     http: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
     timeout: float = DEFAULT_TIMEOUT
-    nsqds_http: tuple[str, ...] = ()
+    nsqds_http: tuple[str, ...] = field(default=(), repr=False)
 
     def consumer(
         self,

@@ -61,6 +61,7 @@ from gnsq.signals import (
 )
 from gnsq.stats import ConsumerStats
 from gnsq.texts import counted, without_address
+from gnsq.tracebacks import clears_locals
 
 __all__ = ["Consumer"]
 
@@ -118,6 +119,7 @@ class Consumer:
     max_backoff_duration = OptionAttribute()
     backoff_on_requeue = OptionAttribute()
 
+    @clears_locals
     def __init__(
         self,
         topic: str,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from gnsq.addresses import is_host
 from gnsq.options import Options, option
+from gnsq.texts import shown_argument
 
 if TYPE_CHECKING:
     import ssl
@@ -147,7 +148,7 @@ class HttpOptions(Options):
 
     def _check_context(self) -> None:
         if not hasattr(self.ssl_context, "wrap_bio"):
-            raise TypeError(f"ssl_context must be an ssl.SSLContext, not {self.ssl_context!r}")
+            raise TypeError(f"ssl_context must be an ssl.SSLContext, not {type(self.ssl_context).__name__}")
         if self.ca_certs or self.cert_file or self.cert_reqs != "CERT_REQUIRED":
             raise ValueError(
                 "ssl_context and ca_certs, cert_file or cert_reqs are given; the context holds all of them"
@@ -166,7 +167,7 @@ class HttpOptions(Options):
 def check_host(host: object) -> str:
     """Check a host name or IP address, and return it, an IPv6 address without brackets."""
     if not isinstance(host, str):
-        raise TypeError(f"host must be a str, not {host!r}")
+        raise TypeError(f"host must be a str, not {shown_argument(host)}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not is_host(bare):
         # The error does not show the host, which may be a URL with a password.
@@ -177,25 +178,25 @@ def check_host(host: object) -> str:
 def check_path(path: object) -> str:
     """Return the prefix of each endpoint's path, without slashes around it."""
     if not isinstance(path, str):
-        raise TypeError(f"path must be a str, not {path!r}")
+        raise TypeError(f"path must be a str, not {shown_argument(path)}")
     if not path.isprintable() or any(character in path for character in "?# "):
-        raise ValueError(f"path {path!r} must have neither spaces nor ? nor #")
+        raise ValueError(f"path {shown_argument(path)} must have neither spaces nor ? nor #")
     return path.strip("/")
 
 
 def check_port(port: Any) -> int:  # Any: gnsq 1.0 accepted "4151", too
     """Return a port as an int."""
     if isinstance(port, bool) or not isinstance(port, (int, str)):
-        raise TypeError(f"port must be an int, not {port!r}")
+        raise TypeError(f"port must be an int, not {shown_argument(port)}")
     if not str(port).isdecimal() or not 1 <= int(port) <= 65535:
-        raise ValueError(f"port {port!r} must be a number from 1 to 65535")
+        raise ValueError(f"port {shown_argument(port)} must be a number from 1 to 65535")
     return int(port)
 
 
 def check_scheme(scheme: str) -> str:
     """Return the scheme if it is http or https; otherwise raise ValueError."""
     if scheme not in PORTS:
-        raise ValueError(f"scheme {scheme!r} must be http or https")
+        raise ValueError(f"scheme {shown_argument(scheme)} must be http or https")
     return scheme
 
 

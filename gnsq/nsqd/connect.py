@@ -24,6 +24,7 @@ from gnsq.protocol.compression import require_snappy
 from gnsq.protocol.frames import ERROR, Frame, FrameDecoder, ReadMessages
 from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, with_hint
 from gnsq.texts import counted
+from gnsq.tracebacks import clears_locals
 from gnsq.transport import READ_SIZE, CompressedTransport, Transport, connect, time_limit
 
 __all__ = ["TransportStack", "load_certificates"]
@@ -92,6 +93,7 @@ class TransportStack:
             host, port = self._resolve()
             self.transport = connect(host, port, self._options.timeout)
 
+    @clears_locals  # of AUTH
     def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         """Perform the steps of a handshake, and return its result."""
         before = self.decoder.set_max_frame_size(self._max_response_size)

@@ -17,6 +17,7 @@ from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
 from gnsq.protocol.commands import check_count, check_messages, multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import NsqdStats
+from gnsq.tracebacks import clears_locals
 
 __all__ = ["NsqdHTTPClient", "NewlineInMessage"]
 
@@ -43,6 +44,7 @@ class NsqdHTTPClient(HTTPClient):
         kwargs: Options of HTTPClient.
     """
 
+    @clears_locals
     def __init__(
         self,
         host: str = "localhost",

@@ -39,6 +39,7 @@ from gnsq.signals import (
     TcpRequeueReceiver,
     TypedSignal,
 )
+from gnsq.tracebacks import clears_locals
 from gnsq.transport import Transport, time_limit
 
 __all__ = ["NsqdTCPClient"]
@@ -73,6 +74,7 @@ class NsqdTCPClient:
         ValueError, TypeError, ImportError: For an option that does not exist, is out of bounds or can't be used.
     """
 
+    @clears_locals
     def __init__(
         self,
         address: str = "127.0.0.1",

@@ -36,6 +36,7 @@ from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
 from gnsq.stats import ProducerConnectionStats, ProducerStats
 from gnsq.texts import counted
+from gnsq.tracebacks import clears_locals
 
 __all__ = ["Producer"]
 
@@ -77,6 +78,7 @@ class Producer:
         TypeError: If an address or option has the wrong type, or an option does not exist.
     """
 
+    @clears_locals
     def __init__(
         self,
         nsqd_tcp_addresses: Addresses = (),

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import reprlib
 
+from gnsq.texts import shown_argument
+
 __all__ = [
     "MAX_NAME_LENGTH",
     "VALID_NAME_RE",
@@ -75,8 +77,8 @@ def is_ephemeral(name: str) -> bool:
 
 def _refusal(kind: str, name: object, max_length: int) -> str:
     if not isinstance(name, str):
-        return f"{kind} name {reprlib.repr(name)} is {type(name).__name__}, not str"
-    shown = repr(name if len(name) <= 2 * max_length else f"{name[:max_length]}...")
+        return f"{kind} name {shown_argument(name)} is {type(name).__name__}, not str"
+    shown = shown_argument(name if len(name) <= 2 * max_length or "@" in name else f"{name[:max_length]}...")
     if len(name) > max_length:
         return f"{kind} name {shown} has {len(name)} characters, the limit is {max_length}"
     return (
