@@ -135,7 +135,8 @@ class ConsumerStats:
         async_timed_out: Number of async messages that timed out before they were answered, since the start.
         lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
         not_ready: Why the Consumer does not run or no connection is subscribed; empty if it runs and one is.
-        unanswered: Number of messages that close() requeued after close_timeout, or that were in flight at the end.
+        unanswered: Number of messages that close() did not see answered: requeued after close_timeout, timed out, or in
+            flight at the end.
     """
 
     topic: str

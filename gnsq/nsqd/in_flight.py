@@ -17,7 +17,7 @@ from gevent.event import Event
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import OwnerThread, get_ident
-from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQTouchFailed
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQRequeueFailed, NSQTouchFailed
 from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.protocol import commands
@@ -89,6 +89,7 @@ class InFlightMessages:
         async_messages: Async messages that are neither answered nor timed out.
         latency: Times from the arrival of async messages to their answers.
         received, timed_out: Number of delivered messages, and number of messages whose msg_timeout was over.
+        refused_requeues: Number of REQs that nsqd has refused, since it had timed the message out.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class InFlightMessages:
         self.latency = LatencyRecorder()
         self.received = 0
         self.timed_out = 0
+        self.refused_requeues = 0
         self.now = clock.monotonic
         self._listener = listener if listener is not None else AnswerListener()
         self._send = send
@@ -253,6 +255,8 @@ class InFlightMessages:
         """Log nsqd's refusal of a FIN, REQ or TOUCH for a timed out message. Except for a TOUCH, add 1 to timed_out."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
+        if isinstance(error, NSQRequeueFailed):
+            self.refused_requeues += 1
         self._rate_limited.log(
             logging.WARNING,
             error.code,

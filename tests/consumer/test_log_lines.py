@@ -172,6 +172,39 @@ def test_close_logs_how_many_messages_were_requeued(nsqd, clock, publish, starte
     assert lines()[-1] == "t/c: closed; 2 messages requeued"
 
 
+def test_close_counts_messages_that_time_out_as_such(nsqd, clock, publish, started, lines):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=4, msg_timeout=3.0, close_timeout=5.0)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+    clock.advance(4.5)  # nsqd delivers both again
+    gevent.spawn(consumer.close)
+    clock.advance(10.0)
+    forever.set()
+
+    assert lines()[-3:] == [
+        "t/c: closing, with up to 5 s for 2 messages in flight and 2 timed out on 1 connection",
+        "t/c: 4 messages were not answered within 5.0 s of close(), 4 of them by handlers that still run; 4 timed out "
+        "before: nsqd delivers them again",
+        "t/c: closed; 4 messages timed out",
+    ]
+    assert consumer.stats().unanswered == 4
+
+
+def test_requeue_that_nsqd_refuses_is_not_counted_as_one(nsqd, clock, publish, started, lines):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=2, close_timeout=5.0)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+    nsqd.add(on.command("REQ"), error("E_REQ_FAILED"))
+    gevent.spawn(consumer.close)
+    clock.advance(10.0)
+    forever.set()
+
+    assert lines()[-1] == "t/c: closed; 1 message requeued and 1 message timed out"
+    assert consumer.stats().unanswered == 2
+
+
 def test_close_logs_how_many_messages_nsqd_delivers_again(nsqd, clock, publish, started, lines):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, close_timeout=5.0)
