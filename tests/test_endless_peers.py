@@ -19,7 +19,7 @@ from gnsq.contrib.health import serve_health
 from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQTimeout
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Snappy
-from gnsq.protocol.frames import HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.spark.receiver.health import HealthServer
 from tests.helpers import LIMIT, refused_port, wait_until
 
@@ -302,6 +302,7 @@ def response(data):
 
 
 BEAT = response(HEARTBEAT)
+ERRORS = encode_frame(ERROR, b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight")
 MESSAGES = encode_frame(MESSAGE, encode_message(1, 1, b"0123456789abcdef", b"unwanted"))
 BEFORE = [
     pytest.param(Flood(BEAT, ((b"V2", b""),)), id="heartbeats in place of a response"),
@@ -339,6 +340,7 @@ FLOODS = [
     pytest.param(Flood(BEAT, IDENTIFIED), id="heartbeats"),
     pytest.param(Flood(BEAT, IDENTIFIED, reads=False), id="heartbeats, without reading"),
     pytest.param(Flood(response(b"OK"), IDENTIFIED), id="responses"),
+    pytest.param(Flood(ERRORS, IDENTIFIED), id="errors"),
     pytest.param(Flood(MESSAGES, IDENTIFIED), id="messages"),
     pytest.param(Flood(MESSAGES, IDENTIFIED, reads=False), id="messages, without reading"),
 ]
@@ -431,11 +433,10 @@ def test_tls_handshake_ends():
         identified(peer, tls_v1=True)
 
 
-def test_tls_records_of_a_byte_end(certificate, fakensqd_certificates):
-    """They are the response to IDENTIFY inside TLS, and part of it, one byte each."""
-    clear = negotiated(b"", "tls_v1", b"")
-    flood = replace(clear, piece=b"\x00", steps=(*clear.steps, certificate))
-    with flooding(flood) as peer, other_greenlets_run(), pytest.raises(NSQException):
+def test_small_tls_records_end(certificate, fakensqd_certificates):
+    clear = negotiated(BEAT, "tls_v1", b"")
+    flood = replace(clear, steps=(*clear.steps, certificate))
+    with flooding(flood) as peer, other_greenlets_run(), pytest.raises(NSQTimeout):
         identified(peer, tls_v1=True, tls_options={"ca_certs": fakensqd_certificates.ca})
 
 
