@@ -6,6 +6,7 @@ status_txt and data. Sources: nsq internal/http_api; for the envelope, nsq 0.2's
 
 from __future__ import annotations
 
+import gc
 import json
 import reprlib
 from dataclasses import dataclass
@@ -112,6 +113,10 @@ def _parsed(body: bytes) -> Any:  # Any: any JSON
     """
     # Decode here: if json.loads() got the bytes, it would guess their encoding, and accept surrogates.
     text = body.decode()
+    collects = gc.isenabled()
+    # The collector would run again and again while many lists are made, of which none can be garbage: 16 MB of empty
+    # lists would block the hub for 2.0 s in place of 0.3 s.
+    gc.disable()
     try:
         data = json.loads(text)
         if b"\\ud" in body or b"\\uD" in body:
@@ -120,6 +125,9 @@ def _parsed(body: bytes) -> Any:  # Any: any JSON
         raise ValueError("nested too deeply") from error
     except UnicodeEncodeError as error:
         raise ValueError("half of a surrogate pair") from error
+    finally:
+        if collects:
+            gc.enable()
     return data
 
 

@@ -1,5 +1,7 @@
 """Results and errors from the responses of servers."""
 
+import gc
+
 import pytest
 
 from gnsq.errors import NSQHttpError
@@ -137,6 +139,21 @@ def test_numbers_and_texts_of_many_digits_are_taken():
 )
 def test_values_are_shown_printable(value, text):
     assert shown(value) == text
+
+
+def test_answer_of_many_lists_is_parsed_without_collecting_garbage():
+    """Collections would block the hub for ten times as long."""
+    collections = []
+    body = b"[" + b"[]," * 100_000 + b"1]"
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
+    try:
+        result(200, JSON, body)
+    finally:
+        gc.callbacks.pop()
+
+    # One may follow at the end.
+    assert collections.count("start") <= 1
+    assert gc.isenabled()
 
 
 def test_deep_and_long_values_are_shown_cut():
