@@ -317,8 +317,12 @@ class _Connection(urllib3.connection.HTTPConnection):
         return self.gevent_socket
 
     def connect(self) -> None:
-        _current_call.get().connected = True
-        super().connect()
+        call = _current_call.get()
+        call.connected = True
+        try:
+            super().connect()
+        finally:
+            call.sent = False  # only CONNECT may have been sent, to a proxy
         # From now on the timeout of the whole call is the only limit.
         self.sock.settimeout(None)
 

@@ -10,6 +10,7 @@ from gevent import socket
 from gevent.event import Event
 from gevent.server import StreamServer
 
+from gnsq.errors import NSQHttpUnreachable
 from gnsq.httpclient import HTTPClient
 from tests.http.peer import http_peer, reply
 from tests.http.test_https import Authority
@@ -114,3 +115,14 @@ def test_https_goes_through_a_tunnel_and_its_connection_is_kept(ca, server_conte
         assert [client.request("GET", "ping") for _ in range(2)] == [b"OK", b"OK"]
 
     assert seen == [f"CONNECT {served.address}"]
+
+
+def test_nothing_was_sent_if_the_proxy_opens_no_tunnel():
+    with (
+        http_peer(lambda asked, sock: reply(b"", "403 Forbidden")) as proxy,
+        HTTPClient.from_url(
+            "https://nsqd.invalid:1", proxies={"https": f"http://{proxy.address}"}, retries=0
+        ) as client,
+        pytest.raises(NSQHttpUnreachable, match="can't connect: Tunnel connection failed: 403 Forbidden"),
+    ):
+        client.request("POST", "pub", body=b"1")
