@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from gnsq.addresses import parse_addresses
+from gnsq.cli.parameters import FilePath, Number
 from gnsq.cli.running import log_to_stderr
 from gnsq.consumer import Consumer
 from gnsq.discovery import parse_lookupds
@@ -34,7 +35,7 @@ ADDRESSES = ("nsqd", "lookupd")
 HTTP_ADDRESSES = "nsqd_http"
 # Settings whose values are paths. In a file, a path is relative to the file's directory.
 PATHS = ("tls_ca", "tls_cert", "tls_key", "auth_secret_file")
-_FILE = click.Path(exists=True, dir_okay=False)
+_FILE = FilePath(exists=True, dir_okay=False)
 _COMPRESSIONS = ("none", "snappy", "deflate")
 DEFAULT_TIMEOUT = 10.0
 
@@ -68,7 +69,7 @@ SETTINGS = {
             "timeout",
             f"Limit of connecting, and of each request. Default: {DEFAULT_TIMEOUT:g}.",
             metavar="SECONDS",
-            type=click.FloatRange(min=0.001),
+            type=Number(min=0.001),
         ),
     )
 }
@@ -77,7 +78,7 @@ _CONFIG = click.Option(
     ["--config", "config_file"],
     envvar="GNSQ_CONFIG",
     metavar="FILE",
-    type=click.Path(dir_okay=False, exists=True),
+    type=_FILE,
     help=f"File with named clusters. Default: ~/.config/{CONFIG}.",
 )
 _VERBOSE = click.Option(["-v", "--verbose"], count=True, help="Log connections, too. Twice: also commands.")
@@ -229,8 +230,8 @@ def _add_options(function: Any, options: list[click.Option]) -> None:  # Any: cl
 
 def config_path() -> Path:
     """Return the path of the default file, which may not exist."""
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / CONFIG
+    # Unlike Path.expanduser(), this raises nothing if the home is unknown, as for a container's user without a name.
+    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / CONFIG
 
 
 def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, Any]) -> Cluster:
@@ -246,7 +247,8 @@ def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, 
         click.UsageError: If a setting is not valid, there is no such cluster, or there is no address.
     """
     path = Path(config_file) if config_file else config_path()
-    stored = _stored(path, name) if config_file or name or path.exists() else {}
+    # Unlike Path.exists(), this raises nothing if the directory must not be read.
+    stored = _stored(path, name) if config_file or name or os.path.exists(path) else {}
     values = {key: value for key, value in given.items() if value not in (None, (), "")}
     if any(key in values for key in ADDRESSES):
         stored = {key: value for key, value in stored.items() if key not in (*ADDRESSES, HTTP_ADDRESSES)}
@@ -325,7 +327,9 @@ def _stored(path: Path, name: str | None) -> dict[str, Any]:
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # also a number or a nesting above Python's limits
         raise click.UsageError(f"{path}: {error}") from error
     if unknown := sorted(set(content) - {"cluster", "clusters"}):
         raise click.UsageError(f"{path}: {unknown[0]} is unknown; known are cluster and the tables [clusters.NAME]")
@@ -352,12 +356,14 @@ def _checked(path: Path, subject: str, key: str, value: object) -> Any:  # Any: 
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise click.UsageError(f"{path}: {subject} must be a string or a list of strings, not {value!r}")
         return tuple(items)
-    if setting.is_flag != isinstance(value, bool) or isinstance(value, (list, dict)):
+    if setting.is_flag != isinstance(value, bool) or not isinstance(value, (bool, str, int, float)):
         what = "true or false" if setting.is_flag else "a string or a number"
         raise click.UsageError(f"{path}: {subject} must be {what}, not {value!r}")
-    if key in PATHS:
-        value = str(path.parent / Path(str(value)).expanduser())
     try:
-        return setting.type.convert(value, setting, None)
+        if key in PATHS:
+            value = path.parent / os.path.expanduser(str(value))
+        return setting.type.convert(value if setting.is_flag else str(value), setting, None)
     except click.BadParameter as error:
         raise click.UsageError(f"{path}: {subject}: {error.message}") from error
+    except ValueError as error:  # such as a NUL in a path
+        raise click.UsageError(f"{path}: {subject}: {error}") from error

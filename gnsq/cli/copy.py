@@ -15,7 +15,8 @@ from gnsq.addresses import parse_address
 from gnsq.cli.cluster import Cluster, Command, cluster_options, target_options
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
-from gnsq.cli.parameters import CHANNEL, IDLE, RATE, TOPIC
+from gnsq.cli.names import CHANNEL, TOPIC
+from gnsq.cli.parameters import IDLE, RATE
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
 from gnsq.cli.running import running

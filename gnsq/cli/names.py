@@ -1,4 +1,7 @@
-"""Asks servers for the names of topics and channels, to complete arguments. Never fails: errors give no names."""
+"""Types of arguments: names of topics and channels. Servers are asked for names, to complete them.
+
+To ask never fails: errors give no names.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 
 import click
 import gevent
+from click.shell_completion import CompletionItem
 from gevent.event import Event
 
 from gnsq.cli.cluster import Cluster, given_settings, load_cluster
@@ -15,10 +19,10 @@ from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQHttpError
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd import NsqdHTTPClient
-from gnsq.protocol.names import checked_names
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name, checked_names
 from gnsq.running import StopSignals
 
-__all__ = ["server_names"]
+__all__ = ["CHANNEL", "TOPIC"]
 
 # Seconds after the questions that a person waits for the first answer, and then for those of the other servers. The
 # start of Python does not count: on a busy machine it takes longer than the answers.
@@ -26,7 +30,29 @@ LIMIT = 3.0
 OTHERS_LIMIT = 1.0
 
 
-def server_names(context: click.Context, topic: str | None) -> set[str]:
+class _Name(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            (assert_valid_topic_name if self.name == "topic" else assert_valid_channel_name)(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete from the names that the servers know."""
+        topic = None
+        if self.name == "channel":
+            topics = [ctx.params.get(each.name or "") for each in ctx.command.params if each.type is TOPIC]
+            topic = next((name for name in topics if isinstance(name, str)), None)
+            if topic is None:
+                return []
+        return [CompletionItem(name) for name in sorted(_server_names(ctx, topic)) if name.startswith(incomplete)]
+
+
+def _server_names(context: click.Context, topic: str | None) -> set[str]:
     """Return the names of all topics, or of a topic's channels, that servers know.
 
     Args:
@@ -87,3 +113,7 @@ def _of_nsqd(client: NsqdHTTPClient, topic: str | None) -> Callable[[], list[str
         return checked_names([channel["channel_name"] for each in topics for channel in each["channels"]], "channel")
 
     return names
+
+
+TOPIC = _Name("topic")
+CHANNEL = _Name("channel")

@@ -1,41 +1,35 @@
-"""Types of arguments: names of topics and channels, rates, sizes and durations."""
+"""Types of arguments: paths, numbers, rates, sizes and durations."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-
-__all__ = ["CHANNEL", "DURATION", "IDLE", "RATE", "SIZE", "TOPIC"]
+__all__ = ["DURATION", "IDLE", "RATE", "SIZE", "FilePath", "Number"]
 
 
-class _Name(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    def __init__(self, name: str) -> None:
-        self.name = name
+class FilePath(click.Path):
+    """A path. What the system refuses as a path, such as a NUL in it, is a wrong argument like any other."""
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: click's
         try:
-            (assert_valid_topic_name if self.name == "topic" else assert_valid_channel_name)(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return value
+            return super().convert(value, param, ctx)
+        except (OSError, ValueError) as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete from the names that the servers know."""
-        from gnsq.cli.names import server_names  # only a completion needs it
 
-        topic = None
-        if self.name == "channel":
-            topics = [ctx.params.get(each.name or "") for each in ctx.command.params if each.type is TOPIC]
-            topic = next((name for name in topics if isinstance(name, str)), None)
-            if topic is None:
-                return []
-        return [CompletionItem(name) for name in sorted(server_names(ctx, topic)) if name.startswith(incomplete)]
+class Number(click.FloatRange):
+    """A finite number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: click's
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r:.40} is not a finite number", param, ctx)
+        return number
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -65,9 +59,7 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # not generic befor
         return number
 
 
-TOPIC = _Name("topic")
-CHANNEL = _Name("channel")
-RATE = click.FloatRange(min=0, min_open=True)
+RATE = Number(min=0, min_open=True)
 # Bytes. As with GNU's programs, M is 1024 * 1024.
 SIZE = _Quantity("size", {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}, "500000, 100M or 1G")
 # Seconds.

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from gnsq.cli.checks import Check, NsqdChecker, Status, Target, check_lookupd
 from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.names import TOPIC
 from gnsq.cli.nodes import short_address
-from gnsq.cli.parameters import TOPIC
 from gnsq.cli.running import running
 from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals

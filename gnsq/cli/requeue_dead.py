@@ -15,8 +15,9 @@ from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import harmless
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
+from gnsq.cli.names import CHANNEL, TOPIC
 from gnsq.cli.output import Output
-from gnsq.cli.parameters import CHANNEL, DURATION, IDLE, RATE, TOPIC
+from gnsq.cli.parameters import DURATION, IDLE, RATE
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
 from gnsq.cli.running import running

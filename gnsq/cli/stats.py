@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.live import Live
 
 from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.names import CHANNEL, TOPIC
 from gnsq.cli.nodes import NodePoller
-from gnsq.cli.parameters import CHANNEL, TOPIC
+from gnsq.cli.parameters import Number
 from gnsq.cli.running import running
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import SORTS, History, StatsView, failures
@@ -75,7 +76,7 @@ Exit status: 1 if no nsqd could be reached, with --once.
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(min=0.1),
+    type=Number(min=0.1),
     help=f"Time between two polls. Default: {DEFAULT_INTERVAL:g}. With --once: poll twice, for rates; default: once.",
 )
 @click.option("--once", is_flag=True, help="Print one table, and end.")

@@ -15,8 +15,9 @@ from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive, requeue_all, touching
+from gnsq.cli.names import CHANNEL, TOPIC
 from gnsq.cli.output import Output
-from gnsq.cli.parameters import CHANNEL, RATE, TOPIC
+from gnsq.cli.parameters import RATE
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.running import running
 from gnsq.consumer import Consumer

@@ -22,7 +22,8 @@ from gevent.event import Event
 from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.formats import message_record
 from gnsq.cli.inbox import BATCH_SIZE, MAX_WAITING_SIZE, requeue_all
-from gnsq.cli.parameters import CHANNEL, DURATION, SIZE, TOPIC
+from gnsq.cli.names import CHANNEL, TOPIC
+from gnsq.cli.parameters import DURATION, SIZE, FilePath
 from gnsq.cli.progress import Counter
 from gnsq.cli.rotating_file import LEVELS, Recovery, RotatingFile, compression, file_stem, recover
 from gnsq.cli.running import running
@@ -73,7 +74,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
 
 @click.command("to-file", cls=Command)
 @click.argument("topic", type=TOPIC)
-@click.argument("directory", default=".", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", default=".", type=FilePath(file_okay=False, path_type=Path))
 @click.option(
     "--channel",
     default="to-file",

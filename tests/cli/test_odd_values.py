@@ -1,0 +1,88 @@
+"""Odd values of all arguments, options and settings: each is taken, or refused in a line that names it."""
+
+import os
+import signal
+
+import click
+import pytest
+
+from gnsq.cli.cluster import SETTINGS
+from gnsq.cli.main import command_line
+from tests.cli.programs import invoke
+
+VALUES = [
+    *["", " ", "\0", "a\0b", "~nobody/\0", "~nosuchuser/x", "\udcff", "\u00e9", "\n", "x" * 5000, "/", "."],
+    *["nan", "inf", "-inf", "-1", "1e400", "9" * 5000, "0x10", "1_000", "\u0661", "1,", ",", "/proc/self/mem"],
+    *["[", "{}", "{topic.__class__}", "%", "=", "a=", "a.99..9=1", "..=1", "a~["],
+    *["http://[", "a:b:c", "unix:///\0", "::"],
+]
+REQUIRED = {
+    "copy": ["t", "u"],
+    "pub": ["t", os.devnull],
+    "requeue-dead": ["t", "--all", "--dry-run"],
+    "tail": ["t"],
+    "to-file": ["t", "."],
+    "stats": ["--once"],
+    "completion": ["bash"],
+}
+
+
+def lines(name, parameter):
+    """Return command lines in which a parameter has each of the values."""
+    required = REQUIRED.get(name, [])
+    for value in VALUES:
+        if isinstance(parameter, click.Option):
+            yield [name, *required, parameter.opts[0], value]
+        else:
+            at = [each.name for each in command_line.commands[name].params if isinstance(each, click.Argument)]
+            position = at.index(parameter.name)
+            yield [name, *required[:position], value, *required[position + 1 :]]
+
+
+PARAMETERS = [
+    pytest.param(name, parameter, id=f"{name} {parameter.opts[0]}")
+    for name, command in command_line.commands.items()
+    for parameter in command.params
+    if not (isinstance(parameter, click.Option) and (parameter.is_flag or parameter.count))
+    # The connection options are those of each command.
+    if name == "pub" or parameter.name not in {*SETTINGS, "cluster", "config_file"}
+]
+
+
+@pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
+def test_odd_value_is_no_traceback(monkeypatch, tmp_path, name, parameter):
+    monkeypatch.chdir(tmp_path)
+    nsqd = [] if name == "completion" or parameter.name == "nsqd" else ["--nsqd", "127.0.0.1:1"]
+
+    for line in lines(name, parameter):
+        # The signal ends a command that takes the value. What the command raises is raised here.
+        result = invoke(*line, *nsqd, signalled=signal.SIGTERM, GNSQ_TIMEOUT="0.05")
+
+        assert result.exit_code in (0, 1, 2, 128 + signal.SIGTERM), line
+        assert result.exit_code in (0, 128 + signal.SIGTERM) or "Error: " in result.stderr, line
+
+
+TOML = [
+    *["1979-05-27", "1979-05-27T07:32:00Z", "07:32:00", "nan", "inf", "-1", "0", "true", "false"],
+    *["1" * 400, "1" * 5000, '""', '"\\u0000"', '"a\\u0000b"', '"~nosuchuser/x"', '"~\\u0000/x"', '"\\n"'],
+    *['"::"', '"http://["', "[]", '[""]', "[[]]", "[1979-05-27]", "{}", "[" * 5000],
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_odd_value_in_the_file_is_no_traceback(config_folder, setting):
+    for value in TOML:
+        nsqd = "" if setting == "nsqd" else 'nsqd = "127.0.0.1:1"\n'
+        (config_folder / "gnsq.toml").write_text(f'cluster = "a"\n[clusters.a]\n{nsqd}{setting} = {value}\n')
+
+        result = invoke("pub", "t", os.devnull, signalled=signal.SIGTERM)
+
+        assert result.exit_code in (0, 2, 128 + signal.SIGTERM), value
+        assert result.exit_code != 2 or "Error: " in result.stderr, value
+
+
+@pytest.mark.parametrize("home", ["~nosuchuser", "/root/no", "/proc/1/fd", "\udcff", "x" * 5000], ids=ascii)
+def test_folder_of_the_file_that_can_not_be_read_is_as_if_it_had_none(home):
+    result = invoke("pub", "t", os.devnull, "--nsqd", "127.0.0.1:1", XDG_CONFIG_HOME=home, signalled=signal.SIGTERM)
+
+    assert result.exit_code == 128 + signal.SIGTERM
