@@ -10,10 +10,11 @@ from gnsq.texts import shown_argument
 __all__ = [
     "Addresses",
     "check_single",
+    "checked_address",
+    "format_address",
     "is_host",
     "is_port",
     "is_unix",
-    "format_address",
     "parse_address",
     "parse_addresses",
 ]
@@ -117,6 +118,11 @@ def format_address(host: str, port: int) -> str:
     if is_unix(host):
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def checked_address(host: str, port: int) -> str:
+    """Return the address of a host and a port as format_address() does. Raises the errors of parse_address()."""
+    return format_address(*parse_address(format_address(host, port)))
 
 
 def is_unix(host: str) -> bool:

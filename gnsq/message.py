@@ -26,7 +26,7 @@ from gnsq.concurrency.threads import checked_seconds
 from gnsq.errors import NSQException
 from gnsq.protocol.commands import check_count
 from gnsq.protocol.frames import MESSAGE, MESSAGE_FRAME, decode_message
-from gnsq.texts import counted
+from gnsq.texts import counted, shown_argument
 
 __all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
 
@@ -189,7 +189,7 @@ class Message:
             time_ms = 0 if requeue_after is None else requeue_after(self.attempts)
         check_count("time_ms", time_ms, "milliseconds")
         if backoff not in (True, False):
-            raise TypeError(f"backoff must be True or False, not {backoff!r}")
+            raise TypeError(f"backoff must be True or False, not {shown_argument(backoff)}")
         try:
             del self._open
         except AttributeError:
@@ -413,7 +413,9 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
             if not isinstance(message, Message):
                 for each in answered:
                     each._open = True
-                raise TypeError(f"finish_all() takes an iterable of messages; one of them is {message!r}") from None
+                raise TypeError(
+                    f"finish_all() takes an iterable of messages; one of them is {shown_argument(message)}"
+                ) from None
             left.append(message)
         else:
             answered.append(message)

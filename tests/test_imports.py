@@ -65,7 +65,7 @@ CLIENT = {*NSQD, "discovery", "lifecycle", "lookupd", "nsqd"}
 # A folder of gnsq: which modules and folders of gnsq its modules may import besides their own.
 FOLDERS = {
     "protocol": {"errors", "options", "texts"},
-    "concurrency": {"clock", "errors"},
+    "concurrency": {"clock", "errors", "texts"},
     "http": {"addresses", "concurrency", "errors", "options", "protocol", "texts", "tls", "transport"},
     "nsqd": NSQD,
     "consumer": CLIENT,

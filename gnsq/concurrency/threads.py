@@ -22,6 +22,7 @@ from gevent.event import Event
 
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
+from gnsq.texts import shown_argument
 
 __all__ = [
     "ALIVE_CHECK_INTERVAL",
@@ -67,7 +68,7 @@ def checked_seconds(name: str, seconds: float) -> float:
         return seconds
     # Decimal, Fraction and the numbers of numpy have __float__(), text has not. A bool is probably a mistake.
     if isinstance(seconds, bool) or not hasattr(seconds, "__float__"):
-        raise TypeError(f"{name} must be a number of seconds, not {seconds!r}")
+        raise TypeError(f"{name} must be a number of seconds, not {shown_argument(seconds)}")
     return float(seconds)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self, Unpack
 import gevent
 from gevent.event import Event
 
-from gnsq.addresses import Addresses, format_address, parse_addresses
+from gnsq.addresses import Addresses, checked_address, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import run_until_done, spawn
@@ -669,8 +669,12 @@ class Consumer:
         return self.options.poll_interval(self._clock.monotonic() - since for since in self._lost_nsqds.values())
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Start connecting to an nsqd. If that fails, try again only when an nsqlookupd names it. Does not wait."""
-        self._in_owner_thread(functools.partial(self._pool.add, format_address(address, port), permanent=False))
+        """Start connecting to an nsqd. If that fails, try again only when an nsqlookupd names it. Does not wait.
+
+        Raises:
+            ValueError, TypeError: If the address is not valid.
+        """
+        self._in_owner_thread(functools.partial(self._pool.add, checked_address(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:
         """Schedule an update of all RDY counts."""

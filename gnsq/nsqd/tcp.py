@@ -100,7 +100,7 @@ class NsqdTCPClient:
             # The error does not show the address, which may be a URL with a password.
             raise ValueError("address must be a host name or an IP address: the port is an argument of its own")
         # parse_address() checks address and port. gnsq 1.0 accepted a port as str.
-        self.address, self.port = parse_address(format_address(address, int(port)))
+        self.address, self.port = parse_address(format_address(address, port))
         checked = ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options})
         self.options = load_certificates(checked)
         identify_body = handshake.identify_body(self.options)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Sized
 from typing import Any, Literal, Self, Unpack, overload
 
-from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
+from gnsq.addresses import Addresses, checked_address, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, checked_timeout, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
@@ -35,7 +35,7 @@ from gnsq.protocol.frames import OK
 from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
 from gnsq.stats import ProducerConnectionStats, ProducerStats
-from gnsq.texts import counted
+from gnsq.texts import counted, shown_argument
 from gnsq.tracebacks import clears_locals
 
 __all__ = ["Producer"]
@@ -309,7 +309,7 @@ class Producer:
             ValueError: If the address is not valid.
             NSQException: If the producer was closed, or its thread does not run its hub.
         """
-        added = format_address(*parse_address(format_address(address, port)))
+        added = checked_address(address, port)
         runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
         runtime.owner_thread.call_and_wait(CROSS_THREAD_GRACE, runtime.add, added)
 
@@ -629,4 +629,4 @@ class Producer:
 
 def _check_flag(name: str, value: object) -> None:
     if value not in (True, False):
-        raise TypeError(f"{name} must be True or False, not {value!r}")
+        raise TypeError(f"{name} must be True or False, not {shown_argument(value)}")

@@ -31,6 +31,7 @@ from gnsq.concurrency.threads import (
 )
 from gnsq.errors import NSQUnknownClosed, NSQUnknownTimeout
 from gnsq.protocol.frames import OK
+from gnsq.texts import shown_argument
 
 __all__ = ["PublishResult", "ResultWaiters"]
 
@@ -204,7 +205,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         raises an exception, the exception is logged, and the other callbacks are called.
         """
         if not callable(callback):
-            raise TypeError(f"callback must be a function, not {callback!r}")
+            raise TypeError(f"callback must be a function, not {shown_argument(callback)}")
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)
         self.waiters.notify_if_ended(waiters, self)

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from gnsq.nsqd.connection import Connection
 from gnsq.producer.publish import Link, PendingPublish
+from gnsq.texts import shown_argument
 
 __all__ = ["Key", "Strategy", "StrategyOption", "TcpLink", "checked_key", "make_strategy"]
 
@@ -87,7 +88,7 @@ def checked_key(key: Key) -> bytes | str:
     if key is None:
         raise ValueError("strategy 'consistent' needs key=")
     if not isinstance(key, (bytes, str)):
-        raise TypeError(f"key must be bytes or str, not {key!r}")
+        raise TypeError(f"key must be bytes or str, not {shown_argument(key)}")
     return key
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.texts import counted
+from gnsq.texts import counted, shown_argument
 
 __all__ = [
     "Command",
@@ -214,7 +214,7 @@ _FORBIDDEN_IN_ID = re.compile(rb"[ \r\n]")
 def _checked_id(message_id: bytes | str) -> bytes:
     data = message_id.encode() if isinstance(message_id, str) else message_id
     if not isinstance(data, bytes):
-        raise TypeError(f"message id must be bytes or str, not {message_id!r}")
+        raise TypeError(f"message id must be bytes or str, not {shown_argument(message_id)}")
     # A fast check first: nsqd's ids consist of hex digits.
     if len(data) == MESSAGE_ID_SIZE and data.isalnum():
         return data
@@ -231,7 +231,7 @@ def check_count(name: str, value: object, unit: str = "") -> None:
     """
     # Refuse a bool, which is an int in Python: in place of a number, it is probably a mistake.
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int{unit and f' of {unit}'}, not {value!r}")
+        raise TypeError(f"{name} must be an int{unit and f' of {unit}'}, not {shown_argument(value)}")
     if value < 0:
         raise ValueError(f"{name} {value} must be at least 0{unit and f' {unit}'}")
 

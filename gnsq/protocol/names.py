@@ -77,7 +77,7 @@ def is_ephemeral(name: str) -> bool:
 
 def _refusal(kind: str, name: object, max_length: int) -> str:
     if not isinstance(name, str):
-        return f"{kind} name {shown_argument(name)} is {type(name).__name__}, not str"
+        return f"{kind} name must be a str, not {shown_argument(name)}"
     shown = shown_argument(name if len(name) <= 2 * max_length or "@" in name else f"{name[:max_length]}...")
     if len(name) > max_length:
         return f"{kind} name {shown} has {len(name)} characters, the limit is {max_length}"

@@ -272,6 +272,22 @@ def test_misuse_is_refused_at_once(arguments, options, error, words):
         Consumer(*arguments, **options)
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        pytest.param(lambda c: c.close("5"), TypeError, "timeout must be a number of seconds, not '5'", id="close"),
+        pytest.param(lambda c: c.join("5"), TypeError, "timeout must be a number of seconds, not '5'", id="join"),
+        pytest.param(lambda c: c.connect_to_nsqd("h", "x"), ValueError, "port 'x' of address 'h:x'", id="port"),
+        pytest.param(lambda c: c.connect_to_nsqd(5, 4150), TypeError, "must be a str, not 5", id="address"),
+    ],
+)
+def test_wrong_argument_of_a_call_is_refused(consume, call, error, words):
+    consumer = consume(lambda consumer, message: None)
+
+    with pytest.raises(error, match=words):
+        call(consumer)
+
+
 def test_lost_connection_is_opened_again(fakensqd, send, consume):
     got = []
     consumer = consume(lambda consumer, message: got.append(message.body), reconnect_initial=0.01)

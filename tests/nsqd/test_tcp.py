@@ -334,6 +334,7 @@ def test_listen_raises_when_the_connection_breaks(opened):
     [
         (("nsqd", 70000), "port '70000' of address 'nsqd:70000' is not a number from 1 to 65535"),
         (("nsqd", 0), "port '0'"),
+        (("nsqd", "x"), "port 'x' of address 'nsqd:x'"),
         (("", 4150), "has no host"),
     ],
 )

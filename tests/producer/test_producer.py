@@ -73,7 +73,7 @@ METHODS = {
 VALID = {"topic": "t", "data": b"x", "messages": [b"x"], "address": "127.0.0.1", "port": 4150}
 MISUSES = [
     ("topic", "bad topic", ValueError, "topic name 'bad topic'"),
-    ("topic", ["t"], ValueError, r"topic name \['t'\] is list, not str"),
+    ("topic", ["t"], ValueError, "topic name must be a str, not list"),
     ("data", b"", ValueError, "message body is empty"),
     ("data", "text", TypeError, "message body must be bytes, not str"),
     ("messages", b"xy", TypeError, "messages must be an iterable of bytes, not bytes"),
@@ -86,7 +86,7 @@ MISUSES = [
     ("key", 5, TypeError, "key must be bytes or str, not 5"),
     ("timeout", "5", TypeError, "timeout must be a number of seconds, not '5'"),
     ("timeout", True, TypeError, "timeout must be a number of seconds, not True"),
-    ("timeout", timedelta(seconds=5), TypeError, "timeout must be a number of seconds, not datetime"),
+    ("timeout", timedelta(seconds=5), TypeError, "timeout must be a number of seconds, not timedelta"),
     ("timeout", -1, ValueError, "timeout -1 must be at least 0"),
     ("address", 5, TypeError, "host of an address must be a str, not 5"),
     ("port", "x", ValueError, "port 'x' of address '127.0.0.1:x' is not a number"),

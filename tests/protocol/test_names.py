@@ -54,7 +54,7 @@ SENT = [
     pytest.param(["a", "x$(touch x)"], "topic name 'x\\$\\(touch x\\)' is not valid", id="command"),
     pytest.param(["\x1b]0;x"], r"topic name '\\x1b\]0;x' is not valid", id="escape sequence"),
     pytest.param(["x" * 1_000_000], r"topic name 'x{64}\.\.\.' has 1000000 characters", id="long"),
-    pytest.param([{"a": 1}], "is dict, not str", id="object"),
+    pytest.param([{"a": 1}], "must be a str, not dict", id="object"),
     pytest.param("a", "topics are no list: 'a'", id="text"),
 ]
 
@@ -69,7 +69,7 @@ def test_names_of_a_server_are_checked(sent, expected):
 
 
 def test_bytes_are_no_name():
-    with pytest.raises(ValueError, match="is bytes, not str"):
+    with pytest.raises(ValueError, match="must be a str, not bytes"):
         assert_valid_topic_name(b"topic")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import gevent
 
 from gnsq import LookupdClient, NsqdHTTPClient
-from gnsq.addresses import format_address, is_unix, parse_address
+from gnsq.addresses import checked_address, format_address, is_unix
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.errors import NSQException, NSQHttpError
@@ -234,7 +234,7 @@ def _address_of_node(node: dict[str, Any]) -> str:  # Any: JSON
     host, port = node["broadcast_address"], node["http_port"]
     if not isinstance(host, str) or is_unix(host):
         raise ValueError(f"broadcast_address {host!r} is neither a host name nor an IP address")
-    return format_address(*parse_address(format_address(host, port)))
+    return checked_address(host, port)
 
 
 class ChannelMonitor:
