@@ -118,9 +118,9 @@ def test_consumer_closes_though_a_greenlet_of_its_close_dies(consumer, nsqd, cap
     nsqd.publish("t", b"held")
     wait_until(lambda: b"held" in consumer.bodies)
 
-    consumer.close()
+    closing = gevent.spawn(consumer.close, timeout=5)
     throw(name)
-    consumer.join(timeout=5)
+    closing.join()
 
     assert consumer.stats().state == "closed"
     assert is_told(caplog)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import gevent
 from gevent.event import AsyncResult
 
-from gnsq.concurrency.greenlets import spawn
+from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.threads import (
     ALIVE_CHECK_INTERVAL,
     CROSS_THREAD_GRACE,
@@ -238,7 +238,8 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         else:
             key = (self, callback, get_ident())
             if key not in self.waiters.links:
-                job = spawn("gnsq-link", self._wait_for_link, on_failure="the callback is called early")
+                arguments = run_until_done, "a greenlet that waits for a publish", self._wait_for_link, logger
+                job = spawn("gnsq-link", *arguments, on_failure="the callback is called early")
                 self.waiters.links[key] = job
                 job.rawlink(lambda job: self.waiters.links.pop(key, None) is job and callback(self))
 
