@@ -9,7 +9,6 @@ from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, encode_frame
 from tests.helpers import peer
 
 EVIL = "x\x1b]0;title\x07\x9b31m\u202e\r\nERROR: y"
-EVIL_ID = b"\x1b]0;\x07\xff \x9b31m a=b"
 
 
 def http(port):
@@ -44,9 +43,10 @@ def tcp(sock):
     numbers = itertools.count()
     replies = {
         b"IDENTIFY": lambda: encode_frame(RESPONSE, json.dumps({"version": EVIL, "max_rdy_count": 2500}).encode()),
-        b"SUB": lambda: encode_frame(RESPONSE, b"OK"),
+        b"SUB refused": lambda: encode_frame(ERROR, f"E_BAD_TOPIC {EVIL}".encode()),
+        b"SUB t": lambda: encode_frame(RESPONSE, b"OK"),
         b"CLS": lambda: encode_frame(RESPONSE, b"CLOSE_WAIT"),
-        b"RDY": lambda: encode_frame(MESSAGE, bytes(8) + b"\0\1" + EVIL_ID[:15] + bytes([next(numbers)]) + b"{}"),
+        b"RDY": lambda: encode_frame(MESSAGE, bytes(8) + b"\0\1" + b"%016x" % next(numbers) + b"{}"),
         b"FIN": lambda: encode_frame(ERROR, f"E_FIN_FAILED {EVIL}".encode()),
         b"PUB": lambda: encode_frame(ERROR, f"E_BAD_MESSAGE {EVIL}".encode()),
         b"MPUB": lambda: encode_frame(ERROR, f"E_BAD_MESSAGE {EVIL}".encode()),
@@ -64,6 +64,8 @@ def tcp(sock):
         "tail t -n 1 --meta",
         "tail t -n 1 --json",
         "tail t -n 1 --meta --lookupd",
+        "tail refused",
+        "to-file refused DIRECTORY",
         "stats",
         "stats --json",
         "stats --lookupd",
@@ -87,3 +89,50 @@ def test_text_of_a_server_is_shown_without_control_characters(gnsq, tmp_path, mo
     shown = result.stdout + result.stderr
     assert shown
     assert [line for line in shown.split("\n") if not line.isprintable() or line.startswith("ERROR: y")] == []
+
+
+SHAPES = ["null", "[]", "{}", "0", '"x"', "NaN", "[null]", "1e999", "1" + "0" * 400, "1" + "0" * 5000, "[" * 100_000]
+
+
+def written(fields):
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in fields.items()) + "}"
+
+
+def odd(fields, value):
+    """An odd value, and JSON objects that have it in one of their fields."""
+    return [value, *(written({**fields, name: value}) for name in fields)]
+
+
+TOPICS = """[{"topic_name": "t", "depth": 1, "message_count": 1,
+    "channels": [{"channel_name": "c", "depth": 1, "message_count": 1}]}]"""
+ANSWERS = {
+    "/stats": {"version": '"1.3.0"', "health": '"OK"', "start_time": "1", "topics": TOPICS},
+    "/info": {"version": '"1.3.0"', "broadcast_address": '"x"', "hostname": '"x"', "http_port": "1", "tcp_port": "1"},
+    "/lookup": {
+        "channels": "[]",
+        "producers": '[{"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": PORT}]',
+    },
+    "/nodes": {"producers": '[{"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": PORT}]'},
+}
+
+
+@pytest.mark.parametrize("words", ["stats", "ping"])
+@pytest.mark.parametrize("changed", ANSWERS)
+@pytest.mark.parametrize("value", SHAPES, ids=lambda value: value[:5])
+def test_odd_json_is_an_error_in_words(gnsq, capfd, words, changed, value):
+    bodies = {path: written(fields) for path, fields in ANSWERS.items()}
+
+    def answer(sock):
+        while request := sock.recv(65536):
+            path = request.split()[1].decode().partition("?")[0]
+            body = bodies.get(path, "OK").replace("PORT", str(sock.getsockname()[1]))
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            sock.sendall((head + body).encode())
+
+    with peer(answer) as server:
+        for body in odd(ANSWERS[changed], value):
+            bodies[changed] = body
+            result = gnsq(*words.split(), "--lookupd", server, "--timeout", "0.2")
+
+            assert result.exit_code in (0, 1)
+    assert "Traceback" not in capfd.readouterr().err

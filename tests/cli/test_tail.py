@@ -78,6 +78,12 @@ def test_meta_line_has_the_time_of_the_publish_and_the_id():
     assert line.startswith(b"2023-11-14T22:13:20.123456Z id=0123456789abcdef attempts=2 ")
 
 
+def test_id_of_another_server_is_escaped_in_the_meta_line():
+    message = Received("t", Message(0, 1, b"\x1b]0;\x07\xff \x9b31m a=b\n", b""))
+
+    assert rb" id=\x1b]0;\x07\xff\x20\x9b31m\x20a=b\x0a attempts=1 " in meta_line(message)
+
+
 @pytest.mark.parametrize(
     ("body", "shown"),
     [
