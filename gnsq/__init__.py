@@ -17,6 +17,11 @@ if TYPE_CHECKING:  # for type checkers, a name that is imported "as" itself is p
     from gnsq.deprecated import Lookupd as Lookupd
     from gnsq.deprecated import Nsqd as Nsqd
     from gnsq.deprecated import Reader as Reader
+    from gnsq.errors import NSQErrorCode as NSQErrorCode
+    from gnsq.errors import NSQException as NSQException
+    from gnsq.errors import NSQNotSent as NSQNotSent
+    from gnsq.errors import NSQRequeueMessage as NSQRequeueMessage
+    from gnsq.errors import NSQUnknown as NSQUnknown
     from gnsq.lookupd import LookupdClient as LookupdClient
     from gnsq.message import Message as Message
     from gnsq.message import finish_all as finish_all
@@ -35,6 +40,11 @@ _MODULES = {
     "LookupdClient": "lookupd",
     "Message": "message",
     "Nsqd": "deprecated",
+    "NSQErrorCode": "errors",
+    "NSQException": "errors",
+    "NSQNotSent": "errors",
+    "NSQRequeueMessage": "errors",
+    "NSQUnknown": "errors",
     "NsqdHTTPClient": "nsqd",
     "NsqdTCPClient": "nsqd",
     "Producer": "producer",

@@ -191,7 +191,7 @@ class ProducerConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """State of a Producer. All numbers from confirmed to repeated count messages since the start of the Producer.
+    """State of a Producer. All numbers from confirmed to possibly_duplicated count messages since its start.
 
     Attributes:
         state: init, running, closing or closed.
@@ -199,8 +199,9 @@ class ProducerStats:
         refused: Messages to which nsqd responded with an error.
         not_sent: Messages whose publish ended with NSQNotSent: nsqd has not executed it.
         unknown: Messages whose publish ended with NSQUnknown: nsqd may have executed it.
-        sent_again: Messages whose publish was retried, once or more often.
-        repeated: Messages whose publish was retried although nsqd may have executed it (option allow_duplicates).
+        retried: Messages whose publish was retried, once or more often.
+        possibly_duplicated: Messages whose publish was retried although nsqd may have executed it (option
+            allow_duplicates).
         pending, pending_bytes: Publishes that have not ended: their number, and the bytes of their messages.
         latency: Times from publish() to nsqd's OK.
         connections: The open connections.
@@ -214,8 +215,8 @@ class ProducerStats:
     refused: int
     not_sent: int
     unknown: int
-    sent_again: int
-    repeated: int
+    retried: int
+    possibly_duplicated: int
     pending: int
     pending_bytes: int
     latency: Histogram

@@ -239,7 +239,7 @@ def test_keys_of_statistics_are_stable(consumer, producer):
         *["lookupd_failures", "not_ready", "unanswered"],
     ]
     assert list(second) == [
-        *["name", "is_ready", "state", "confirmed", "refused", "not_sent", "unknown", "sent_again", "repeated"],
+        *["name", "is_ready", "state", "confirmed", "refused", "not_sent", "unknown", "retried", "possibly_duplicated"],
         *["pending", "pending_bytes", "latency", "connections", "failures", "lookupd_failures", "not_ready"],
     ]
 

@@ -264,8 +264,8 @@ class Publisher(Source):
             refused=0,
             not_sent=0,
             unknown=0,
-            sent_again=0,
-            repeated=0,
+            retried=0,
+            possibly_duplicated=0,
             pending=0,
             pending_bytes=0,
             latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0),
@@ -291,8 +291,8 @@ def test_producer_has_counters_of_outcomes_and_gauges():
         refused=1,
         not_sent=2,
         unknown=3,
-        sent_again=4,
-        repeated=5,
+        retried=4,
+        possibly_duplicated=5,
         pending=7,
         pending_bytes=8,
         connections=(
@@ -306,7 +306,7 @@ def test_producer_has_counters_of_outcomes_and_gauges():
 
     values = scrape(StatsCollector(producer))
 
-    outcomes = ("confirmed", "refused", "not_sent", "unknown", "sent_again", "repeated")
+    outcomes = ("confirmed", "refused", "not_sent", "unknown", "retried", "possibly_duplicated")
     assert [values[produced(f"messages_{name}_total")] for name in outcomes] == [6, 1, 2, 3, 4, 5]
     gauges = ("pending", "pending_bytes", "connections", "stalled_connections", "unreachable_nsqds", "failing_lookupds")
     assert [values[produced(name)] for name in gauges] == [7, 8, 3, 1, 1, 2]

@@ -68,7 +68,7 @@ def test_with_allow_duplicates_a_lost_publish_is_sent_again(nsqd, clock, produci
 
     assert job.outcome == "confirmed"
     assert stored(nsqd) == [b"x", b"x"]
-    assert producer.stats().repeated == 1
+    assert producer.stats().possibly_duplicated == 1
 
 
 def test_lost_publish_that_can_not_be_sent_again_stays_unknown(nsqd, clock, producing, begin):
