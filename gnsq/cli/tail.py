@@ -74,12 +74,13 @@ def tail(
         output = Output(stop)
         console = Console() if sys.stdout.isatty() and not raw and not is_json else None
         inbox = Inbox()
+        most = in_flight_for(rate, None if body_filter else count, MAX_IN_FLIGHT)
         consumers = [
             cluster.consumer(
                 *(topic, channel),
                 message_handler=inbox,
                 max_tries=0,
-                max_in_flight=in_flight_for(rate, None if body_filter else count, MAX_IN_FLIGHT),
+                max_in_flight=min(FIRST_BATCH, most),
                 # nsqd takes 100 % as a part that is not valid.
                 sample_rate=0 if sample in (None, 100) else sample,
             )
@@ -92,9 +93,8 @@ def tail(
             counter = None if sys.stdout.isatty() else opened.enter_context(Counter("written"))
             opened.enter_context(receive(cluster, consumers, inbox, stop))
             batch = BATCH if console is None else TERMINAL_BATCH
-            printer = _Printer(
-                consumers, inbox, output, write, body_filter, counter, RateLimiter(rate, stop.requested), stop
-            )
+            limiter = RateLimiter(rate, stop.requested)
+            printer = _Printer(consumers, inbox, output, write, body_filter, counter, limiter, stop, most)
             printer.run(count, batch)
         if counter is not None and sys.stderr.isatty():
             skipped = f"; {counted(printer.skipped, 'other', spec=',')} not chosen" if body_filter else ""
@@ -127,6 +127,7 @@ class _Printer:
         counter: Counter | None,
         limiter: RateLimiter,
         stop: StopSignals,
+        most: int,
     ) -> None:
         self.written = 0
         self.skipped = 0
@@ -138,14 +139,20 @@ class _Printer:
         self._counter = counter
         self._limiter = limiter
         self._stop = stop
+        self._in_flight, self._most = min(FIRST_BATCH, most), most
 
     def run(self, count: int | None, batch: int) -> None:
         """Write up to count messages, until a signal comes or the reader of stdout ends."""
         while self.written != count and not self._is_over:
             left = batch if count is None else count - self.written
-            # What is written is finished, and a reader such as head may want three lines: so begin with a few.
-            wanted = FIRST_BATCH + self.written // 4
-            self._write_next(min(batch, self._limiter.step or batch, left, wanted))
+            # A reader such as head may want three lines, but what is written is finished, and what is in flight then
+            # counts as an attempt. So begin with a few.
+            done = self.written + self.skipped
+            self._write_next(min(batch, self._limiter.step or batch, left, FIRST_BATCH + done // 4))
+            if done >= self._in_flight < self._most:
+                self._in_flight = min(2 * self._in_flight, self._most)
+                for consumer in self._consumers:
+                    consumer.max_in_flight = self._in_flight
 
     @property
     def _is_over(self) -> bool:
