@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import json
+import logging
 import secrets
 import socket as stdlib_socket
 import ssl
@@ -38,6 +39,8 @@ from gnsq.tls import TlsTransport, client_context
 from gnsq.transport import connect, time_limit
 
 __all__ = ["Check", "NsqdChecker", "Status", "Target", "check_lookupd"]
+
+logger = logging.getLogger(__name__)
 
 # Limit in seconds of each attempt to find out what kind of server listens on a port.
 PROBE_TIMEOUT = 2.0
@@ -317,6 +320,7 @@ class NsqdChecker:
             raise _Failed from error
         phases.end()
         self._record_phases(phases, identity)
+        logger.info("%s:%d: connected, %s", self._host, self._port, identity.summary)
         return stack
 
     def _handshake(self, stack: TransportStack, phases: _Phases) -> Identity:
@@ -344,7 +348,7 @@ class NsqdChecker:
                     if not self._has_secret:
                         raise advice.AuthNeeded
                 case ReadFrame() if phases.name == "TLS":
-                    phases.tls = stack.transport if isinstance(stack.transport, TlsTransport) else None
+                    phases.tls = stack.below_log if isinstance(stack.below_log, TlsTransport) else None
             response = yield step
             if response is not None and phases.name == "IDENTIFY":
                 with contextlib.suppress(ValueError, AttributeError):  # an old nsqd answers with a plain OK

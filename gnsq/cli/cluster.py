@@ -81,7 +81,9 @@ _CONFIG = click.Option(
     type=_FILE,
     help=f"File with named clusters. Default: ~/.config/{CONFIG}.",
 )
-_VERBOSE = click.Option(["-v", "--verbose"], count=True, help="Log connections, too. Twice: also commands.")
+_VERBOSE = click.Option(
+    ["-v", "--verbose"], count=True, help="Log connections, too. Twice: also each command and frame."
+)
 _CONNECTION_OPTIONS = [*SETTINGS.values(), _CLUSTER, _CONFIG, _VERBOSE]
 # Levels of the log on stderr, by the number of -v.
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)

@@ -19,6 +19,7 @@ from gnsq.errors import (
     NSQSocketError,
     make_error,
 )
+from gnsq.nsqd.wire_log import LoggedTransport, logged
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import require_snappy
 from gnsq.protocol.frames import ERROR, Frame, FrameDecoder, ReadMessages
@@ -60,6 +61,7 @@ class TransportStack:
         host, port: Address of nsqd. TLS checks this host, not that of address_resolver, unless server_hostname is set.
         options: The options that load_certificates() has returned.
         transport: A stream to use instead of a new connection.
+        subject: Beginning of the lines that log commands and frames; default: the address.
 
     Attributes:
         transport: The topmost transport; None before connect().
@@ -69,7 +71,15 @@ class TransportStack:
         encrypted: True after TLS has started.
     """
 
-    def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        options: ConnectionOptions,
+        transport: Transport | None = None,
+        *,
+        subject: str | None = None,
+    ) -> None:
         self.transport = transport
         self._max_response_size = min(MAX_RESPONSE_SIZE, options.max_frame_size)
         # The limit of a frame before SUB. allow_messages() raises this limit.
@@ -81,6 +91,7 @@ class TransportStack:
         self._port = port
         self._options = options
         self._peer = format_address(host, port)
+        self._subject = subject or self._peer
 
     def connect(self) -> None:
         """Connect to the address, or to the one that address_resolver returns. Do nothing if a transport was given.
@@ -92,6 +103,7 @@ class TransportStack:
         if self.transport is None:
             host, port = self._resolve()
             self.transport = connect(host, port, self._options.timeout)
+        self.transport = logged(self.transport, self._subject)
 
     @clears_locals  # of AUTH
     def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
@@ -126,7 +138,7 @@ class TransportStack:
                     self.expected = "end of the TLS handshake"
                     self._start_tls()
                 case StartCompression(codec):
-                    self.transport = CompressedTransport(self.connected, codec, self.decoder.take_remaining())
+                    self._cover(CompressedTransport(self.below_log, codec, self.decoder.take_remaining()))
                 case ReadFrame(expected):
                     self.expected = expected
                     response = self.read_frame()
@@ -161,6 +173,18 @@ class TransportStack:
         assert self.transport is not None  # the caller has called connect() before
         return self.transport
 
+    @property
+    def below_log(self) -> Transport:
+        """The transport that TLS or compression covers: the topmost one, but not the log, which stays on top."""
+        transport = self.connected
+        return transport.below if isinstance(transport, LoggedTransport) else transport
+
+    def _cover(self, transport: Transport) -> None:
+        if isinstance(self.transport, LoggedTransport):
+            self.transport.replace(transport)
+        else:
+            self.transport = transport
+
     def _resolve(self) -> tuple[str, int]:
         resolver = self._options.address_resolver
         if resolver is None:
@@ -191,10 +215,10 @@ class TransportStack:
         if name is None and context.check_hostname:
             raise NSQException("TLS over a unix socket needs server_hostname, the name to check")
         try:
-            transport = TlsTransport(self.connected, context, server_hostname=name, peer=self._peer)
+            transport = TlsTransport(self.below_log, context, server_hostname=name, peer=self._peer)
         except (OSError, ValueError, TypeError) as error:
             raise NSQSocketError(f"{self._peer}: TLS can't begin: {error}") from error
-        self.transport = transport
+        self._cover(transport)
         try:
             transport.handshake()
         except NSQSocketError as error:

@@ -176,7 +176,7 @@ class Connection:
         self._subject = self._owner.at(self.address)
         self._error_frame_grace = error_frame_grace
         self._opened = False
-        self._stack = TransportStack(host, port, self.options)
+        self._stack = TransportStack(host, port, self.options, subject=self._subject)
         self._stack.on_frame = self._handle_handshake
         self._writer = Writer(
             self._clock.monotonic, self._check_open, has_unfinished=lambda: self.in_flight_messages.in_flight

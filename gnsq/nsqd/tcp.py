@@ -234,6 +234,7 @@ class NsqdTCPClient:
             logger.warning("%s: %s", self.nsqd, warning)
         if identity.auth:
             self.on_auth.send(self, response=dict(identity.auth))
+        logger.info("%s: connected, %s", self.nsqd, identity.summary)
         messages = self._in_flight_messages
         messages.msg_timeout = identity.msg_timeout or self.options.msg_timeout
         messages.max_msg_timeout = identity.max_msg_timeout

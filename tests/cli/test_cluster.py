@@ -286,6 +286,20 @@ def test_secret_and_password_are_in_no_output(invoke, load, tmp_path, verbose):
     assert "hunter" not in repr(load(*options))
 
 
+@pytest.mark.parametrize("command", [["ping"], ["pub", "t"]], ids=lambda command: command[0])
+def test_verbose_logs_connections_and_twice_commands(invoke, fakensqd, tmp_path, command):
+    (tmp_path / "lines").write_text("1\n")
+    file = [str(tmp_path / "lines")] if command[0] == "pub" else []
+
+    once = invoke(*command, *file, "--nsqd", fakensqd.tcp_address, "-v").stderr
+    twice = invoke(*command, *file, "--nsqd", fakensqd.tcp_address, "-vv").stderr
+
+    assert ": connected, nsqd 1.3.0" in once
+    assert "sent IDENTIFY, " not in once
+    assert f"DEBUG: {fakensqd.tcp_address}: " in twice
+    assert "sent IDENTIFY, " in twice
+
+
 # --- settings are used
 
 
