@@ -11,6 +11,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnsq.texts import shown_argument
+
 if TYPE_CHECKING:
     from fakensqd.clock import Clock
 
@@ -44,7 +46,7 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"address {address!r} is not host:port with a port of 0 to 65535")
+        raise ValueError(f"address {shown_argument(address)} is not host:port with a port of 0 to 65535")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

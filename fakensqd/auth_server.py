@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from fakensqd.http.server import HttpPort
 from fakensqd.nsqd.auth import Grant
 from fakensqd.thread import Server
+from gnsq.tracebacks import clears_locals
 
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
 
@@ -60,6 +61,7 @@ class FakeAuthServer(Server):
         errors: Exceptions that answer() has raised.
     """
 
+    @clears_locals
     def __init__(
         self,
         grants: Mapping[str, AuthAnswer] | None = None,

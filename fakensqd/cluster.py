@@ -15,6 +15,7 @@ from fakensqd.nsqd.published import MessageAssertions
 from fakensqd.nsqd.server import FakeNsqd
 from fakensqd.options import ClusterOptionsDict, NsqdOptions
 from fakensqd.thread import Server
+from gnsq.tracebacks import clears_locals
 
 __all__ = ["FakeCluster"]
 
@@ -43,6 +44,7 @@ class FakeCluster(MessageAssertions, Server):
         TypeError, ValueError, OSError: As in FakeNsqd; ValueError also if base_port gives ports outside of 1 to 65535.
     """
 
+    @clears_locals
     def __init__(
         self,
         nsqds: int = 2,

@@ -75,7 +75,8 @@ class Entry:
             words.append(self.message_id.decode("latin-1"))
         if self.attempts:
             words.append(f"attempt {self.attempts}")
-        words += [shown_body(body) for body in self.bodies[:3]]
+        # Tests print the transcript, also in the log of a CI server: the secret of AUTH is in bodies alone.
+        words += [shown_body(body) if self.name != "AUTH" else "..." for body in self.bodies[:3]]
         if len(self.bodies) > 3:
             words.append(f"and {len(self.bodies) - 3} more")
         if self.status:

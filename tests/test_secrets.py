@@ -6,7 +6,8 @@ import traceback
 
 import pytest
 
-from fakensqd import FakeAuthServer, FakeNsqd
+from fakensqd import FakeAuthServer, FakeCluster, FakeNsqd
+from fakensqd.nsqd.auth import Grant
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.cli.cluster import load_cluster
 from gnsq.protocol.frames import RESPONSE, encode_frame
@@ -116,6 +117,10 @@ CONSTRUCTORS = [
     *((LookupdClient.from_url, address) for address in ADDRESSES),
     *((lambda address: NsqdHTTPClient.from_url(address, auth=("u", "v")), address) for address in ADDRESSES),
     *((lambda address: FakeNsqd(auth_http_addresses=address), address) for address in ADDRESSES),
+    *((lambda address: FakeNsqd(auth_http_addresses=address, misspelt=1), address) for address in ADDRESSES),
+    *((lambda address: FakeCluster(auth_http_addresses=address, misspelt=1), address) for address in ADDRESSES),
+    (lambda address: FakeNsqd(tcp_address=address), ADDRESS),
+    *((FakeAuthServer, grants) for grants in [{SECRET: Grant()}, {SECRET: 1}, [SECRET], SECRET]),
 ]
 
 
@@ -146,8 +151,10 @@ def auth_nsqd(request):
         with peer(refuses_auth) as address:
             yield address
         return
-    with FakeAuthServer() as auth, FakeNsqd(auth_http_addresses=auth.http_address) as nsqd:
+    with FakeAuthServer() as auth, FakeNsqd(auth_http_addresses=auth.http_address, record=True) as nsqd:
         yield nsqd.tcp_address
+        assert "command AUTH ..." in nsqd.transcript.text()
+        assert SECRET not in nsqd.transcript.text()
 
 
 @pytest.fixture

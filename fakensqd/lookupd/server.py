@@ -17,6 +17,7 @@ from fakensqd.lookupd.http import lookupd_application
 from fakensqd.lookupd.registry import Registry
 from fakensqd.lookupd.session import LookupdSession
 from fakensqd.options import NSQ_VERSION, LookupdOptions, LookupdOptionsDict
+from gnsq.tracebacks import clears_locals
 
 __all__ = ["FakeLookupd"]
 
@@ -35,6 +36,7 @@ class FakeLookupd(Daemon):
 
     fault_protocol = LOOKUPD
 
+    @clears_locals
     def __init__(
         self,
         *,

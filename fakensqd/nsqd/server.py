@@ -22,6 +22,7 @@ from fakensqd.nsqd.storage import DataPath
 from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
 from fakensqd.transcript import Entry
 from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
+from gnsq.tracebacks import clears_locals
 
 if TYPE_CHECKING:
     import ssl
@@ -56,6 +57,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         OSError: If a file of certificates, a key or CAs can't be read, or is malformed.
     """
 
+    @clears_locals
     def __init__(
         self,
         *,
