@@ -134,7 +134,8 @@ class ConsumerStats:
         handlers_timed_out: Number of messages that timed out while their handler ran, since the start.
         async_timed_out: Number of async messages that timed out before they were answered, since the start.
         lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
-        not_ready: Why the Consumer does not run or no connection is subscribed; empty if it runs and one is.
+        not_ready: Why the Consumer does not run or no connection is subscribed; empty if it runs and one is. Not empty
+            although the Consumer is ready: while it waits for its topic.
         unanswered: Number of messages that close() did not see answered: requeued after close_timeout, timed out, or in
             flight at the end.
     """

@@ -191,7 +191,7 @@ class Republisher:
         while not self._is_over.wait(IDLE_CHECK_INTERVAL):
             now = time.monotonic()
             stats = self._consumer.stats()
-            if not self._consumer.is_ready:
+            if stats.not_ready:
                 if now - ready > patience + idle:
                     self._fail(NSQException(f"{stats.topic}: no nsqd can be reached: {stats.not_ready}"))
                 last = now

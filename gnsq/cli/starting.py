@@ -65,7 +65,7 @@ def _start(cluster: Cluster, consumers: Sequence[Consumer]) -> NSQException | No
             unknown.append(note)
     gevent.joinall([_spawned(consumer.start, False) for consumer in consumers], raise_error=True)
     deadline = time.monotonic() + cluster.timeout
-    while not any(_can_receive(consumer) for consumer in consumers):
+    while not any(consumer.is_ready for consumer in consumers):
         if time.monotonic() > deadline or all(_has_failed(consumer) for consumer in consumers):
             reasons = dict.fromkeys(consumer.stats().not_ready for consumer in consumers)
             return NSQException(f"no nsqd can be reached: {'; '.join(reasons)}")
@@ -74,11 +74,6 @@ def _start(cluster: Cluster, consumers: Sequence[Consumer]) -> NSQException | No
     for note in unknown:
         click.echo(note, err=True)
     return None
-
-
-def _can_receive(consumer: Consumer) -> bool:
-    """Return True if the consumer is subscribed, or nsqlookupd has answered that no nsqd has the topic yet."""
-    return consumer.is_ready or (bool(consumer.lookupds) and consumer.is_healthy)
 
 
 def _has_failed(consumer: Consumer) -> bool:

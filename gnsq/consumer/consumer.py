@@ -489,9 +489,22 @@ class Consumer:
 
     @property
     def is_ready(self) -> bool:
-        """For a readiness probe: True if the consumer runs and is subscribed to an nsqd. Else see stats().not_ready."""
+        """For a readiness probe: True if the consumer runs and is subscribed to an nsqd, or waits for its topic: an
+        nsqlookupd has answered that no nsqd has it, and none has had it. Otherwise see stats().not_ready.
+
+        A worker whose topic nobody has published to yet must be ready: it could never be rolled out before.
+        """
+        return self.is_running and (self._is_subscribed or self._waits_for_topic)
+
+    @property
+    def _is_subscribed(self) -> bool:
         connections = list(self._pool.connections.values())
-        return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
+        return any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
+
+    @property
+    def _waits_for_topic(self) -> bool:
+        known = self.nsqd_tcp_addresses or self._nodes.addresses or self._lost_nsqds or self._pool.failures()
+        return self._looked_up and not (known or self._nodes.report.wrong)
 
     @property
     def is_healthy(self) -> bool:
@@ -569,12 +582,12 @@ class Consumer:
         )
 
     def _why_not_ready(self, failures: dict[str, str]) -> str:
-        if self.is_ready:
-            return ""
         if self._state is not State.RUNNING:
             if self._end_reason:
                 return f"closed: {self._end_reason}"
             return "not started" if self._state is State.INIT else self._state.value
+        if self._is_subscribed:
+            return ""
         reasons = [f"{address}: {text}" for address, text in failures.items()]
         connecting = sorted((self.nsqd_tcp_addresses | self._nodes.addresses) - failures.keys())
         reasons += [f"{address}: still connecting" for address in connecting]

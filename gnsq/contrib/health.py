@@ -2,7 +2,8 @@
 
 ``/live`` is 200 if each client works, starts or drains. It is 503 if a client has closed, if its thread has ended or is
 blocked, or if ``is_healthy`` of a consumer is False. ``/ready`` is 200 if ``is_ready`` of each client is True; so it is
-503 while the clients drain. The text of a 503 has a line with the reason for each client. ``/stats`` is JSON.
+503 while the clients drain. A producer that is not started is ready: the first publish starts it, and none would come
+to a program that is not ready. The text of a 503 has a line with the reason for each client. ``/stats`` is JSON.
 
 ``/live`` is meant to fail if a restart may help. A producer without an nsqd is live: it connects again by itself. A
 consumer without one is not live, since its ``is_healthy`` also finds wrong addresses: let the probe fail only after
@@ -173,10 +174,10 @@ def _why_not_live(client: Client, blocked_after: float) -> str:
 
 
 def _why_not_ready(client: Client) -> str:
-    reason = client.stats().not_ready
-    if reason == "not started":
-        return f"{reason}: start() does it" + ", or the first publish" * isinstance(client, Producer)
-    return reason
+    stats = client.stats()
+    if client.is_ready or (isinstance(client, Producer) and stats.state == State.INIT.value):
+        return ""
+    return "not started: start() does it" if stats.state == State.INIT.value else stats.not_ready
 
 
 def _consumer_stats(consumer: Consumer) -> dict[str, Any]:  # Any: fields of all types

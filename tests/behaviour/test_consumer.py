@@ -109,7 +109,7 @@ def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
     assert {nsqd.tcp_address for nsqd in nsqds} == set(seen)
 
 
-def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_not_ready(lookupd, topic, caplog):
+def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_ready(lookupd, topic, caplog):
     caplog.set_level(logging.INFO)
     options = {
         "lookupd_http_addresses": lookupd.http_address,
@@ -120,7 +120,7 @@ def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_not_read
     with Consumer(topic, "c", **options) as consumer:
         wait_until(lambda: "WARNING" in levels(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet"))
 
-        assert (consumer.is_healthy, consumer.is_ready) == (True, False)
+        assert (consumer.is_healthy, consumer.is_ready) == (True, True)
         assert consumer.stats().not_ready == f"http://{lookupd.http_address}/: no nsqd with topic {topic} there"
 
     assert levels(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet") == ["INFO", "WARNING"]
@@ -138,7 +138,7 @@ def test_nsqds_http_port_in_place_of_nsqlookupds_is_logged(nsqd, topic, caplog):
     assert levels(caplog, hint) == ["WARNING"]
 
 
-def test_consumer_is_ready_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd, topic):
+def test_consumer_connects_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd, topic):
     nsqd = start_nsqd(lookupd_tcp_address=lookupd.tcp_address, broadcast_address="127.0.0.1")
     options = {
         "lookupd_http_addresses": lookupd.http_address,
@@ -147,11 +147,12 @@ def test_consumer_is_ready_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd
     }
 
     with Consumer(topic, "c", **options) as consumer:
-        before = consumer.is_ready
+        before = consumer.stats().not_ready
         NsqdHTTPClient.from_url(nsqd.http_address).create_topic(topic)
-        wait_until(lambda: consumer.is_ready)
+        wait_until(lambda: not consumer.stats().not_ready)
 
-        assert (before, consumer.is_healthy, consumer.stats().not_ready) == (False, True, "")
+        assert before.endswith(f"no nsqd with topic {topic} there")
+        assert (consumer.is_ready, consumer.is_healthy) == (True, True)
 
 
 def levels(caplog, text):

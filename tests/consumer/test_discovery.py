@@ -294,16 +294,14 @@ def empty_lines(caplog):
     ]
 
 
-def test_unknown_topic_is_logged_and_the_consumer_is_healthy_but_not_ready(
-    lookupd, other_lookupd, rounds, started, caplog
-):
+def test_unknown_topic_is_logged_and_the_consumer_is_healthy_and_ready(lookupd, other_lookupd, rounds, started, caplog):
     caplog.set_level(logging.INFO)
     consumer = started(lookupds=[lookupd, other_lookupd], lookupd_poll_jitter=0)
     rounds.turn(120)
 
     text = "t/c: topic t: none of 2 nsqlookupds knows an nsqd with it yet; asking again in 60 s"
     assert empty_lines(caplog) == [("INFO", text), ("INFO", text), ("WARNING", text)]
-    assert (consumer.is_healthy, consumer.is_ready) == (True, False)
+    assert (consumer.is_healthy, consumer.is_ready) == (True, True)
     reasons = [f"http://{each.http_address}/: no nsqd with topic t there" for each in (lookupd, other_lookupd)]
     assert sorted(consumer.stats().not_ready.split("; ")) == sorted(reasons)
 
@@ -328,6 +326,10 @@ def test_consumer_is_ready_as_long_as_an_nsqd_is_connected(lookupd, nsqd, rounds
 
     assert not consumer.is_ready
     assert nsqd.tcp_address in consumer.stats().not_ready
+
+    rounds.turn(300)
+    assert consumer.stats().not_ready.endswith("no nsqd with topic t there")
+    assert not consumer.is_ready  # it does not wait for a new topic
 
 
 def test_consumer_that_does_not_run_is_not_ready(nsqd, clock):

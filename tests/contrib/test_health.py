@@ -70,14 +70,19 @@ def test_clients_that_work_are_live_and_ready(consumer, producer, threaded):
     assert ask(application, "/ready")[::2] == (200, "ok\n")
 
 
-def test_clients_that_are_not_started_are_live_but_not_ready(consumer, producer):
+def test_clients_that_are_not_started_are_live_and_a_producer_is_ready(consumer, producer):
     application = HealthApplication(consumer(), producer(name="orders"))
 
     assert ask(application, "/live")[::2] == (200, "ok\n")
-    assert ask(application, "/ready")[::2] == (
-        503,
-        "t/c: not started: start() does it\norders: not started: start() does it, or the first publish\n",
+    assert ask(application, "/ready")[::2] == (503, "t/c: not started: start() does it\n")
+
+
+def test_consumer_whose_topic_nobody_has_published_to_is_ready(fakelookupd):
+    consumer = Consumer(
+        "t", "c", lookupd_http_addresses=fakelookupd.http_address, message_handler=lambda consumer, message: None
     )
+    with consumer:
+        assert states(HealthApplication(consumer)) == (200, 200)
 
 
 def test_consumer_without_an_nsqd_is_neither_and_says_why(consumer):
@@ -277,8 +282,8 @@ def get(server, path):
         return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
 
 
-def test_server_answers_in_the_background_until_it_is_stopped(consumer, producer):
-    server = serve_health(0, first := consumer(), producer(), host="127.0.0.1")
+def test_server_answers_in_the_background_until_it_is_stopped(consumer):
+    server = serve_health(0, first := consumer(), consumer(), host="127.0.0.1")
     first.start(block=False)
 
     assert get(server, "/live").startswith("HTTP/1.1 200 OK\r\n")

@@ -68,19 +68,26 @@ def test_application_stores_bodies_and_reports_errors(worker, fakensqd, fakelook
     assert fakensqd.messages("orders") == [b"42"]
 
 
-def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, tmp_path):
+@pytest.mark.parametrize("is_published", [True, False], ids=["", "before the first publish"])
+def test_worker_for_kubernetes_answers_probes_and_drains(fakecluster, tmp_path, is_published):
     write_files("guides/kubernetes.md", tmp_path, fakecluster.nsqds[0], fakecluster.lookupds[0])
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
     path = tmp_path / "worker.py"
     path.write_text(path.read_text().replace("8080", address.rpartition(":")[2]))
-    fakecluster.publish("orders", b"42", b"43")
+    if is_published:
+        fakecluster.publish("orders", b"42", b"43")
 
     with program(tmp_path, "worker.py", LOOKUPD_HTTP_ADDRESSES=" ".join(fakecluster.lookupd_http_addresses)):
         wait_until(lambda: request("GET", address, "/ready") == (200, "ok\n"), 30)
         assert request("GET", address, "/live")[0] == 200
         assert request("GET", address, "/other")[0] == 404
+        if not is_published:
+            wait_until(
+                lambda: "orders/billing: topic orders: the nsqlookupd knows no nsqd" in (tmp_path / "out").read_text()
+            )
+            return
         wait_until(lambda: (tmp_path / "out").read_text().count("bill b'4") == 2)
         fakecluster.nsqds[0].down()
         fakecluster.nsqds[1].down()
