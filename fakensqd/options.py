@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypedDict
 
 from gnsq.options import Options, option
@@ -263,7 +264,7 @@ class ClusterOptionsDict(TypedDict, total=False):
     broadcast_address: str
     broadcast_tcp_port: int
     broadcast_http_port: int
-    lookupd_ping_interval: float
+    lookupd_ping_interval: float | timedelta
     data_path: str
     release: str
     rdy_counts_down: bool
@@ -273,15 +274,15 @@ class ClusterOptionsDict(TypedDict, total=False):
     mem_queue_size: int
     max_msg_size: int
     max_body_size: int
-    msg_timeout: float
-    max_msg_timeout: float
-    max_req_timeout: float
+    msg_timeout: float | timedelta
+    max_msg_timeout: float | timedelta
+    max_req_timeout: float | timedelta
     max_rdy_count: int
-    max_heartbeat_interval: float
+    max_heartbeat_interval: float | timedelta
     max_output_buffer_size: int
-    max_output_buffer_timeout: float
-    min_output_buffer_timeout: float
-    output_buffer_timeout: float
+    max_output_buffer_timeout: float | timedelta
+    min_output_buffer_timeout: float | timedelta
+    output_buffer_timeout: float | timedelta
     max_channel_consumers: int
     tls_cert: str
     tls_key: str
@@ -293,8 +294,8 @@ class ClusterOptionsDict(TypedDict, total=False):
     deflate: bool
     max_deflate_level: int
     auth_http_addresses: str | Sequence[str]
-    http_client_connect_timeout: float
-    http_client_request_timeout: float
+    http_client_connect_timeout: float | timedelta
+    http_client_request_timeout: float | timedelta
 
 
 class NsqdOptionsDict(ClusterOptionsDict, total=False):
@@ -312,6 +313,6 @@ class LookupdOptionsDict(TypedDict, total=False):
     tcp_address: str
     http_address: str
     broadcast_address: str
-    inactive_producer_timeout: float
+    inactive_producer_timeout: float | timedelta
     wrapped_answers: bool
-    tombstone_lifetime: float
+    tombstone_lifetime: float | timedelta

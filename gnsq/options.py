@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from gnsq.texts import nearest, shown_argument
@@ -27,6 +28,7 @@ __all__ = [
     "USER_AGENT",
     "VERSION",
     "check_bounds",
+    "in_unit",
     "option",
     "parameters_of",
 ]
@@ -36,6 +38,7 @@ USER_AGENT = f"gnsq/{VERSION}"
 
 # Seconds. nsqd reads intervals as 32-bit numbers of milliseconds.
 MAX_INTERVAL = 2_147_483
+_UNITS = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1)}
 
 
 def option(
@@ -61,7 +64,8 @@ def option(
 class Options:
     """Base class of options: the constructor checks the bounds of each field, and the type if _TYPES has it.
 
-    As in gnsq 1.0, None is the default, a number may be text or a float without a fraction, and a secret may be text.
+    As in gnsq 1.0, None is the default, a number may be text or a float without a fraction, and a secret may be text. A
+    duration may be a timedelta.
     """
 
     def __post_init__(self) -> None:
@@ -104,7 +108,8 @@ class Options:
 
 
 def _converted(field: dataclasses.Field[Any], value: Any) -> Any:  # Any: each option has its own type
-    """Return the value of an option that gnsq 1.0 took in this form, too; other values as they are."""
+    """Return the value of an option that was given in another form."""
+    value = in_unit(value, field)
     types = str(field.type).split(" | ")
     if value is None and "None" not in types:
         return field.metadata.get("none")
@@ -117,6 +122,12 @@ def _converted(field: dataclasses.Field[Any], value: Any) -> Any:  # Any: each o
     if isinstance(value, float) and "int" in types and "float" not in types and value.is_integer():
         return int(value)
     return value
+
+
+def in_unit(value: Any, field: dataclasses.Field[Any]) -> Any:  # Any: each option has its own type
+    """Return a timedelta as a number in the unit of an option, if that is a unit of time; other values as they are."""
+    is_duration = isinstance(value, timedelta) and field.metadata.get("unit") in _UNITS
+    return value / _UNITS[field.metadata["unit"]] if is_duration else value
 
 
 def _encoded(name: str, text: str) -> bytes:
@@ -198,7 +209,7 @@ class MoreConnectionOptionsDict(TypedDict, total=False):
 
     tls_context: ssl.SSLContext | None
     server_hostname: str | None
-    msg_timeout: float | None
+    msg_timeout: float | timedelta | None
     max_frame_size: int
     address_resolver: Callable[[str, int], tuple[str, int]] | None
 
@@ -206,12 +217,12 @@ class MoreConnectionOptionsDict(TypedDict, total=False):
 class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
     """Typed keywords for the options of ConnectionOptions."""
 
-    timeout: float
+    timeout: float | timedelta
     client_id: str | None
     hostname: str | None
-    heartbeat_interval: float
+    heartbeat_interval: float | timedelta
     output_buffer_size: int
-    output_buffer_timeout: int
+    output_buffer_timeout: int | timedelta
     tls_v1: bool | None
     tls_options: TlsOptionsDict | None
     snappy: bool

@@ -3,10 +3,12 @@
 import dataclasses
 import logging
 import ssl
+from datetime import timedelta
 
 import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd.options import LookupdOptions, NsqdOptions
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.consumer import ConsumerOptions
 from gnsq.http.options import HttpOptions
@@ -78,6 +80,26 @@ def test_number_may_be_text_or_a_float_without_a_fraction(options, form):
         name for name, value in numbers.items() if type(value) is int and "float" not in options.__annotations__[name]
     ]
     assert all(type(getattr(made, name)) is int for name in ints)
+
+
+DURATIONS = [
+    pytest.param(kind, field, id=f"{kind.__name__}.{field.name}")
+    for kind in (*ALL, NsqdOptions, LookupdOptions)
+    for field in dataclasses.fields(kind)
+    if field.metadata["unit"] in ("s", "ms")
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), DURATIONS)
+def test_duration_may_be_a_timedelta(kind, field):
+    unit = timedelta(**{"s": {"seconds": 1}, "ms": {"milliseconds": 1}}[field.metadata["unit"]])
+
+    assert getattr(kind(**{field.name: 2 * unit}), field.name) == 2
+
+
+def test_timedelta_is_no_value_of_other_options():
+    with pytest.raises(TypeError, match="sample_rate must be int, not"):
+        ConnectionOptions(sample_rate=timedelta(seconds=5))
 
 
 @pytest.mark.parametrize("value", ["5", "5.0", 5.0, None])

@@ -12,6 +12,7 @@ from typing import NotRequired, get_args, get_origin, get_type_hints, is_typeddi
 import pytest
 
 from fakensqd import FakeNsqd
+from fakensqd.options import LookupdOptions, LookupdOptionsDict, NsqdOptions, NsqdOptionsDict
 from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer, signals
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict, HttpOptions, HttpOptionsDict
@@ -33,22 +34,35 @@ OPTIONS = [
     pytest.param(ConsumerOptionsDict, [ConsumerOptions, ReconnectOptions, ConnectionOptions], Consumer, id="Consumer"),
     pytest.param(ProducerOptionsDict, [ProducerOptions, ReconnectOptions, ConnectionOptions], Producer, id="Producer"),
     pytest.param(HttpOptionsDict, [HttpOptions], HTTPClient, id="HTTPClient"),
+    pytest.param(NsqdOptionsDict, [NsqdOptions], None, id="FakeNsqd"),
+    pytest.param(LookupdOptionsDict, [LookupdOptions], None, id="FakeLookupd"),
 ]
-# Values of gnsq 1.0 are taken, too: urllib3's objects, numbers of ssl, paths.
-WIDER = {"timeout", "retries", "cert_reqs", "ca_certs", "cert_file", "key_file"}
+WIDER = {
+    # Values of gnsq 1.0 are taken, too: urllib3's objects, numbers of ssl, paths.
+    HttpOptionsDict: {"timeout", "retries", "cert_reqs", "ca_certs", "cert_file", "key_file"},
+    # One address may stand for a tuple of one.
+    NsqdOptionsDict: {"lookupd_tcp_addresses", "auth_http_addresses"},
+}
+
+
+def type_of_keyword(field):
+    """Return the type of an option's field, with timedelta if it is a duration."""
+    is_duration = field.metadata["unit"] in ("s", "ms")
+    return re.sub("^(float|int)", r"\1 | timedelta", field.type) if is_duration else field.type
 
 
 @pytest.mark.parametrize(("keywords", "options", "owner"), OPTIONS)
 def test_typed_keywords_are_the_options_with_their_types(keywords, options, owner):
-    wider = WIDER if keywords is HttpOptionsDict else set()
+    wider = WIDER.get(keywords, set())
     parameters = () if owner is None else parameters_of(owner)
-    fields = {field.name: field.type for kind in options for field in dataclasses.fields(kind)}
+    fields = {field.name: type_of_keyword(field) for kind in options for field in dataclasses.fields(kind)}
     expected = {name: kind for name, kind in fields.items() if name not in parameters}
     typed = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
 
     assert typed == {name: typed.get(name) if name in wider else kind for name, kind in expected.items()}
     # Each takes what the option itself takes, and more.
-    assert all(set(fields[name].split(" | ")) < set(typed[name].split(" | ")) for name in wider)
+    forms = {name: fields[name].replace("tuple[str, ...]", "Sequence[str]").split(" | ") for name in wider}
+    assert all(set(forms[name]) < set(typed[name].split(" | ")) for name in wider)
 
 
 @pytest.mark.parametrize(("keywords", "options", "owner"), OPTIONS)
@@ -256,6 +270,7 @@ RIGHT = [
     "assert_type(http.stats(text=True), bytes)",
     "[channel['depth'] for topic in http.stats('t')['topics'] or [] for channel in topic['channels']]",
     "Consumer('t', 'c', 'nsqd', max_tries=3, handler_timeout=5, reconnect_initial=1, tls_v1=True, snappy=True)",
+    "Consumer('t', 'c', lookupd_poll_interval=timedelta(minutes=1), close_timeout=timedelta(seconds=5))",
     "Consumer('t', 'c', requeue_delay=lambda attempts: timedelta(seconds=attempts), backoff=2.5)",
     "Nsqd('nsqd'), Lookupd('lookupd')",
     "Consumer('t', 'c', lookupd_http_addresses='l', lookupd_options={'auth': ('user', 'password')})",

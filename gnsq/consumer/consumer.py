@@ -12,6 +12,7 @@ import logging
 import random
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Self, Unpack
 
 import gevent
@@ -128,14 +129,14 @@ class Consumer:
         lookupd_http_addresses: Addresses = (),
         name: str | None = None,
         message_handler: Handler | None = None,
-        max_tries: int = 5,
-        max_in_flight: int = 1,
-        requeue_delay: Delay | None = None,
-        lookupd_poll_interval: float = 60,
-        lookupd_poll_jitter: float = 0.3,
-        low_ready_idle_timeout: float = 10,
-        max_backoff_duration: float = 128,
-        backoff_on_requeue: bool = True,
+        max_tries: int = ConsumerOptions.max_tries,
+        max_in_flight: int = ConsumerOptions.max_in_flight,
+        requeue_delay: Delay | None = ConsumerOptions.requeue_delay,
+        lookupd_poll_interval: float | timedelta = ConsumerOptions.lookupd_poll_interval,
+        lookupd_poll_jitter: float = ConsumerOptions.lookupd_poll_jitter,
+        low_ready_idle_timeout: float | timedelta = ConsumerOptions.low_ready_idle_timeout,
+        max_backoff_duration: float | timedelta = ConsumerOptions.max_backoff_duration,
+        backoff_on_requeue: bool = ConsumerOptions.backoff_on_requeue,
         *,
         lookupd_options: HttpOptionsDict | None = None,
         threaded: bool = False,

@@ -11,7 +11,7 @@ from typing import Any
 from gnsq.backofftimer import exponential_delay
 from gnsq.logs import LogOwner
 from gnsq.nsqd.pool import ReconnectOptionsDict
-from gnsq.options import MAX_INTERVAL, ConnectionOptionsDict, Options, check_bounds, option
+from gnsq.options import MAX_INTERVAL, ConnectionOptionsDict, Options, check_bounds, in_unit, option
 
 __all__ = ["ConsumerOptions", "ConsumerOptionsDict", "Delay", "OptionAttribute"]
 
@@ -25,7 +25,6 @@ Delay = float | timedelta | Callable[[int], float | timedelta]
 REQUEUE_INITIAL, REQUEUE_GROWTH, REQUEUE_MAXIMUM = 1.0, 4.0, 900.0
 # Seconds of the first pause of a backoff by default; it doubles with each failure.
 BACKOFF_INITIAL = 1.0
-_UNITS = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1)}
 # Seconds. Longest interval between two lookups while an nsqd is lost; with the default jitter it stays below 30 s.
 LOST_POLL_INTERVAL = 25.0
 # Seconds after the loss of an nsqd until the usual interval is used again: the nsqd may never come back.
@@ -37,8 +36,8 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 
     concurrency: int | None
     busy_poll: bool
-    handler_timeout: float | None
-    close_timeout: float
+    handler_timeout: float | timedelta | None
+    close_timeout: float | timedelta
     backoff: Delay | None
 
 
@@ -111,7 +110,7 @@ class ConsumerOptions(Options):
         for name in ("requeue_delay", "backoff"):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                self._in_units(name, value)
+                self._check_delay(name, value)
 
     def poll_interval(self, losses: Iterable[float]) -> float:
         """Return the seconds between two lookups at all nsqlookupds, without jitter.
@@ -142,25 +141,23 @@ class ConsumerOptions(Options):
     def _delay(self, name: str, count: int, default: float, owner: LogOwner) -> float:
         """Return what an option says for a count, in its unit. The default replaces what a failing function says: a
         message must be requeued all the same."""
-        value: Delay | None = getattr(self, name)
+        value: Any = getattr(self, name)  # Any: a number that was checked, a function, or None
         if value is None:
             return default
-        if isinstance(value, (int, float)):
-            return value  # was checked when the options were made
         if not callable(value):
-            return self._in_units(name, value)
+            return float(value)
         try:
-            return self._in_units(name, value(count))
+            return self._check_delay(name, value(count))
         except Exception:  # noqa: BLE001  # a user's function may raise any exception
             text = "%s: the function of option %s failed for %d; its default is used"
             owner.rate_limited(logger).log(logging.ERROR, name, text, owner.label, name, count, exc_info=True)
             return default
 
-    def _in_units(self, name: str, value: object) -> float:
+    def _check_delay(self, name: str, value: object) -> float:
         field = self.__dataclass_fields__[name]
-        unit = field.metadata["unit"]
-        number = value / _UNITS[unit] if isinstance(value, timedelta) else value
+        number = in_unit(value, field)
         if isinstance(number, bool) or not isinstance(number, (int, float)):
+            unit = field.metadata["unit"]
             raise TypeError(f"{name} must be a number of {unit}, a timedelta or a function of a count, not {value!r}")
         check_bounds(name, number, field)
         return number

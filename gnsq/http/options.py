@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 from urllib.parse import urlsplit
 
@@ -45,8 +46,8 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 class HttpOptionsDict(TypedDict, total=False):
     """Typed keywords for HttpOptions. Some allow more types than the fields there, such as those of gnsq 1.0."""
 
-    timeout: float | tuple[float, float] | urllib3.Timeout | None
-    connect_timeout: float | None
+    timeout: float | timedelta | tuple[float, float] | urllib3.Timeout | None
+    connect_timeout: float | timedelta | None
     retries: int | urllib3.Retry | None
     maxsize: int
     max_response_size: int

@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypedDict
 
 import gevent
@@ -34,8 +35,8 @@ logger = logging.getLogger(__name__)
 class ReconnectOptionsDict(TypedDict, total=False):
     """The options of ReconnectOptions as typed keywords."""
 
-    reconnect_initial: float
-    reconnect_maximum: float
+    reconnect_initial: float | timedelta
+    reconnect_maximum: float | timedelta
 
 
 @dataclass(frozen=True, kw_only=True)

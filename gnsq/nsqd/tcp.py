@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import TypeVar, Unpack
 
 from gevent.lock import BoundedSemaphore
@@ -23,7 +24,7 @@ from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFram
 from gnsq.message import Message, read_messages
 from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
-from gnsq.options import USER_AGENT, ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
+from gnsq.options import ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
@@ -79,20 +80,20 @@ class NsqdTCPClient:
         self,
         address: str = "127.0.0.1",
         port: int = 4150,
-        timeout: float = 60.0,
-        client_id: str | None = None,
-        hostname: str | None = None,
-        heartbeat_interval: float = 30,
-        output_buffer_size: int = 16384,
-        output_buffer_timeout: int = 250,
-        tls_v1: bool | None = None,
-        tls_options: TlsOptionsDict | None = None,
-        snappy: bool = False,
-        deflate: bool = False,
-        deflate_level: int = 6,
-        sample_rate: int = 0,
-        auth_secret: bytes | None = None,
-        user_agent: str = USER_AGENT,
+        timeout: float | timedelta = ConnectionOptions.timeout,
+        client_id: str | None = ConnectionOptions.client_id,
+        hostname: str | None = ConnectionOptions.hostname,
+        heartbeat_interval: float | timedelta = ConnectionOptions.heartbeat_interval,
+        output_buffer_size: int = ConnectionOptions.output_buffer_size,
+        output_buffer_timeout: int | timedelta = ConnectionOptions.output_buffer_timeout,
+        tls_v1: bool | None = ConnectionOptions.tls_v1,
+        tls_options: TlsOptionsDict | None = ConnectionOptions.tls_options,
+        snappy: bool = ConnectionOptions.snappy,
+        deflate: bool = ConnectionOptions.deflate,
+        deflate_level: int = ConnectionOptions.deflate_level,
+        sample_rate: int = ConnectionOptions.sample_rate,
+        auth_secret: bytes | None = ConnectionOptions.auth_secret,
+        user_agent: str = ConnectionOptions.user_agent,
         **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "address", "port", "options")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import ConnectionOptionsDict, Options, option
@@ -14,7 +15,7 @@ __all__ = ["ProducerOptions", "ProducerOptionsDict"]
 class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=False):
     """All options of a Producer as typed keywords, except the parameters of its constructor."""
 
-    publish_timeout: float
+    publish_timeout: float | timedelta
     allow_duplicates: bool
     strategy: StrategyOption
     connections_per_nsqd: int
@@ -23,11 +24,11 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     max_body_size: int | None
     batch_messages: int | None
     batch_bytes: int
-    batch_linger: float
+    batch_linger: float | timedelta
     busy_poll: bool
-    lookupd_poll_interval: float
+    lookupd_poll_interval: float | timedelta
     lookupd_poll_jitter: float
-    close_timeout: float
+    close_timeout: float | timedelta
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterable, Sized
+from datetime import timedelta
 from typing import Any, Literal, Self, Unpack, overload
 
 from gnsq.addresses import Addresses, checked_address, parse_addresses
@@ -82,7 +83,7 @@ class Producer:
     def __init__(
         self,
         nsqd_tcp_addresses: Addresses = (),
-        max_backoff_duration: float = 128,
+        max_backoff_duration: float | timedelta = ProducerOptions.max_backoff_duration,
         *,
         lookupd_http_addresses: Addresses = (),
         lookupd_options: HttpOptionsDict | None = None,

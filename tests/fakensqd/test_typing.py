@@ -1,12 +1,11 @@
 """Types of fakensqd as mypy sees them in the tests of another project. One run of mypy for all."""
 
-import dataclasses
 import re
 import sys
 
 import pytest
 
-from fakensqd.options import ClusterOptionsDict, LookupdOptions, LookupdOptionsDict, NsqdOptions, NsqdOptionsDict
+from fakensqd.options import ClusterOptionsDict, NsqdOptionsDict
 from tests.helpers import run
 
 RIGHT = """
@@ -113,25 +112,6 @@ def test_right_uses_have_no_errors(errors):
 @pytest.mark.subprocess
 def test_wrong_use_is_an_error(errors, number, code):
     assert errors.get(number) == code
-
-
-# One address, or one number, may stand for a tuple of one.
-WIDER = {
-    "lookupd_tcp_addresses": "str | Sequence[str]",
-    "auth_http_addresses": "str | Sequence[str]",
-}
-
-
-@pytest.mark.parametrize(
-    ("keywords", "options"),
-    [(NsqdOptionsDict, NsqdOptions), (LookupdOptionsDict, LookupdOptions)],
-    ids=["nsqd", "lookupd"],
-)
-def test_typed_keywords_are_the_options_with_their_types(keywords, options):
-    typed = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
-
-    assert typed == {field.name: WIDER.get(field.name, field.type) for field in dataclasses.fields(options)}
-    assert keywords.__required_keys__ == frozenset()
 
 
 def test_typed_keywords_of_a_cluster_are_those_that_it_does_not_set():
