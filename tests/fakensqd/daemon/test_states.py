@@ -348,12 +348,12 @@ def test_close_of_a_consumer_ends_by_its_timeout_at_an_nsqd_that_does_not_read(n
     client.start(block=False)
     nsqd.stop_reading()
 
-    client.close()
+    closing = gevent.spawn(client.close)
     clock.advance(29.0)
     assert nsqd.link.connections == 1
     assert client.stats().state == "closing"
     clock.advance(1.0)
-    client.join(10)
+    closing.get(timeout=10)
 
     assert client.stats().state == "closed"
 
