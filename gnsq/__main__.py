@@ -21,14 +21,14 @@ def main() -> None:
     with ending_at_signals():
         try:
             from gnsq.cli.main import command_line
-            from gnsq.cli.running import stop_signals
+            from gnsq.cli.running import program
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in ("click", "rich"):
                 raise
             sys.exit(f"gnsq's command line needs click and rich: pip install 'gnsq[cli]' ({error})")
         if sys.stdout is None:
             sys.exit("Error: stdout is closed; give the command a file or a pipe to write to")
-        with stop_signals() as stop:
+        with program() as stop:
             status = _run(command_line, stop)
             ignore_signals()
     sys.exit(status)

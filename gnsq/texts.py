@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["MAX_SHOWN", "counted", "id_text", "nearest", "printable", "shown_argument", "without_address"]
+__all__ = [
+    *["MAX_SHOWN", "counted", "id_text", "nearest", "option_names", "option_text", "printable", "shown_argument"],
+    "without_address",
+]
 
 # Limit of the characters of a server's text that a log line or an error shows.
 MAX_SHOWN = 200
+
+
+# How the program calls the options that error texts ask for, by the text for Python: see option_names().
+_option_names: Mapping[str, str] = {}
+
+
+def option_text(python: str) -> str:
+    """Return how an error text asks for an option: as Python writes it, unless the program has a name of its own."""
+    return _option_names.get(python, python)
+
+
+@contextlib.contextmanager
+def option_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Let error texts ask for the options of a program, such as ``--tls``, in a block around the whole program.
+
+    Args:
+        names: The program's options by the text for Python, such as ``tls_v1=True``.
+    """
+    global _option_names
+    before, _option_names = _option_names, names
+    try:
+        yield
+    finally:
+        _option_names = before
 
 
 def counted(number: int, noun: str, plural: str | None = None, *, spec: str = "") -> str:

@@ -15,7 +15,7 @@ from gevent.lock import BoundedSemaphore
 
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions, TlsOptionsDict
-from gnsq.texts import nearest
+from gnsq.texts import nearest, option_text
 from gnsq.transport import READ_SIZE, Transport
 
 __all__ = ["TlsTransport", "client_context", "make_context"]
@@ -148,17 +148,18 @@ class TlsTransport:
 def _ssl_error_text(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"nsqd's certificate was not accepted: {error.verify_message.rstrip('.')}. Name the CA's file as ca_certs "
-            "in tls_options (default: the system's CAs), the name in the certificate as server_hostname, or switch the "
-            "check off with cert_reqs=ssl.CERT_NONE"
+            f"nsqd's certificate was not accepted: {error.verify_message.rstrip('.')}. Name the CA's file as "
+            f"{option_text('ca_certs in tls_options')} (default: the system's CAs), the name in the certificate as "
+            f"{option_text('server_hostname')}, or switch the check off with {option_text('cert_reqs=ssl.CERT_NONE')}"
         )
     reason = error.reason or str(error)
     if reason == "WRONG_VERSION_NUMBER":
         return f"{reason}: the peer does not answer in TLS"
     if "ALERT" in reason:
         return (
-            f"{reason}: nsqd refused; perhaps it wants a client certificate (certfile and keyfile in tls_options; its "
-            "flag --tls-client-auth-policy) or another version of TLS (--tls-min-version)"
+            f"{reason}: nsqd refused; perhaps it wants a client certificate "
+            f"({option_text('certfile and keyfile in tls_options')}; its flag --tls-client-auth-policy) or another "
+            "version of TLS (--tls-min-version)"
         )
     return reason
 
@@ -186,7 +187,7 @@ def make_context(
         else:
             context = ssl.create_default_context(cafile=ca_certs)
     except OSError as error:
-        raise ValueError(f"ca_certs {ca_certs!r} can't be used: {error}") from error
+        raise ValueError(f"{option_text('ca_certs')} {ca_certs!r} can't be used: {error}") from error
     if cert_reqs == "CERT_NONE":
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -233,7 +234,7 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
             given.get("key_password"),
         )
     except ValueError as error:
-        raise ValueError(f"tls_options can't be used: {error}") from error
+        raise ValueError(f"{option_text('tls_options')} can't be used: {error}") from error
     context.check_hostname = context.check_hostname and check_hostname
     version = _version(given.get("ssl_version"))
     if version is not None:

@@ -76,7 +76,7 @@ def pub(
     if raw and from_line != 1:
         raise click.UsageError("--raw has one message, and no lines: leave out --from-line")
     defer_ms = None if defer is None else round(defer * 1000)
-    with running() as stop, contextlib.ExitStack() as opened:
+    with running(says_why=True) as stop, contextlib.ExitStack() as opened:
         descriptor = 0
         if file != "-":
             # Without O_NONBLOCK, opening a named pipe that no process writes would wait, also after a signal.

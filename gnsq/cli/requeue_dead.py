@@ -98,7 +98,7 @@ def requeue_dead(
     if to == dead_topic:
         raise click.UsageError(f"--to {to} is the topic of the dead letters: give another topic")
     policy = FailurePolicy(leave_for, leave_for, leave_for, False, lambda error: isinstance(error, NSQNotSent))
-    with running() as stop, contextlib.ExitStack() as opened:
+    with running(says_why=True) as stop, contextlib.ExitStack() as opened:
         inbox = Inbox()
         consumer = cluster.consumer(
             *(dead_topic, channel),

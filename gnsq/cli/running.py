@@ -12,8 +12,9 @@ import click
 
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
+from gnsq.texts import option_names
 
-__all__ = ["log_to_stderr", "running", "stop_signals"]
+__all__ = ["log_to_stderr", "program", "running"]
 
 
 def log_to_stderr(level: int) -> None:
@@ -25,19 +26,44 @@ def log_to_stderr(level: int) -> None:
     logger.setLevel(level)
 
 
-def stop_signals() -> StopSignals:
-    """Receive SIGINT and SIGTERM in a ``with`` block around a whole command, which gets it as click's context object.
-
-    So a signal that comes before the command begins its work, or after it, does not end the process in another way.
-    """
-    return StopSignals(before_end=_show_cursor)
+# The options that errors of gnsq ask for, by their names in Python.
+_OPTIONS = {
+    "auth_secret": "--auth-secret-file",
+    "ca_certs": "--tls-ca",
+    "ca_certs in tls_options": "--tls-ca",
+    "cert_reqs=CERT_NONE": "--tls-insecure",
+    "cert_reqs=ssl.CERT_NONE": "--tls-insecure",
+    "certfile and keyfile in tls_options": "--tls-cert and --tls-key",
+    "server_hostname": "--tls-server-name",
+    "tls_options": "the --tls options",
+    "tls_v1=True": "--tls",
+}
 
 
 @contextlib.contextmanager
-def running() -> Iterator[StopSignals]:
-    """Yield the stop signals; raise click's exception for an expected error, so that it is one line on stderr."""
+def program() -> Iterator[StopSignals]:
+    """Receive SIGINT and SIGTERM around a whole command, which gets them as click's context object; and let errors name
+    the command line's options.
+
+    So a signal that comes before the command begins its work, or after it, does not end the process in another way.
+    """
+    with option_names(_OPTIONS), StopSignals(before_end=_show_cursor) as stop:
+        yield stop
+
+
+@contextlib.contextmanager
+def running(*, says_why: bool = False) -> Iterator[StopSignals]:
+    """Yield the stop signals; raise click's exception for an expected error, so that it is one line on stderr.
+
+    Args:
+        says_why: True if the command ends at a failure, and says why. Then warnings would say it twice: they are logged
+            with -v only.
+    """
+    logger = logging.getLogger("gnsq")
+    if says_why and logger.level == logging.WARNING:
+        logger.setLevel(logging.ERROR)
     stop = click.get_current_context().find_object(StopSignals)
-    assert stop is not None  # see stop_signals()
+    assert stop is not None  # see program()
     try:
         yield stop
     except BrokenPipeError:

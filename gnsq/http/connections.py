@@ -29,7 +29,7 @@ from gnsq.concurrency.threads import hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.options import HttpOptions
 from gnsq.http.responses import Response, shown
-from gnsq.texts import printable
+from gnsq.texts import option_text, printable
 
 __all__ = ["Call", "Connections"]
 
@@ -442,8 +442,8 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
         if isinstance(cause, ssl.SSLCertVerificationError):
             words = cause.verify_message or str(cause)
             return (
-                f"certificate is not trusted: {words} (give the CA that signed it as ca_certs; "
-                "cert_reqs='CERT_NONE' trusts any certificate)"
+                f"certificate is not trusted: {words} (give the CA that signed it as {option_text('ca_certs')}; "
+                f"{option_text('cert_reqs=CERT_NONE')} trusts any certificate)"
             ), True
         if isinstance(cause, ssl.SSLEOFError):
             return (

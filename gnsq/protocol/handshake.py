@@ -19,7 +19,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy, require_snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, OK, RESPONSE, Frame
-from gnsq.texts import printable
+from gnsq.texts import option_text, printable
 
 __all__ = [
     "Handshake",
@@ -160,7 +160,7 @@ def identify_steps(options: ConnectionOptions) -> Handshake:
     yield Write(commands.identify(identify_body(options)))
     identity = _identity((yield from _read_response("IDENTIFY")), options)
     if identity.auth_required and options.auth_secret is None:
-        raise NSQException("nsqd requires AUTH (it runs with --auth-http-address): give auth_secret")
+        raise NSQException(f"nsqd requires AUTH (it runs with --auth-http-address): give {option_text('auth_secret')}")
     if identity.tls:
         yield from upgrade_steps(StartTLS())
     if identity.compression is not None:
@@ -317,7 +317,7 @@ def with_hint(error: NSQErrorCode) -> NSQErrorCode:
             f"{flags}, so correct the option or nsqd's flags"
         )
     elif isinstance(error, NSQInvalid) and "TLS required" in error.text:
-        error.advice = "nsqd runs with --tls-required: give tls_v1=True"
+        error.advice = f"nsqd runs with --tls-required: give {option_text('tls_v1=True')}"
     elif (limit := max_req_timeout(error)) is not None:
         error.advice = (
             f"requeue with at most {limit} ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts more to that"

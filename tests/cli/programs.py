@@ -11,7 +11,7 @@ import gevent
 from click.testing import CliRunner
 
 from gnsq.cli.main import command_line
-from gnsq.cli.running import stop_signals
+from gnsq.cli.running import program
 from tests.helpers import child, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def invoke(*arguments, command=command_line, signalled=None, **environment):
     loggers = [logging.getLogger(name) for name in ("gnsq", "gnsq.discovery")]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     try:
-        with stop_signals() as stop:
+        with program() as stop:
             if signalled is not None:
                 os.kill(os.getpid(), signalled)
             runner = CliRunner(env=environment)

@@ -6,8 +6,10 @@ from pathlib import Path
 import click
 import pytest
 
+import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
 from gnsq.cli.cluster import Command, cluster_options, target_options
+from gnsq.cli.running import _OPTIONS
 from tests.helpers import bodies, refused_port
 
 FILE = """
@@ -298,6 +300,34 @@ def test_verbose_logs_connections_and_twice_commands(invoke, fakensqd, tmp_path,
     assert "sent IDENTIFY, " not in once
     assert f"DEBUG: {fakensqd.tcp_address}: " in twice
     assert "sent IDENTIFY, " in twice
+
+
+# --- errors are in the words of the command line
+
+
+def test_each_option_that_an_error_may_name_has_its_flag():
+    """The source asks for an option by option_text("..."), with the text for Python."""
+    source = "".join(path.read_text() for path in Path(gnsq.__file__).parent.rglob("*.py"))
+
+    assert set(re.findall(r"option_text\('(.+?)'\)", source)) == set(_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("nsqd_options", "text"),
+    [
+        ({"tls_required": "tcp-https"}, "nsqd runs with --tls-required: give --tls"),
+        ({"auth_http_addresses": "127.0.0.1:1"}, "nsqd requires AUTH (it runs with --auth-http-address): give --auth-"),
+    ],
+    ids=["TLS", "AUTH"],
+)
+def test_failure_is_said_once_and_names_the_flag(invoke, tmp_path, fakensqd_certificates, nsqd_options, text):
+    certificate, key = fakensqd_certificates.server()
+    (tmp_path / "lines").write_text("1\n")
+    with FakeNsqd(threaded=True, tls_cert=certificate, tls_key=key, **nsqd_options) as nsqd:
+        result = invoke("pub", "t", str(tmp_path / "lines"), "--nsqd", nsqd.tcp_address, "--timeout", "0.5")
+
+    assert result.exit_code == 1
+    assert result.stderr.count(text) == 1
 
 
 # --- settings are used
