@@ -183,21 +183,36 @@ def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
+    ("arguments", "silent_nsqds", "name"),
     [
-        pytest.param(("copy", "t", "u"), "gnsq-sender", id="copy"),
-        pytest.param(("tail", "t", "--channel", "c"), "gnsq-start", id="tail"),
-        pytest.param(("to-file", "t"), "gnsq-to-file", id="to-file"),
+        pytest.param(("copy", "t", "u"), 0, "gnsq-sender", id="copy"),
+        # The start of a consumer waits for the silent nsqd.
+        pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-start", id="tail"),
+        pytest.param(("to-file", "t"), 0, "gnsq-to-file", id="to-file"),
     ],
 )
-def test_command_ends_with_the_error_of_a_dead_greenlet(nsqd, monkeypatch, tmp_path, caplog, arguments, name):
+def test_command_ends_with_the_error_of_a_dead_greenlet(nsqd, monkeypatch, tmp_path, arguments, silent_nsqds, name):
     monkeypatch.chdir(tmp_path)
 
-    # The start of a consumer waits for the silent nsqd.
     with silent_nsqd() as silent, background(lambda: throw(name)):
         try:
-            text = gnsq(nsqd, *arguments, "--nsqd", silent).stderr
+            text = gnsq(nsqd, *arguments, *["--nsqd", silent] * silent_nsqds).stderr
         except Bug as bug:
             text = f"Error: {bug}"
 
     assert "unexpected" in text[text.index("Error: ") :]
+
+
+def test_error_of_a_dead_greenlet_of_run_is_raised_by_it():
+    with silent_nsqd() as silent:  # the start of a consumer waits for it
+        consumer = Consumer("t", "c", silent, message_handler=lambda consumer, message: None)
+        with background(lambda: throw("gnsq-run-start")), pytest.raises(Bug):
+            gnsq_package.run(consumer)
+
+
+def test_emulator_records_that_it_does_not_register_any_more(nsqd, caplog):
+    throw("fakensqd-run")
+    wait_until(lambda: is_told(caplog))
+
+    assert [type(error) for error in nsqd.errors] == [Bug]
+    nsqd.errors.clear()
