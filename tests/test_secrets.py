@@ -5,11 +5,18 @@ import pprint
 import traceback
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, generate_latest
 
 from fakensqd import FakeAuthServer, FakeCluster, FakeNsqd
 from fakensqd.nsqd.auth import Grant
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.cli.cluster import load_cluster
+from gnsq.contrib.opentelemetry import TracedProducer
+from gnsq.contrib.prometheus import StatsCollector
+from gnsq.errors import NSQException, NSQHttpError
 from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.cli.programs import command
 from tests.helpers import peer, refused_port
@@ -37,11 +44,11 @@ def texts_of(error):
                     yield f"{frame.f_code.co_qualname}: {name} = {value!r}"
 
 
-def shown_by(call):
+def shown_by(call, expected=Exception):
     """Return the texts of an error that a call raises, or the reprs of its result."""
     try:
         made = call()
-    except Exception as error:  # noqa: BLE001  # any error is a text
+    except expected as error:
         return list(texts_of(error))
     reprs = [repr(made), str(made)]
     return reprs + [f"{name}: {getattr(made, name)!r}" for name in ("options", "lookupds") if hasattr(made, name)]
@@ -186,20 +193,35 @@ def test_refused_auth_shows_no_secret(auth_nsqd, logged):
         client.connect()
         client.identify()
 
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
     def publish():
-        with Producer(auth_nsqd, **options) as client:
+        with TracedProducer(Producer(auth_nsqd, **options), tracer_provider=provider) as client:
             client.on_error.connect(lambda sender, error: events.extend(texts_of(error)), weak=False)
-            client.publish("t", b"1", timeout=0.3)
+            try:
+                client.publish("t", b"1", timeout=0.3)
+            finally:
+                events.append(repr(client.stats()))
+                events.append(generate_latest(_registry(client.producer)).decode())
 
     def consume():
         with Consumer("t", "c", auth_nsqd, message_handler=lambda consumer, message: None, **options) as client:
             client.on_error.connect(lambda sender, error: events.extend(texts_of(error)), weak=False)
             events.append(repr(client.stats()))
+            events.append(generate_latest(_registry(client)).decode())
 
-    texts = [text for call in (connect, publish, consume) for text in shown_by(call)]
+    texts = [text for call in (connect, publish, consume) for text in shown_by(call, NSQException)]
 
-    assert logged
-    assert [text for text in [*texts, *logged, *events] if SECRET in text] == []
+    spans = [span.to_json() for span in exporter.get_finished_spans()]
+    assert (bool(logged), len(spans)) == (True, 1)
+    assert [text for text in [*texts, *logged, *events, *spans] if SECRET in text] == []
+
+
+def _registry(client):
+    registry = CollectorRegistry()
+    registry.register(StatsCollector(client))
+    return registry
 
 
 @pytest.mark.parametrize("options", [{"auth": ("user", SECRET)}, {"headers": {"X-Key": SECRET}}])
@@ -210,7 +232,7 @@ def test_failed_request_shows_no_password(answer, options, logged):
         sock.sendall(answer)
 
     with peer(reply) as address:
-        texts = shown_by(lambda: NsqdHTTPClient.from_url(address, retries=0, timeout=1, **options).ping())
+        texts = shown_by(lambda: NsqdHTTPClient.from_url(address, retries=0, timeout=1, **options).ping(), NSQHttpError)
 
     assert texts
     assert [text for text in [*texts, *logged] if SECRET in text] == []
@@ -230,7 +252,7 @@ def test_unreachable_servers_show_no_password(logged):
         LookupdClient.from_url("127.0.0.1", proxies=proxies, retries=0).ping,
         consume,
     ]
-    texts = [text for call in calls for text in shown_by(call)]
+    texts = [text for call in calls for text in shown_by(call, NSQHttpError)]
 
     assert logged
     assert [text for text in [*texts, *logged] if SECRET in text] == []
