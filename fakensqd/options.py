@@ -25,6 +25,7 @@ __all__ = [
     "NsqdOptionsDict",
     "OWN_OPTIONS",
     "Release",
+    "TLS_VERSIONS",
     "TlsRequired",
 ]
 
@@ -52,7 +53,7 @@ IGNORED_OPTIONS: dict[str, str | int | tuple[()]] = {
     "statsd_udp_packet_size": 508,
     "statsd_exclude_ephemeral": False,
 }
-_TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
+TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
 
 class TlsRequired(enum.IntEnum):
@@ -145,7 +146,9 @@ class NsqdOptions(Options):
         False, "HTTP as before nsqd 1.0: also the old paths, and JSON inside of status_code, status_txt and data"
     )
     log_level: str = option(
-        "info", f"level in /config until PUT changes it: {', '.join(LOG_LEVELS)}; programs log from this level on"
+        "info",
+        f"level in /config until PUT changes it: {', '.join(LOG_LEVELS)}; programs log from this level on",
+        choices=LOG_LEVELS,
     )
     node_id: int = option(0, "number of this nsqd, which is a part of each message id", minimum=0, maximum=1023)
     mem_queue_size: int = option(
@@ -175,8 +178,10 @@ class NsqdOptions(Options):
     tls_client_auth_policy: str = option(
         "", '"require" or "require-verify" a certificate of each client; any value but "" also requires TLS'
     )
-    tls_required: str | bool = option("false", '"true": clients must use TLS; "tcp-https": not for HTTP; "false": no')
-    tls_min_version: str = option("tls1.0", f"lowest version of TLS: {', '.join(_TLS_VERSIONS)}")
+    tls_required: str | bool = option(
+        "false", '"true": clients must use TLS; "tcp-https": not for HTTP; "false": no', choices=tuple(_TLS_REQUIRED)
+    )
+    tls_min_version: str = option("tls1.0", f"lowest version of TLS: {', '.join(TLS_VERSIONS)}", choices=TLS_VERSIONS)
     snappy: bool = option(True, "offer compression with snappy")
     deflate: bool = option(True, "offer compression with deflate")
     max_deflate_level: int = option(6, "highest level of deflate that a client gets", minimum=1, maximum=9)
@@ -192,15 +197,6 @@ class NsqdOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        addresses = self.auth_http_addresses
-        object.__setattr__(
-            self, "auth_http_addresses", (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        )
-        if isinstance(self.tls_required, str) and self.tls_required not in _TLS_REQUIRED:
-            raise ValueError(f"tls_required {self.tls_required!r} must be one of {', '.join(_TLS_REQUIRED)}")
-        for name, known in (("log_level", LOG_LEVELS), ("tls_min_version", _TLS_VERSIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r} must be one of {', '.join(known)}")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be given together")
         release = self.emulated

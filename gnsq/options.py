@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypedDict
@@ -28,6 +28,7 @@ __all__ = [
     "USER_AGENT",
     "VERSION",
     "check_bounds",
+    "checked_value",
     "in_unit",
     "option",
     "parameters_of",
@@ -51,12 +52,24 @@ def option(
     special: tuple[float, ...] = (),
     secret: bool = False,
     none: Any = dataclasses.MISSING,
+    choices: tuple[str, ...] = (),
 ) -> Any:
-    """Declare an option. The values in special are valid although they are not between minimum and maximum. The
-    error text for a wrong type does not show the value of a secret option. None stands for the value none if its type
-    does not have None, by default for the default."""
-    metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
-    metadata["none"] = default if none is dataclasses.MISSING else none
+    """Declare an option.
+
+    Args:
+        special: Values that are valid although they are not between minimum and maximum.
+        secret: Error texts do not show the value.
+        none: Value that None stands for if the type does not have None; default: the default.
+        choices: All texts that are valid.
+    """
+    metadata: dict[str, Any] = {
+        "meaning": meaning,
+        "unit": unit,
+        "minimum": minimum,
+        "maximum": maximum,
+        "special": special,
+    }
+    metadata |= {"none": default if none is dataclasses.MISSING else none, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -71,10 +84,9 @@ class Options:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
-            value = _converted(field, given)
+            value = checked_value(field, given)
             if value is not given:
                 object.__setattr__(self, field.name, value)  # the dataclass is frozen
-            _check_field(field, value)
 
     @classmethod
     def from_keywords(cls, owner: type | str, values: Mapping[str, Any], *beside: type[Options]) -> Self:
@@ -107,12 +119,30 @@ class Options:
         return cls(**{name: values.pop(name) for name in names})
 
 
+def checked_value(field: dataclasses.Field[Any], given: object) -> Any:  # Any: each option has its own type
+    """Return the value of an option in the form of its type.
+
+    Raises:
+        TypeError, ValueError: If it has another type, or is out of bounds. The text begins with the name of the field.
+    """
+    value = _converted(field, given)
+    _check_type(field, value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        check_bounds(field.name, value, field)
+    choices = field.metadata.get("choices")
+    if choices and isinstance(value, str) and value not in choices:
+        raise ValueError(f"{field.name} {value!r} must be one of {', '.join(choices)}")
+    return value
+
+
 def _converted(field: dataclasses.Field[Any], value: Any) -> Any:  # Any: each option has its own type
     """Return the value of an option that was given in another form."""
     value = in_unit(value, field)
     types = str(field.type).split(" | ")
     if value is None and "None" not in types:
         return field.metadata.get("none")
+    if types == ["tuple[str, ...]"] and isinstance(value, Sequence):
+        return (value,) if isinstance(value, str) else tuple(value)
     if isinstance(value, str) and "str" not in types:
         if "bytes" in types:
             return _encoded(field.name, value)
@@ -135,12 +165,6 @@ def _encoded(name: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:  # its text has the value, which may be a secret
         raise ValueError(f"{name} has characters that UTF-8 can't encode") from None
-
-
-def _check_field(field: dataclasses.Field[Any], value: object) -> None:
-    _check_type(field, value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        check_bounds(field.name, value, field)
 
 
 def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> None:
@@ -166,6 +190,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "None": (type(None),),
     "str": (str,),
+    "tuple[str, ...]": (tuple,),
 }
 
 
@@ -174,9 +199,12 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     if not all(name in _TYPES for name in names):
         return
     # Refuse a bool where a number is expected, although a bool is an int in Python.
-    if (isinstance(value, bool) and "bool" not in names) or not any(isinstance(value, _TYPES[name]) for name in names):
+    is_wrong_bool = isinstance(value, bool) and "bool" not in names
+    has_wrong_item = isinstance(value, tuple) and not all(isinstance(item, str) for item in value)
+    if is_wrong_bool or has_wrong_item or not any(isinstance(value, _TYPES[name]) for name in names):
+        wanted = " or ".join(names).replace("tuple[str, ...]", "a str or several")
         shown = shown_argument(value) if field.repr else f"a {type(value).__name__}"
-        raise TypeError(f"{field.name} must be {' or '.join(names)}, not {shown}")
+        raise TypeError(f"{field.name} must be {wanted}, not {shown}")
 
 
 def parameters_of(owner: type) -> set[str]:

@@ -54,7 +54,7 @@ def test_no_import_circles():
 
 
 BASE = {
-    *["addresses", "clock", "concurrency", "errors", "localfiles", "options", "protocol", "stats", "texts"],
+    *["addresses", "clock", "concurrency", "errors", "localfiles", "options", "protocol", "settings", "stats", "texts"],
     "tracebacks",
 }
 NSQD = {

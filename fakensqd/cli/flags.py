@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fakensqd.golang.text import duration
-from fakensqd.options import IGNORED_OPTIONS, LOG_LEVELS, OWN_OPTIONS, LookupdOptions, NsqdOptions
+from fakensqd.options import IGNORED_OPTIONS, LOG_LEVELS, OWN_OPTIONS, TLS_VERSIONS, LookupdOptions, NsqdOptions
 from gnsq.options import Options
+from gnsq.settings import flag_name, is_list, parse_duration
 
 __all__ = [
     "Flag",
@@ -27,7 +27,6 @@ __all__ = [
     "ignored_flags",
     "options_of",
     "parse",
-    "parse_duration",
     "usage",
 ]
 
@@ -65,23 +64,6 @@ class Flag:
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)([nu\u00b5\u03bcm]?s|m|h)", re.ASCII)
-
-
-def parse_duration(text: str) -> float:
-    """Convert a duration such as ``1m30s`` or ``250ms`` to seconds.
-
-    Raises:
-        ValueError: If the text is not a duration. Each number needs a unit, unless the text is 0.
-    """
-    unsigned = text.removeprefix("-") if text[:1] == "-" else text.removeprefix("+")
-    parts = _DURATION_PART.findall(unsigned)
-    if unsigned != "0" and (not parts or "".join(number + unit for number, unit in parts) != unsigned):
-        raise ValueError("not a duration such as 1m30s or 250ms")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    return -seconds if text[:1] == "-" else seconds
-
 
 def _boolean(text: str) -> bool:
     if text.lower() not in ("1", "t", "true", "0", "f", "false"):
@@ -93,16 +75,18 @@ def _tls_required(text: str) -> str:
     return "tcp-https" if text.lower() == "tcp-https" else str(_boolean(text)).lower()
 
 
-def _log_level(text: str) -> str:
-    if text.lower() not in LOG_LEVELS:
-        raise ValueError(f"not one of {', '.join(LOG_LEVELS)}")
-    return text.lower()
+def _choice(choices: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"not one of {', '.join(choices)}")
+        return text.lower()
+
+    return read
 
 
 _READERS: dict[str, Callable[[str], Value]] = {
-    "log_level": _log_level,
     "tls_required": _tls_required,
-    "tls_min_version": lambda text: text.lower() or "tls1.0",
+    "tls_min_version": lambda text: _choice(TLS_VERSIONS)(text or TLS_VERSIONS[0]),
     # The keys above are names of options, the keys below are types of options.
     "bool": _boolean,
     "str": str,
@@ -142,29 +126,23 @@ def flags_of(program: str) -> tuple[Flag, ...]:
     if is_nsqd:
         flags += [Flag("worker-id", _boolean), Flag("statsd-prefix", str)]
         flags += [
-            Flag(_flag_name(name, is_list=value == ()), _boolean if isinstance(value, bool) else str, config=name)
+            Flag(flag_name(name, is_list=value == ()), _boolean if isinstance(value, bool) else str, config=name)
             for name, value in IGNORED_OPTIONS.items()
         ]
     else:
-        flags.append(Flag("log-level", _log_level, default="info", meaning=", ".join(LOG_LEVELS)))
+        flags.append(Flag("log-level", _choice(LOG_LEVELS), default="info", meaning=", ".join(LOG_LEVELS)))
     return tuple(flags)
 
 
 def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iterator[Flag]:
     for option in dataclasses.fields(options):
-        field = option.name
+        field, choices = option.name, option.metadata["choices"]
         if field in OWN_OPTIONS:
             continue
-        name = _flag_name(field, is_list=str(option.type).startswith("tuple"))
-        read = _READERS.get(field) or _READERS[str(option.type)]
+        read = _READERS.get(field) or (_choice(choices) if choices else _READERS[str(option.type)])
         default: Any = defaults.get(field, option.default)  # Any: options are of all types
+        name = flag_name(field, is_list=is_list(option))
         yield Flag(name, read, field, default, option.metadata["meaning"], _CONFIG_KEYS.get(field, field))
-
-
-def _flag_name(option: str, *, is_list: bool) -> str:
-    # The name of a list's flag is singular, since the flag may be given once for each item.
-    name = re.sub("(ss)es$|s$", r"\1", option) if is_list else option
-    return name.replace("_", "-")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

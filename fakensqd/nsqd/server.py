@@ -85,8 +85,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             from fakensqd.nsqd.auth_client import AuthClient
 
             self._ask_auth = AuthClient(self.options, self.clock).ask
-        addresses = self.options.lookupd_tcp_addresses
-        self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        self.lookupd_tcp_addresses = self.options.lookupd_tcp_addresses
         self.log_level = self.options.log_level
         # The level of fakensqd's logger before set_log_level(); None if it was not changed.
         self._logger_level: int | None = None

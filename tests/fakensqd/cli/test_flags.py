@@ -12,7 +12,6 @@ from fakensqd.cli.flags import (
     ignored_flags,
     options_of,
     parse,
-    parse_duration,
     usage,
 )
 from fakensqd.options import LookupdOptions, NsqdOptions
@@ -177,6 +176,7 @@ def test_arguments_are_read_as_flags(arguments, values):
         (["--node-id=x"], 'invalid value "x" for flag -node-id: '),
         (["--msg-timeout=60"], 'invalid value "60" for flag -msg-timeout: not a duration'),
         (["--snappy=maybe"], 'invalid value "maybe" for flag -snappy: not true or false'),
+        (["--tls-min-version=ssl3"], 'invalid value "ssl3" for flag -tls-min-version: '),
         (["--log-level=loud"], 'invalid value "loud" for flag -log-level: not one of debug, info, warn, error, fatal'),
         (["--tls-required=yes"], 'invalid value "yes" for flag -tls-required: not true or false'),
     ],
@@ -187,33 +187,6 @@ def test_bad_flags_are_refused(arguments, text):
         parse(NSQD_FLAGS, arguments)
 
     assert str(caught.value).startswith(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("0", 0.0),
-        ("-0", 0.0),
-        ("250ms", 0.25),
-        ("1.5s", 1.5),
-        (".5m", 30.0),
-        ("1.s", 1.0),
-        ("2h45m", 9900.0),
-        ("-1s", -1.0),
-        ("+3us", 3e-6),
-        ("3\u00b5s", 3e-6),
-        ("3\u03bcs", 3e-6),
-        ("7ns", 7e-9),
-    ],
-)
-def test_duration_is_converted_to_seconds(text, seconds):
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "-", "1", "s", ".s", "1x", "1s x", "--1s"])
-def test_text_that_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="not a duration"):
-        parse_duration(text)
 
 
 # --- configuration files, usage ---------------------------------------------------------------------------------------

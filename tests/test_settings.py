@@ -1,0 +1,88 @@
+"""Values of settings from texts and from TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gnsq.options import Options, option
+from gnsq.settings import parse_duration, parse_seconds, read_value
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("-0", 0.0),
+        ("250ms", 0.25),
+        ("1.5s", 1.5),
+        (".5m", 30.0),
+        ("1.s", 1.0),
+        ("2h45m", 9900.0),
+        ("-1s", -1.0),
+        ("+3us", 3e-6),
+        ("3\u00b5s", 3e-6),
+        ("3\u03bcs", 3e-6),
+        ("7ns", 7e-9),
+    ],
+)
+def test_duration_is_converted_to_seconds(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "-", "1", "s", ".s", "1x", "1s x", "--1s"])
+def test_text_that_is_no_duration_is_refused(text):
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5", 5.0), (" 0.5 ", 0.5), ("5s", 5.0), ("500ms", 0.5), ("1m30s", 90.0), ("10m", 600.0), ("1d12h", 129600.0)],
+)
+def test_number_or_duration_is_seconds(text, seconds):
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Options):
+    timeout: float = option(1.0, "", unit="s", minimum=0.001)
+    count: int = option(1, "", minimum=1)
+    part: float | None = option(None, "", minimum=0, maximum=1)
+    on: bool = option(False, "")
+    kind: str = option("a", "", choices=("a", "b"))
+    names: tuple[str, ...] = option((), "")
+    secrets: tuple[str, ...] = option((), "", secret=True)
+
+
+FIELDS = Settings.__dataclass_fields__
+VALUES = [
+    *[("timeout", "10m", 600.0), ("timeout", "5", 5.0), ("timeout", 5, 5), ("count", "7", 7), ("part", "0.5", 0.5)],
+    *[("on", True, True), ("kind", "b", "b"), ("names", "a", ("a",)), ("names", ["a", "b"], ("a", "b"))],
+]
+REFUSED = [
+    ("timeout", "soon", "timeout must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not 'soon'"),
+    ("timeout", "0s", "timeout 0.0 must be at least 0.001 s"),
+    ("timeout", "nan", "timeout nan must be at least 0.001 s"),
+    ("timeout", [1], "timeout must be float, not list"),
+    ("count", "1.5", "count must be int, not 1.5"),
+    ("on", "yes", "on must be bool, not 'yes'"),
+    ("kind", "c", "kind 'c' must be one of a, b"),
+    ("names", 5, "names must be a str or several, not 5"),
+    ("names", ["a", 5], "names must be a str or several, not tuple"),
+    ("secrets", 5, "secrets must be a str or several, not a int"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "value"), VALUES)
+def test_value_is_read_by_the_type_of_its_field(name, given, value):
+    assert read_value(FIELDS[name], given) == value
+
+
+@pytest.mark.parametrize(("name", "given", "text"), REFUSED)
+def test_refused_value_is_named_with_what_is_right(name, given, text):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        read_value(FIELDS[name], given)
+
+    assert str(caught.value) == text
