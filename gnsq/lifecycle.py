@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import gevent
 
@@ -103,19 +103,24 @@ def why_blocked(owner: OwnerThread | None, limit: float) -> str:
 
 # --- the end of the program
 
-# Clients that were started and are not closed, each with the function to call with it.
-_open: weakref.WeakKeyDictionary[object, Callable[[object], object]] = weakref.WeakKeyDictionary()
+# Clients that were started and are not closed, each with the function to call with it, and whether it comes last.
+# Any: each function takes its client.
+_open: weakref.WeakKeyDictionary[object, tuple[Callable[[Any], object], bool]] = weakref.WeakKeyDictionary()
 _registered = False
 
 
-def call_at_exit(function: Callable[[Client], object], client: Client) -> None:
-    """Call a function with a client at the end of the program, if the client still exists then."""
+def call_at_exit(function: Callable[[Client], object], client: Client, *, last: bool = False) -> None:
+    """Call a function with a client at the end of the program, if the client still exists then.
+
+    Args:
+        last: Call it after those of the other clients: handlers may publish until their end.
+    """
     global _registered
     if not _registered:
         # Register when the first client starts, so that an import of this module registers nothing.
         _registered = True
         atexit.register(_call_all)
-    _open[client] = function  # type: ignore[assignment]  # it is called with this client only
+    _open[client] = function, last
 
 
 def call_not_at_exit(client: object) -> None:
@@ -124,5 +129,5 @@ def call_not_at_exit(client: object) -> None:
 
 
 def _call_all() -> None:
-    for client, function in list(_open.items()):
+    for client, (function, _) in sorted(_open.items(), key=lambda item: item[1][1]):
         function(client)

@@ -101,6 +101,14 @@ def test_start_does_not_wait_for_a_silent_nsqlookupd(fakensqd, silent, make):
     assert time.monotonic() - began < 0.9
 
 
+def test_start_by_the_hub_itself_does_not_wait(fakensqd, make):
+    client, returned = make(fakensqd.tcp_address), []
+    gevent.get_hub().loop.run_callback(lambda: returned.append(start(client)))
+
+    wait_until(lambda: client.is_ready)
+    assert returned == [None]
+
+
 # --- close
 
 

@@ -21,6 +21,7 @@ from gevent.event import Event
 from gnsq.backofftimer import JITTER, exponential_delay
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import run_until_done, spawn
+from gnsq.concurrency.threads import is_hub_greenlet
 from gnsq.errors import NSQBadBody, NSQException
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection, InternalError
@@ -133,7 +134,9 @@ class FirstAttempts:
 
     def wait(self) -> None:
         """Wait until an nsqd is connected, or all attempts have failed, up to START_LIMIT. Log what is not connected by
-        then, since it may take a minute until its attempt fails and is logged."""
+        then, since it may take a minute until its attempt fails and is logged. The hub itself can't wait."""
+        if is_hub_greenlet():
+            return
         is_decided = self._decided.is_set() or self._clock.wait(self._decided, START_LIMIT)
         waiting = ["nsqlookupd"] * self._looks_up + sorted(set(self._addresses))
         if waiting:

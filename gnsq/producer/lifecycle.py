@@ -145,7 +145,7 @@ class ProducerLifecycle:
             raise
         else:
             self.state = State.RUNNING
-            call_at_exit(ProducerLifecycle.close_at_exit, self)
+            call_at_exit(ProducerLifecycle.close_at_exit, self, last=True)
         finally:
             start.done.set()
 

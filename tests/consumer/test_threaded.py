@@ -302,6 +302,25 @@ def test_end_of_the_program_closes_a_threaded_consumer_in_order(fakensqd, publis
 
 
 @pytest.mark.subprocess
+def test_handlers_may_publish_until_the_program_has_ended(fakensqd, publish):
+    publish(b"x")
+    program = """
+        from gnsq import Producer
+
+        producer = Producer(sys.argv[1], threaded=True)
+        producer.start()
+        consumer.on_message.connect(lambda consumer, message: producer.publish("copies", message.body), weak=False)
+        consumer.start(block=False)
+        begun.wait()
+    """
+
+    done = run(program, fakensqd.tcp_address)
+
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed"], "", 0)
+    assert fakensqd.messages("copies") == [b"x"]
+
+
+@pytest.mark.subprocess
 def test_ctrl_c_ends_a_program_that_waits_in_start(fakensqd, publish):
     publish(b"x")
     program = """
