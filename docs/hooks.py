@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -76,8 +77,8 @@ def _named(path: str) -> Any:  # Any: a class or another object
     return getattr(importlib.import_module(module), name)
 
 
-def option_rows(options: Any) -> Iterator[tuple[str, str, str, str]]:  # Any: a dataclass
-    """List name, default, unit and meaning of each option of a class.
+def option_rows(options: Any, *, common: bool = False) -> Iterator[tuple[str, str, str, str]]:  # Any: a dataclass
+    """List name, default, unit and meaning of the common options of a class, or of the others.
 
     The options of Spark have names and defaults as users of Spark write them, and those of ConnectOptions are listed
     only for that class.
@@ -87,16 +88,17 @@ def option_rows(options: Any) -> Iterator[tuple[str, str, str, str]]:  # Any: a 
     of_spark = issubclass(options, ConnectOptions)
     shared = ConnectOptions.__dataclass_fields__ if of_spark and options is not ConnectOptions else {}
     for field in dataclasses.fields(options):
-        if field.name in shared or "meaning" not in field.metadata:
+        if field.name in shared or field.metadata.get("common", not common) is not common:
             continue
         name, default = (spark_name(field), shown(field.default)) if of_spark else (field.name, repr(field.default))
         yield name, default, field.metadata["unit"], field.metadata["meaning"]
 
 
-def options_table(path: str) -> str:
-    """Make the table of a class of options, such as ``gnsq.options.ConnectionOptions``."""
-    rows = ((f"`{name}`", default and f"`{default}`", *rest) for name, default, *rest in option_rows(_named(path)))
-    return _table(("option", "default", "unit", "meaning"), rows)
+def options_table(*paths: str, common: bool = False) -> str:
+    """Make the table of classes of options, such as ``gnsq.options.ConnectionOptions``, without common options."""
+    rows = (row for path in paths for row in option_rows(_named(path), common=common))
+    cells = ((f"`{name}`", default and f"`{default}`", *rest) for name, default, *rest in rows)
+    return _table(("option", "default", "unit", "meaning"), cells)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +329,7 @@ def commands_text(path: str, *words: str) -> str:
 GENERATORS: dict[str, Callable[..., str]] = {
     "alerts": alerts_table,
     "commands": commands_text,
+    "common_options": functools.partial(options_table, common=True),
     "error_codes": error_codes_table,
     "errors": errors_table,
     "file": file_text,

@@ -53,6 +53,7 @@ def option(
     secret: bool = False,
     none: Any = dataclasses.MISSING,
     choices: tuple[str, ...] = (),
+    common: bool = False,
 ) -> Any:
     """Declare an option.
 
@@ -61,6 +62,7 @@ def option(
         secret: Error texts do not show the value.
         none: Value that None stands for if the type does not have None; default: the default.
         choices: All texts that are valid.
+        common: Stands in the first table of the documentation, for options that many programs set.
     """
     metadata: dict[str, Any] = {
         "meaning": meaning,
@@ -69,7 +71,7 @@ def option(
         "maximum": maximum,
         "special": special,
     }
-    metadata |= {"none": default if none is dataclasses.MISSING else none, "choices": choices}
+    metadata |= {"none": default if none is dataclasses.MISSING else none, "choices": choices, "common": common}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -291,18 +293,22 @@ class ConnectionOptions(Options):
         None,
         "encrypt the connection; a server without TLS is refused; False: clear text, whatever else is given; "
         "default: only with tls_context",
+        common=True,
     )
     tls_options: TlsOptionsDict | None = option(
         None,
         "options of TLS: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
         "`check_hostname`, `key_password`; default: check the certificate with the system's CAs, and the host name",
         secret=True,
+        common=True,
     )
     snappy: bool = option(False, "compress with snappy, if the server offers it")
     deflate: bool = option(False, "compress with deflate, if the server offers it")
     deflate_level: int = option(6, "1 fastest, 9 smallest; nsqd cuts it to its max-deflate-level", minimum=1, maximum=9)
     sample_rate: int = option(0, "part of the messages that nsqd delivers; 0: all", unit="%", minimum=0, maximum=99)
-    auth_secret: bytes | None = option(None, "secret for AUTH; sent only to a server that requires AUTH", secret=True)
+    auth_secret: bytes | None = option(
+        None, "secret for AUTH; sent only to a server that requires AUTH", secret=True, common=True
+    )
     user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
     tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options")
     server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host")
@@ -312,6 +318,7 @@ class ConnectionOptions(Options):
         unit="s",
         minimum=1,
         maximum=MAX_INTERVAL,
+        common=True,
     )
     max_frame_size: int = option(
         256 * 1024 * 1024,

@@ -51,9 +51,10 @@ class ConsumerOptions(Options):
         unit="attempts",
         minimum=0,
         none=0,  # as in gnsq 1.0: with the default, messages would be given up that were not before
+        common=True,
     )
     max_in_flight: int = option(
-        1, "limit of the messages in flight, for all nsqds together", unit="messages", minimum=1
+        1, "limit of the messages in flight, for all nsqds together", unit="messages", minimum=1, common=True
     )
     requeue_delay: Delay | None = option(
         None,
@@ -81,7 +82,11 @@ class ConsumerOptions(Options):
         True, "an NSQRequeueMessage counts as a failure, unless its own argument backoff says otherwise"
     )
     concurrency: int | None = option(
-        None, "limit of the handlers that run at the same time; default: max_in_flight", unit="greenlets", minimum=1
+        None,
+        "limit of the handlers that run at the same time; default: max_in_flight",
+        unit="greenlets",
+        minimum=1,
+        common=True,
     )
     busy_poll: bool = option(
         False,

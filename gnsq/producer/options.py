@@ -47,6 +47,7 @@ class ProducerOptions(Options):
         "time that a publish has for capacity, a connection, sending and the response; publish() may be given another",
         unit="s",
         minimum=0,
+        common=True,
     )
     allow_duplicates: bool = option(
         False, "publishes whose connection was lost before the response are sent again, until their deadline"

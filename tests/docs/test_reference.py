@@ -80,6 +80,15 @@ def test_all_options_have_a_table():
     assert {path.rpartition(".")[2] for path in shown} >= found | bases - {"Options"}
 
 
+def test_first_table_of_options_has_those_that_many_programs_set():
+    (mark,) = re.findall("<!-- generated: common_options .*-->", REFERENCE["reference/options.md"])
+
+    assert re.findall(r"^\| `(\w+)`", hooks.generated(mark), re.MULTILINE) == [
+        *("max_tries", "max_in_flight", "concurrency", "publish_timeout"),
+        *("tls_v1", "tls_options", "auth_secret", "msg_timeout"),
+    ]
+
+
 def exceptions():
     """Return the names of all public subclasses of NSQException."""
     bases = {node.name: {getattr(base, "id", "") for base in node.bases} for _, node in classes_of("gnsq")}
