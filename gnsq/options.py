@@ -54,6 +54,7 @@ def option(
     none: Any = dataclasses.MISSING,
     choices: tuple[str, ...] = (),
     common: bool = False,
+    form: str = "",
 ) -> Any:
     """Declare an option.
 
@@ -63,6 +64,7 @@ def option(
         none: Value that None stands for if the type does not have None; default: the default.
         choices: All texts that are valid.
         common: Stands in the first table of the documentation, for options that many programs set.
+        form: What a text must be, for the help of programs: HOST:PORT, NAME, or FILE for the path of an existing file.
     """
     metadata: dict[str, Any] = {
         "meaning": meaning,
@@ -71,7 +73,8 @@ def option(
         "maximum": maximum,
         "special": special,
     }
-    metadata |= {"none": default if none is dataclasses.MISSING else none, "choices": choices, "common": common}
+    metadata |= {"none": default if none is dataclasses.MISSING else none, "choices": choices}
+    metadata |= {"common": common, "form": form}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 

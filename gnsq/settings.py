@@ -13,15 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from gnsq.options import checked_value
+from gnsq.texts import shown_argument
 
-__all__ = ["GO_UNITS", "Field", "flag_name", "is_list", "parse_duration", "parse_seconds", "read_value"]
+__all__ = ["GO_UNITS", "TIME_UNITS", "Field", "flag_name", "is_list", "parse_duration", "parse_number", "read_value"]
 
 Field = dataclasses.Field[Any]  # Any: each option has its own type
 
-# Seconds of each unit that Go knows. The last but one and the one before it are micro signs.
+# Seconds of each unit that Go knows, with both micro signs of Unicode.
 GO_UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_UNITS = {**GO_UNITS, "d": 86400.0}
-_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-z\u00b5\u03bc]+)", re.ASCII)
+TIME_UNITS = {**GO_UNITS, "d": 86400.0}
+# As with GNU's programs, M is 1024 * 1024.
+SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zA-Z\u00b5\u03bc]+)", re.ASCII)
 
 
 def parse_duration(text: str, units: Mapping[str, float] = GO_UNITS) -> float:
@@ -39,15 +42,15 @@ def parse_duration(text: str, units: Mapping[str, float] = GO_UNITS) -> float:
     return -seconds if text[:1] == "-" else seconds
 
 
-def parse_seconds(text: str) -> float:
-    """Convert a number of seconds, or a duration such as ``1m30s``, ``250ms`` or ``3d``.
+def parse_number(text: str, units: Mapping[str, float]) -> float:
+    """Convert a number without a unit, or as parse_duration() does.
 
     Raises:
         ValueError: If the text is neither.
     """
     with contextlib.suppress(ValueError):
         return float(text)
-    return parse_duration(text.strip(), _UNITS)
+    return parse_duration(text.strip(), units)
 
 
 def is_list(field: Field) -> bool:
@@ -61,16 +64,35 @@ def flag_name(setting: str, *, is_list: bool) -> str:
     return name.replace("_", "-")
 
 
+# By the unit of a field: the units that a text may have, and what it must be.
+_QUANTITIES: dict[str, tuple[Mapping[str, float], str]] = {
+    "s": (TIME_UNITS, "a number of seconds, or a duration such as 500ms, 1m30s or 3d"),
+    "bytes": (SIZE_UNITS, "a number of bytes, such as 500000, 100M or 1G"),
+}
+# What other values must be, by the type of the field.
+_KINDS = {
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "str": "a string",
+    "tuple[str, ...]": "a string or a list of strings",
+}
+
+
 def read_value(field: Field, value: object) -> Any:  # Any: each option has its own type
     """Return the value of a setting, from text or from a TOML file.
 
     Raises:
         TypeError, ValueError: If the value is not valid. The error's text begins with the name of the field.
     """
-    if isinstance(value, str) and field.metadata["unit"] == "s":
-        try:
-            value = parse_seconds(value)
-        except ValueError:
-            example = "a number of seconds, or a duration such as 500ms, 1m30s or 3d"
-            raise ValueError(f"{field.name} must be {example}, not {value!r}") from None
-    return checked_value(field, value)
+    kind = _KINDS[str(field.type).removesuffix(" | None")]
+    units, kind = _QUANTITIES.get(field.metadata["unit"], ({}, kind))
+    given = value
+    if units and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            given = parse_number(value, units)
+    try:
+        return checked_value(field, given)
+    except TypeError:
+        shown = shown_argument(value) if field.repr else f"a {type(value).__name__}"
+        raise TypeError(f"{field.name} must be {kind}, not {shown}") from None

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gnsq.options import Options, option
-from gnsq.settings import parse_duration, parse_seconds, read_value
+from gnsq.settings import TIME_UNITS, parse_duration, parse_number, read_value
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_text_that_is_no_duration_is_refused(text):
     [("5", 5.0), (" 0.5 ", 0.5), ("5s", 5.0), ("500ms", 0.5), ("1m30s", 90.0), ("10m", 600.0), ("1d12h", 129600.0)],
 )
 def test_number_or_duration_is_seconds(text, seconds):
-    assert parse_seconds(text) == pytest.approx(seconds)
+    assert parse_number(text, TIME_UNITS) == pytest.approx(seconds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,7 @@ class Settings(Options):
     count: int = option(1, "", minimum=1)
     part: float | None = option(None, "", minimum=0, maximum=1)
     on: bool = option(False, "")
+    size: int | None = option(None, "", unit="bytes", minimum=1)
     kind: str = option("a", "", choices=("a", "b"))
     names: tuple[str, ...] = option((), "")
     secrets: tuple[str, ...] = option((), "", secret=True)
@@ -59,19 +60,26 @@ class Settings(Options):
 FIELDS = Settings.__dataclass_fields__
 VALUES = [
     *[("timeout", "10m", 600.0), ("timeout", "5", 5.0), ("timeout", 5, 5), ("count", "7", 7), ("part", "0.5", 0.5)],
-    *[("on", True, True), ("kind", "b", "b"), ("names", "a", ("a",)), ("names", ["a", "b"], ("a", "b"))],
+    *[
+        ("size", "1.5M", 3 << 19),
+        ("on", True, True),
+        ("kind", "b", "b"),
+        ("names", "a", ("a",)),
+        ("names", ["a", "b"], ("a", "b")),
+    ],
 ]
 REFUSED = [
     ("timeout", "soon", "timeout must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not 'soon'"),
     ("timeout", "0s", "timeout 0.0 must be at least 0.001 s"),
     ("timeout", "nan", "timeout nan must be at least 0.001 s"),
-    ("timeout", [1], "timeout must be float, not list"),
-    ("count", "1.5", "count must be int, not 1.5"),
-    ("on", "yes", "on must be bool, not 'yes'"),
+    ("timeout", [1], "timeout must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not list"),
+    ("size", "1 byte", "size must be a number of bytes, such as 500000, 100M or 1G, not '1 byte'"),
+    ("count", "1.5", "count must be a whole number, not '1.5'"),
+    ("on", "yes", "on must be true or false, not 'yes'"),
     ("kind", "c", "kind 'c' must be one of a, b"),
-    ("names", 5, "names must be a str or several, not 5"),
-    ("names", ["a", 5], "names must be a str or several, not tuple"),
-    ("secrets", 5, "secrets must be a str or several, not a int"),
+    ("names", 5, "names must be a string or a list of strings, not 5"),
+    ("names", ["a", 5], "names must be a string or a list of strings, not list"),
+    ("secrets", 5, "secrets must be a string or a list of strings, not a int"),
 ]
 
 

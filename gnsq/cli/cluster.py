@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ import click
 from click.core import ParameterSource
 
 from gnsq.addresses import parse_addresses
-from gnsq.cli.parameters import FilePath, Number
+from gnsq.cli.parameters import FILE, setting_option
 from gnsq.cli.running import log_to_stderr
 from gnsq.consumer import Consumer
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQException
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd import NsqdHTTPClient
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, Options, option
 from gnsq.producer import Producer
+from gnsq.settings import Field, read_value
 from gnsq.texts import nearest
 
 __all__ = ["Cluster", "Command", "cluster_options", "config_path", "target_options"]
@@ -33,52 +34,36 @@ CONFIG = "gnsq.toml"
 ADDRESSES = ("nsqd", "lookupd")
 # A cluster in the file has these addresses, too; they belong to its nsqds.
 HTTP_ADDRESSES = "nsqd_http"
-# Settings whose values are paths. In a file, a path is relative to the file's directory.
-PATHS = ("tls_ca", "tls_cert", "tls_key", "auth_secret_file")
-_FILE = FilePath(exists=True, dir_okay=False)
-_COMPRESSIONS = ("none", "snappy", "deflate")
-DEFAULT_TIMEOUT = 10.0
 
 
-def _option(name: str, help_text: str, **options: Any) -> click.Option:  # Any: click's own
-    flag = f"--{name.replace('_', '-')}"
-    options.setdefault("default", None)
-    return click.Option([flag, name], envvar=f"GNSQ_{name.upper()}", help=help_text, **options)
+@dataclass(frozen=True, kw_only=True)
+class Settings(Options):
+    """The servers of a command, and how to connect to them: flags, variables, and keys of a cluster in the file."""
 
-
-SETTINGS = {
-    setting.name or "": setting
-    for setting in (
-        _option("nsqd", "TCP address of an nsqd. Repeat for several.", metavar="HOST:PORT", multiple=True),
-        _option(
-            "nsqd_http",
-            "HTTP address of an nsqd, for statistics. Repeat for several. Default: the port of --nsqd + 1.",
-            metavar="HOST:PORT",
-            multiple=True,
-        ),
-        _option("lookupd", "HTTP address of an nsqlookupd. Repeat for several.", metavar="HOST:PORT", multiple=True),
-        _option("tls", "Encrypt connections to nsqd. Any other --tls option implies this.", is_flag=True),
-        _option("tls_ca", "CA certificates, for nsqd and https. Default: the system's.", metavar="FILE", type=_FILE),
-        _option("tls_cert", "Certificate of this client.", metavar="FILE", type=_FILE),
-        _option("tls_key", "Private key of this client. Default: in --tls-cert.", metavar="FILE", type=_FILE),
-        _option("tls_server_name", "Name in nsqd's certificate. Default: the host.", metavar="NAME"),
-        _option("tls_insecure", "Do not check nsqd's certificate.", is_flag=True),
-        _option("auth_secret_file", "File with the secret for AUTH.", metavar="FILE", type=_FILE),
-        _option("compression", "Compress connections to nsqd.", type=click.Choice(_COMPRESSIONS)),
-        _option(
-            "timeout",
-            f"Limit of connecting, and of each request. Default: {DEFAULT_TIMEOUT:g}.",
-            metavar="SECONDS",
-            type=Number(min=0.001),
-        ),
+    nsqd: tuple[str, ...] = option((), "TCP address of an nsqd", form="HOST:PORT")
+    nsqd_http: tuple[str, ...] = option(
+        (), "HTTP address of an nsqd, for statistics; default: the port of --nsqd + 1", form="HOST:PORT"
     )
-}
+    lookupd: tuple[str, ...] = option((), "HTTP address of an nsqlookupd", form="HOST:PORT")
+    tls: bool = option(False, "encrypt connections to nsqd; any other --tls option implies this")
+    tls_ca: str | None = option(None, "CA certificates, for nsqd and https; default: the system's", form="FILE")
+    tls_cert: str | None = option(None, "certificate of this client", form="FILE")
+    tls_key: str | None = option(None, "private key of this client; default: in --tls-cert", form="FILE")
+    tls_server_name: str | None = option(None, "name in nsqd's certificate; default: the host", form="NAME")
+    tls_insecure: bool = option(False, "do not check nsqd's certificate")
+    auth_secret_file: str | None = option(None, "file with the secret for AUTH", form="FILE")
+    compression: str = option("none", "compress connections to nsqd", choices=("none", "snappy", "deflate"))
+    timeout: float = option(10.0, "limit of connecting, and of each request", unit="s", minimum=0.001)
+
+
+_FIELDS = {field.name: field for field in fields(Settings)}
+SETTINGS = {name: setting_option(field, "GNSQ_") for name, field in _FIELDS.items()}
 _CLUSTER = click.Option(["--cluster"], envvar="GNSQ_CLUSTER", metavar="NAME", help="Use a cluster of the file.")
 _CONFIG = click.Option(
     ["--config", "config_file"],
     envvar="GNSQ_CONFIG",
     metavar="FILE",
-    type=_FILE,
+    type=FILE,
     help=f"File with named clusters. Default: ~/.config/{CONFIG}.",
 )
 _VERBOSE = click.Option(
@@ -107,7 +92,7 @@ class Cluster:
     lookupds: tuple[str, ...] = field(repr=False)
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
     http: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
-    timeout: float = DEFAULT_TIMEOUT
+    timeout: float = Settings.timeout
     nsqds_http: tuple[str, ...] = field(default=(), repr=False)
 
     def consumer(
@@ -256,38 +241,35 @@ def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, 
         stored = {key: value for key, value in stored.items() if key not in (*ADDRESSES, HTTP_ADDRESSES)}
     values = {**stored, **values}
     try:
-        return _cluster(values)
+        return _cluster(Settings(**values))
     except (NSQException, OSError, TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
 
 
-def _cluster(values: Mapping[str, Any]) -> Cluster:
-    if any("://" in nsqd for nsqd in _split(values.get("nsqd", ()))):
+def _cluster(settings: Settings) -> Cluster:
+    if any("://" in nsqd for nsqd in _split(settings.nsqd)):
         raise click.UsageError("--nsqd takes host:port, of nsqd's TCP port; --lookupd takes the URL of an nsqlookupd")
-    nsqds = tuple(parse_addresses(_split(values.get("nsqd", ()))))
-    lookupds = tuple(_split(values.get("lookupd", ())))
+    nsqds = tuple(parse_addresses(_split(settings.nsqd)))
+    lookupds = tuple(_split(settings.lookupd))
     if not nsqds and not lookupds:
         raise click.UsageError(
             "no address: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, or name a cluster in "
             f"{config_path()} with --cluster"
         )
-    timeout = float(values.get("timeout", DEFAULT_TIMEOUT))
+    timeout = settings.timeout
     connection: dict[str, Any] = {"timeout": timeout, "user_agent": _USER_AGENT}
-    http: dict[str, Any] = {"timeout": min(timeout, 5.0)}
-    if any(values.get(name) for name in SETTINGS if name.startswith("tls")):
-        connection |= {"tls_v1": True, "tls_options": _tls(values), "server_hostname": values.get("tls_server_name")}
+    if any(getattr(settings, name) for name in SETTINGS if name.startswith("tls")):
+        connection |= {"tls_v1": True, "tls_options": _tls(settings), "server_hostname": settings.tls_server_name}
     # For addresses that begin with https.
-    https = {"ca_certs": "tls_ca", "cert_file": "tls_cert", "key_file": "tls_key"}
-    http |= {option: values[name] for option, name in https.items() if values.get(name)}
-    if values.get("tls_insecure"):
-        http["cert_reqs"] = "CERT_NONE"
-    if secret_file := values.get("auth_secret_file"):
-        connection["auth_secret"] = _secret(secret_file)
-    if (compression := values.get("compression", "none")) != "none":
-        connection[compression] = True
+    http: dict[str, Any] = {"ca_certs": settings.tls_ca, "cert_file": settings.tls_cert, "key_file": settings.tls_key}
+    http |= {"timeout": min(timeout, 5.0), "cert_reqs": "CERT_NONE" if settings.tls_insecure else "CERT_REQUIRED"}
+    if settings.auth_secret_file:
+        connection["auth_secret"] = _secret(settings.auth_secret_file)
+    if settings.compression != "none":
+        connection[settings.compression] = True
     ConnectionOptions(**connection)  # checks the options
     parse_lookupds(lookupds, http)  # checks the addresses
-    cluster = Cluster(nsqds, lookupds, connection, http, timeout, tuple(_split(values.get(HTTP_ADDRESSES, ()))))
+    cluster = Cluster(nsqds, lookupds, connection, http, timeout, tuple(_split(settings.nsqd_http)))
     for address in cluster.nsqds_http:
         cluster.nsqd_client(address)  # checks the address
     return cluster
@@ -301,17 +283,14 @@ def _split(addresses: tuple[str, ...]) -> list[str]:
     return [address for value in addresses for address in re.split(r"[\s,]+", value) if address]
 
 
-def _tls(values: Mapping[str, Any]) -> dict[str, Any]:
+def _tls(settings: Settings) -> dict[str, Any]:
     import ssl
 
-    options: dict[str, Any] = {"ca_certs": values.get("tls_ca")}
-    if values.get("tls_insecure"):
-        options |= {"cert_reqs": ssl.CERT_NONE}
-    if certificate := values.get("tls_cert"):
-        options |= {"certfile": certificate, "keyfile": values.get("tls_key")}
-    elif values.get("tls_key"):
+    if settings.tls_key and not settings.tls_cert:
         raise click.UsageError("--tls-key is given without --tls-cert")
-    return {key: value for key, value in options.items() if value is not None}
+    files = {"ca_certs": settings.tls_ca, "certfile": settings.tls_cert, "keyfile": settings.tls_key}
+    options: dict[str, Any] = {key: file for key, file in files.items() if file}
+    return options | ({"cert_reqs": ssl.CERT_NONE} if settings.tls_insecure else {})
 
 
 def _secret(path: str) -> bytes:
@@ -346,26 +325,20 @@ def _stored(path: Path, name: str | None) -> dict[str, Any]:
         raise click.UsageError(f"{path}: cluster must be the name of a cluster, not {name!r}")
     if name not in clusters:
         raise click.UsageError(f"{path}: there is no cluster {name!r}{nearest([name], clusters, 'clusters are')}")
-    return {key: _checked(path, f"clusters.{name}.{key}", key, value) for key, value in clusters[name].items()}
-
-
-def _checked(path: Path, subject: str, key: str, value: object) -> Any:  # Any: each setting has its own type
-    setting = SETTINGS.get(key)
-    if setting is None:
-        raise click.UsageError(f"{path}: {subject} is unknown{nearest([key], SETTINGS, 'settings are')}")
-    if setting.multiple:
-        items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise click.UsageError(f"{path}: {subject} must be a string or a list of strings, not {value!r}")
-        return tuple(items)
-    if setting.is_flag != isinstance(value, bool) or not isinstance(value, (bool, str, int, float)):
-        what = "true or false" if setting.is_flag else "a string or a number"
-        raise click.UsageError(f"{path}: {subject} must be {what}, not {value!r}")
+    if unknown := sorted(set(clusters[name]) - set(SETTINGS)):
+        text = f"clusters.{name}.{unknown[0]} is unknown{nearest(unknown[:1], SETTINGS, 'settings are')}"
+        raise click.UsageError(f"{path}: {text}")
     try:
-        if key in PATHS:
-            value = path.parent / os.path.expanduser(str(value))
-        return setting.type.convert(value if setting.is_flag else str(value), setting, None)
+        return {key: _read(_FIELDS[key], value, path.parent) for key, value in clusters[name].items()}
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(f"{path}: clusters.{name}.{error}") from error
+
+
+def _read(field: Field, value: object, folder: Path) -> Any:  # Any: each setting has its own type
+    checked = read_value(field, value)
+    if field.metadata["form"] != "FILE" or not checked:
+        return checked
+    try:
+        return FILE.convert(str(folder / os.path.expanduser(checked)), None, None)
     except click.BadParameter as error:
-        raise click.UsageError(f"{path}: {subject}: {error.message}") from error
-    except ValueError as error:  # such as a NUL in a path
-        raise click.UsageError(f"{path}: {subject}: {error}") from error
+        raise ValueError(f"{field.name}: {error.message}") from error

@@ -16,7 +16,7 @@ from gnsq.cli.cluster import Cluster, Command, cluster_options, target_options
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
 from gnsq.cli.names import CHANNEL, TOPIC
-from gnsq.cli.parameters import IDLE, RATE
+from gnsq.cli.parameters import PAUSE, RATE
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
 from gnsq.cli.running import running
@@ -40,7 +40,7 @@ LOOP_CHECK_INTERVAL = 1.0
 @click.argument("target_topic", metavar="[TARGET]", required=False, type=TOPIC)
 @click.option("--channel", default="copy", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of SOURCE.")
 @click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N copied messages.")
-@click.option("--idle", metavar="TIME", type=IDLE, help="End when no message has come for this time: 10, 10m or 2h.")
+@click.option("--idle", metavar="TIME", type=PAUSE, help="End when no message has come for this time: 10, 10m or 2h.")
 @filter_options
 @click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
 @target_options

@@ -1,15 +1,15 @@
-"""Types of arguments: paths, numbers, rates, sizes and durations."""
+"""Options made from fields, and types of arguments: paths, numbers, rates, sizes and durations."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
-__all__ = ["DURATION", "IDLE", "RATE", "SIZE", "FilePath", "Number"]
+from gnsq.options import option
+from gnsq.settings import Field, flag_name, is_list, read_value
+
+__all__ = ["DURATION", "FILE", "PAUSE", "RATE", "SIZE", "FilePath", "setting_option"]
 
 
 class FilePath(click.Path):
@@ -22,48 +22,64 @@ class FilePath(click.Path):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
-class Number(click.FloatRange):
-    """A finite number in a range."""
+class _Value(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A value as a field declares it."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: click's
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r:.40} is not a finite number", param, ctx)
-        return number
+    def __init__(self, field: Field) -> None:
+        self.name = field.name
+        self._field = field
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: as above
+        try:
+            return read_value(self._field, value)
+        except (TypeError, ValueError) as error:
+            self.fail(str(error), param, ctx)
 
 
-class _Quantity(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A number with an optional unit after it.
+def _number(name: str, unit: str, minimum: float = 0) -> _Value:
+    field = option(0.0, "", unit=unit, minimum=minimum)
+    field.name, field.type = name, "float"
+    return _Value(field)
+
+
+FILE = FilePath(exists=True, dir_okay=False)
+RATE = _number("rate", "messages a second", 0.001)
+SIZE = _number("size", "bytes")
+DURATION = _number("time", "s")
+# Time without a message that ends a command, or between two polls: servers need some time to answer.
+PAUSE = _number("time", "s", 0.1)
+
+
+def setting_option(field: Field, prefix: str) -> click.Option:
+    """Make a flag, with an environment variable, of the field of a setting. If neither is given, the value is None.
 
     Args:
-        units: The factor of each unit.
-        example: For the error text.
+        prefix: What the names of all variables of the program begin with, such as ``GNSQ_``.
     """
+    name, default, choices = field.name, field.default, field.metadata["choices"]
+    form = field.metadata["form"] or {"s": "TIME"}.get(field.metadata["unit"], field.metadata["unit"].upper())
+    is_switch = field.type == "bool"
+    flag = flag_name(name, is_list=is_list(field))
+    sentences = field.metadata["meaning"].split("; ")
+    if is_list(field):
+        sentences.append("repeat for several")
+    elif default not in ("", None, False):
+        sentences.append(f"default: {default:g}" if isinstance(default, float) else f"default: {default}")
+    return click.Option(
+        [f"--{flag}/--no-{flag}" if default is True else f"--{flag}", name],
+        envvar=prefix + name.upper(),
+        default=None,
+        multiple=is_list(field),
+        is_flag=is_switch,
+        type=_type(field),
+        metavar=None if is_switch or choices else form or "TEXT",
+        help=" ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences),
+    )
 
-    def __init__(self, name: str, units: Mapping[str, float], example: str, *, minimum: float = 0) -> None:
-        self.name = name
-        self._units = units
-        self._example = example
-        self._minimum = minimum
 
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not isinstance(value, str):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-zA-Z]*)", value.strip(), re.ASCII)
-        number = math.inf
-        if match is not None and (not match[2] or match[2] in self._units):
-            number = float(match[1]) * self._units.get(match[2], 1)
-        if not self._minimum <= number < math.inf:
-            least = f"of {self._minimum:g} or more"
-            self.fail(f"{value!r} is no {self.name}: give a number {least}, such as {self._example}", param, ctx)
-        return number
-
-
-RATE = Number(min=0, min_open=True)
-# Bytes. As with GNU's programs, M is 1024 * 1024.
-SIZE = _Quantity("size", {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}, "500000, 100M or 1G")
-# Seconds.
-_TIMES = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-DURATION = _Quantity("duration", _TIMES, "30, 10m, 1h or 1d")
-# Time without a message that ends a command: the first message needs some time to come.
-IDLE = _Quantity("duration", _TIMES, "30, 10m, 1h or 1d", minimum=0.1)
+def _type(field: Field) -> Any:  # Any: click's
+    if field.metadata["form"] == "FILE":
+        return FILE
+    if field.metadata["choices"]:
+        return click.Choice(field.metadata["choices"])
+    return bool if field.type == "bool" else str if is_list(field) else _Value(field)

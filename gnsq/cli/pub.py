@@ -14,7 +14,7 @@ from gevent.socket import wait_read
 
 from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.names import TOPIC
-from gnsq.cli.parameters import RATE, FilePath, Number
+from gnsq.cli.parameters import DURATION, RATE, FilePath
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.running import running
 from gnsq.concurrency.greenlets import spawn
@@ -62,7 +62,7 @@ class _Stopped(Exception):
 @click.argument("topic", type=TOPIC)
 @click.argument("file", default="-", type=FilePath(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--raw", is_flag=True, help="Publish the whole input as one message.")
-@click.option("--defer", metavar="SECONDS", type=Number(min=0), help="Let nsqd deliver the messages later.")
+@click.option("--defer", metavar="TIME", type=DURATION, help="Let nsqd deliver the messages later.")
 @click.option("--from-line", default=1, metavar="N", type=click.IntRange(min=1), help="Begin with this line.")
 @click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
 @cluster_options

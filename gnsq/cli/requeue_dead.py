@@ -17,7 +17,7 @@ from gnsq.cli.formats import harmless
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
 from gnsq.cli.names import CHANNEL, TOPIC
 from gnsq.cli.output import Output
-from gnsq.cli.parameters import DURATION, IDLE, RATE
+from gnsq.cli.parameters import DURATION, PAUSE, RATE
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
 from gnsq.cli.running import running
@@ -58,7 +58,7 @@ MAX_DRY_RUN = 2500
     help="When messages come again that are not requeued; up to nsqd's max-req-timeout (1h).",
 )
 @click.option(
-    "--idle", default="3s", show_default=True, metavar="TIME", type=IDLE, help="End when none came for this time."
+    "--idle", default="3s", show_default=True, metavar="TIME", type=PAUSE, help="End when none came for this time."
 )
 @cluster_options
 def requeue_dead(

@@ -16,7 +16,7 @@ from rich.live import Live
 from gnsq.cli.cluster import Cluster, Command, cluster_options
 from gnsq.cli.names import CHANNEL, TOPIC
 from gnsq.cli.nodes import NodePoller
-from gnsq.cli.parameters import Number
+from gnsq.cli.parameters import PAUSE
 from gnsq.cli.running import running
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import SORTS, History, StatsView, failures
@@ -75,8 +75,8 @@ Exit status: 1 if no nsqd could be reached, with --once.
 @click.option("--reverse", is_flag=True, help="Turn the order around.")
 @click.option(
     "--interval",
-    metavar="SECONDS",
-    type=Number(min=0.1),
+    metavar="TIME",
+    type=PAUSE,
     help=f"Time between two polls. Default: {DEFAULT_INTERVAL:g}. With --once: poll twice, for rates; default: once.",
 )
 @click.option("--once", is_flag=True, help="Print one table, and end.")

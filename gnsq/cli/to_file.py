@@ -94,7 +94,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
 @click.option("--rotate-size", metavar="BYTES", type=SIZE, help="Let no file get larger, such as 100M or 1G.")
 @click.option(
     "--rotate-interval",
-    metavar="SECONDS",
+    metavar="TIME",
     default="1h",
     show_default=True,
     type=DURATION,
@@ -117,7 +117,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
 )
 @click.option(
     "--sync-interval",
-    metavar="SECONDS",
+    metavar="TIME",
     default="1",
     show_default=True,
     type=DURATION,

@@ -90,8 +90,8 @@ def test_other_file(load, file, tmp_path):
 
 
 PRECEDENCE = [
-    pytest.param(["--timeout", "1"], {"GNSQ_TIMEOUT": "2"}, 1.0, id="command line"),
-    pytest.param([], {"GNSQ_TIMEOUT": "2"}, 2.0, id="variable"),
+    pytest.param(["--timeout", "1s"], {"GNSQ_TIMEOUT": "2"}, 1.0, id="command line"),
+    pytest.param([], {"GNSQ_TIMEOUT": "2000ms"}, 2.0, id="variable"),
     pytest.param([], {}, 3.0, id="file"),
 ]
 
@@ -189,14 +189,14 @@ def test_help_lists_the_connection_options_apart(invoke):
 REFUSED_FILES = [
     pytest.param("[clusters.a]\nnsqds = 'a'", r"clusters.a.nsqds is unknown; did you mean nsqd\? settings are nsqd,"),
     pytest.param("[clusters.a]\nnsqd = 4150", "clusters.a.nsqd must be a string or a list of strings, not 4150"),
-    pytest.param("[clusters.a]\nnsqd = [1]", r"clusters.a.nsqd must be a string or a list of strings, not \[1\]"),
+    pytest.param("[clusters.a]\nnsqd = [1]", r"clusters.a.nsqd must be a string or a list of strings, not list"),
     pytest.param("[clusters.a]\ntls = 'yes'", "clusters.a.tls must be true or false, not 'yes'"),
-    pytest.param("[clusters.a]\ntls_ca = true", "clusters.a.tls_ca must be a string or a number, not True"),
+    pytest.param("[clusters.a]\ntls_ca = true", "clusters.a.tls_ca must be a string, not True"),
     pytest.param("[clusters.a]\ntls_ca = 'no.pem'", "clusters.a.tls_ca: File '.*/no.pem' does not exist"),
-    pytest.param("[clusters.a]\ntimeout = 'x'", "clusters.a.timeout: 'x' is not a valid float"),
-    pytest.param("[clusters.a]\ntimeout = 0", "clusters.a.timeout: 0.0 is not in the range x>=0.001"),
-    pytest.param("[clusters.a]\ntimeout = [1]", r"clusters.a.timeout must be a string or a number, not \[1\]"),
-    pytest.param("[clusters.a]\ncompression = 'gzip'", "clusters.a.compression: 'gzip' is not one of 'none', 'snappy'"),
+    pytest.param("[clusters.a]\ntimeout = 'x'", "clusters.a.timeout must be a number of seconds, .* not 'x'"),
+    pytest.param("[clusters.a]\ntimeout = 0", "clusters.a.timeout 0 must be at least 0.001 s"),
+    pytest.param("[clusters.a]\ntimeout = [1]", "clusters.a.timeout must be a number of seconds, .* not list"),
+    pytest.param("[clusters.a]\ncompression = 'gzip'", "clusters.a.compression 'gzip' must be one of none, snappy"),
     pytest.param("[cluster.a]\nnsqd = 'a'", "cluster must be the name of a cluster, not {'a': {'nsqd': 'a'}}"),
     pytest.param("cluster = 'lokal'\n[clusters.local]", "no cluster 'lokal'; did you mean local[?] clusters are local"),
     pytest.param("clusters = 1", r"clusters must be tables \[clusters.NAME\]"),
@@ -242,7 +242,7 @@ REFUSED = [
     pytest.param(["--nsqd", "http://a:4161"], "--lookupd takes the URL of an nsqlookupd", id="URL"),
     pytest.param(["--nsqd", "a:b"], "port 'b' of address 'a:b' is not a number from 1 to 65535", id="port"),
     pytest.param(["--nsqd", "::1:4150"], r"IPv6 is written in brackets, as '\[::1\]:4150'", id="IPv6"),
-    pytest.param(["--nsqd", "a", "--timeout", "0"], "0.0 is not in the range", id="timeout"),
+    pytest.param(["--nsqd", "a", "--timeout", "0"], "timeout 0.0 must be at least 0.001 s", id="timeout"),
     pytest.param(["--nsqd", "a", "--timeout", "inf"], "timeout", id="no limit"),
     pytest.param(["--nsqd", "a", "--tls-ca", "no.pem"], "File 'no.pem' does not exist", id="no file"),
     pytest.param(["--nsqd", "a", "--tls-key", __file__], "--tls-key is given without --tls-cert", id="key alone"),

@@ -153,8 +153,8 @@ def test_rate_is_not_exceeded(fakensqd, pub):
 
 REFUSED = [
     pytest.param(["--raw", "--from-line", "2"], "--raw has one message, and no lines", id="raw"),
-    pytest.param(["--defer", "-1"], "-1.0 is not in the range x>=0", id="defer"),
-    pytest.param(["--rate", "0"], "0.0 is not in the range x>0", id="rate"),
+    pytest.param(["--defer", "-1"], "time -1.0 must be at least 0 s", id="defer"),
+    pytest.param(["--rate", "0"], "rate 0 must be at least 0.001 messages a second", id="rate"),
     pytest.param(["--from-line", "0"], "0 is not in the range x>=1", id="from-line"),
 ]
 

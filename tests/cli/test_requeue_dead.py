@@ -236,9 +236,9 @@ def test_nsqd_that_can_not_be_reached_is_an_error():
         (["--to", "again"], "no condition is given"),
         (["--all", "--error", "ValueError"], "exclude each other"),
         (["--all", "--to", "dead"], "is the topic of the dead letters"),
-        (["--older", "soon"], "'soon' is no duration: give a number of 0 or more, such as 30, 10m"),
-        (["--all", "--idle", "0"], "'0' is no duration: give a number of 0.1 or more"),
-        (["--older", "-1"], "is no duration"),
+        (["--older", "soon"], "time must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not 'soon'"),
+        (["--all", "--idle", "0"], "time 0.0 must be at least 0.1 s"),
+        (["--older", "-1"], "time -1.0 must be at least 0 s"),
     ],
 )
 def test_wrong_options_are_refused(fakensqd, arguments, text):

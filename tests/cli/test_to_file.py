@@ -254,9 +254,9 @@ def test_place_where_no_file_can_be_made_is_an_error_before_a_message_comes(fake
         (["--level", "3"], "level 3 needs a compression"),
         (["--compress", "gzip", "--level", "11"], "level 11 of gzip must be 1 to 9"),
         (["--name", "a/b"], "leave out /"),
-        (["--rotate-size", "10X"], "'10X' is no size"),
+        (["--rotate-size", "10X"], "such as 500000, 100M or 1G, not '10X'"),
         (["--rotate-size", "0"], "must be at least 1 byte"),
-        (["--rotate-interval", "1y"], "'1y' is no duration"),
+        (["--rotate-interval", "1y"], "not '1y'"),
     ],
 )
 def test_wrong_option_is_refused(to_file, out, arguments, text):
