@@ -55,14 +55,15 @@ def child(*command: str, limit: float = 60.0, **options: Any) -> Iterator[subpro
         limit: Seconds after which its processes are killed, so that reads from its pipes end.
         options: For Popen; default: no input, and text through pipes.
     """
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options = {"text": True, **pipes, **options}
 
     def kill() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
     with default_signals():
-        process = subprocess.Popen(command, text=True, start_new_session=True, **options)
+        process = subprocess.Popen(command, start_new_session=True, **options)
     watchdog = threading.Timer(limit, kill)
     watchdog.daemon = True
     watchdog.start()

@@ -12,10 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import gevent
-from gevent.subprocess import DEVNULL, PIPE, Popen
-
-from tests.helpers import default_signals
+from tests.helpers import child, default_signals
 
 LIMIT = 20.0
 LISTENING = re.compile(
@@ -39,38 +36,19 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_command(*command(*arguments))
 
 
-@contextlib.contextmanager
-def child(*command: str, limit: float = LIMIT, **options: Any) -> Iterator[Popen]:  # Any: Popen's
-    """Run a program beside the test; kill it at the end of the block, or after its limit: its output ends then."""
-    with default_signals():
-        process = Popen(command, stdin=DEVNULL, **options)
-    killing = gevent.spawn_later(limit, process.kill)
-    try:
-        yield process
-    finally:
-        killing.kill()
-        if process.poll() is None:
-            process.kill()
-        process.wait(LIMIT)
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-
 class Program:
     """A daemon that runs; its lines are read up to those about its listeners."""
 
-    def __init__(self, process: Popen, listeners: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], listeners: int) -> None:
         self.process = process
         self.lines: list[bytes] = []
         self.addresses: dict[str, str] = {}
-        with gevent.Timeout(LIMIT):
-            while len(self.addresses) < listeners:
-                line = process.stderr.readline()
-                assert line, b"".join(self.lines).decode()
-                self.lines.append(line)
-                if match := LISTENING.fullmatch(line):
-                    self.addresses[match[1].decode()] = match[2].decode()
+        while len(self.addresses) < listeners:
+            line = process.stderr.readline()
+            assert line, b"".join(self.lines).decode()
+            self.lines.append(line)
+            if match := LISTENING.fullmatch(line):
+                self.addresses[match[1].decode()] = match[2].decode()
 
     def stop(self, number: int) -> int:
         """Send a signal and wait for the end; return the exit status."""
@@ -83,5 +61,5 @@ class Program:
 @contextlib.contextmanager
 def program(*arguments: str, listeners: int = 2, **options: Any) -> Iterator[Program]:  # Any: Popen's
     """Start a daemon; kill it at the end if it still runs."""
-    with child(*command(*arguments), limit=100.0, stderr=PIPE, **options) as process:
+    with child(*command(*arguments), limit=100.0, text=False, stdout=None, **options) as process:
         yield Program(process, listeners)

@@ -8,10 +8,10 @@ import json
 import os
 import shutil
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 from gevent import Timeout
-from gevent.subprocess import DEVNULL, PIPE
 
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, program, run_command
 from tests.fakensqd.wire import request
@@ -92,7 +92,7 @@ def running(command):
     arguments = [*FREE_PORTS, "--faults-http-address=127.0.0.1:0", "--msg-timeout=1s"]
     with program("nsqd", *arguments, listeners=3) as server:
         arguments = (*command, server.addresses["TCP"], "t", "c")
-        with child(*arguments, limit=100.0, stdout=PIPE, stderr=DEVNULL) as client:
+        with child(*arguments, limit=100.0, text=False, stderr=DEVNULL) as client:
             running = Running(server.addresses, client)
             wait_until(running.is_connected, LIMIT)
             yield running

@@ -7,7 +7,6 @@ import socket
 import sys
 
 import pytest
-from gevent.subprocess import PIPE
 
 import gnsq
 from fakensqd.cli.main import command_line
@@ -58,7 +57,7 @@ def test_daemon_after_two_dashes_gets_its_own_flags():
 
 
 def cluster(*arguments):
-    return child(*command("cluster", *arguments), stdout=PIPE, stderr=PIPE, universal_newlines=True)
+    return child(*command("cluster", *arguments))
 
 
 def free_base_port(*offsets):
