@@ -29,7 +29,6 @@ __all__ = [
     "VERSION",
     "check_bounds",
     "checked_value",
-    "in_unit",
     "option",
     "parameters_of",
 ]
@@ -66,15 +65,8 @@ def option(
         common: Stands in the first table of the documentation, for options that many programs set.
         form: What a text must be, for the help of programs: HOST:PORT, NAME, or FILE for the path of an existing file.
     """
-    metadata: dict[str, Any] = {
-        "meaning": meaning,
-        "unit": unit,
-        "minimum": minimum,
-        "maximum": maximum,
-        "special": special,
-    }
-    metadata |= {"none": default if none is dataclasses.MISSING else none, "choices": choices}
-    metadata |= {"common": common, "form": form}
+    none = default if none is dataclasses.MISSING else none
+    metadata = {name: value for name, value in locals().items() if name not in ("default", "secret")}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -142,7 +134,8 @@ def checked_value(field: dataclasses.Field[Any], given: object) -> Any:  # Any: 
 
 def _converted(field: dataclasses.Field[Any], value: Any) -> Any:  # Any: each option has its own type
     """Return the value of an option that was given in another form."""
-    value = in_unit(value, field)
+    if isinstance(value, timedelta) and field.metadata.get("unit") in _UNITS:
+        value /= _UNITS[field.metadata["unit"]]
     types = str(field.type).split(" | ")
     if value is None and "None" not in types:
         return field.metadata.get("none")
@@ -151,18 +144,12 @@ def _converted(field: dataclasses.Field[Any], value: Any) -> Any:  # Any: each o
     if isinstance(value, str) and "str" not in types:
         if "bytes" in types:
             return _encoded(field.name, value)
-        if "int" in types or field.metadata.get("minimum") is not None:
+        if {"int", "float", "Delay"} & {*types}:
             with contextlib.suppress(ValueError):
                 return int(value) if value.strip().isdigit() else _converted(field, float(value))
     if isinstance(value, float) and "int" in types and "float" not in types and value.is_integer():
         return int(value)
     return value
-
-
-def in_unit(value: Any, field: dataclasses.Field[Any]) -> Any:  # Any: each option has its own type
-    """Return a timedelta as a number in the unit of an option, if that is a unit of time; other values as they are."""
-    is_duration = isinstance(value, timedelta) and field.metadata.get("unit") in _UNITS
-    return value / _UNITS[field.metadata["unit"]] if is_duration else value
 
 
 def _encoded(name: str, text: str) -> bytes:
@@ -187,29 +174,42 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
-# Types by their names in annotations. Options with other types are not checked here; their class may check them.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "bytes": (bytes,),
-    "float": (int, float),
-    "int": (int,),
-    "None": (type(None),),
-    "str": (str,),
-    "tuple[str, ...]": (tuple,),
+def _instance_of(*types: type) -> Callable[[Any], bool]:
+    # A bool is an int in Python, but no number here.
+    return lambda value: isinstance(value, types) and (bool in types or not isinstance(value, bool))
+
+
+def _maps_texts(value: Any) -> bool:  # Any: a value of any type
+    return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
+
+
+_is_number = _instance_of(int, float)
+# By the name of a type in an annotation: what a value must be, and a test of it. Options with other types are not
+# checked here; their class may check them.
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("bool", _instance_of(bool)),
+    "bytes": ("bytes", _instance_of(bytes)),
+    "float": ("float", _is_number),
+    "int": ("int", _instance_of(int)),
+    "None": ("None", _instance_of(type(None))),
+    "str": ("str", _instance_of(str)),
+    "tuple[str, ...]": (
+        "a str or several",
+        lambda value: isinstance(value, tuple) and all(isinstance(text, str) for text in value),
+    ),
+    "Mapping[str, str]": ("a dict of str to str", _maps_texts),
+    "TlsOptionsDict": ("a dict", _instance_of(Mapping)),
+    "ssl.SSLContext": ("an ssl.SSLContext", lambda value: hasattr(value, "wrap_bio")),
+    "Delay": ("a number, a timedelta, a function of a count", lambda value: callable(value) or _is_number(value)),
+    "Callable[[str, int], tuple[str, int]]": ("callable", callable),
 }
 
 
 def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     names = str(field.type).split(" | ")
-    if not all(name in _TYPES for name in names):
-        return
-    # Refuse a bool where a number is expected, although a bool is an int in Python.
-    is_wrong_bool = isinstance(value, bool) and "bool" not in names
-    has_wrong_item = isinstance(value, tuple) and not all(isinstance(item, str) for item in value)
-    if is_wrong_bool or has_wrong_item or not any(isinstance(value, _TYPES[name]) for name in names):
-        wanted = " or ".join(names).replace("tuple[str, ...]", "a str or several")
+    if all(name in _TYPES for name in names) and not any(_TYPES[name][1](value) for name in names):
         shown = shown_argument(value) if field.repr else f"a {type(value).__name__}"
-        raise TypeError(f"{field.name} must be {wanted}, not {shown}")
+        raise TypeError(f"{field.name} must be {' or '.join(_TYPES[name][0] for name in names)}, not {shown}")
 
 
 def parameters_of(owner: type) -> set[str]:
@@ -313,7 +313,7 @@ class ConnectionOptions(Options):
         None, "secret for AUTH; sent only to a server that requires AUTH", secret=True, common=True
     )
     user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
-    tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options")
+    tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options", secret=True)
     server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host")
     msg_timeout: float | None = option(
         None,
@@ -341,10 +341,6 @@ class ConnectionOptions(Options):
             raise ValueError("auth_secret is empty; nsqd wants at least 1 byte")
         if self.server_hostname == "":
             raise ValueError("server_hostname is empty; without it, the host is checked")
-        if self.tls_options is not None and not isinstance(self.tls_options, Mapping):
-            raise TypeError(f"tls_options must be a dict, not a {type(self.tls_options).__name__}")
-        if self.tls_context is not None and not hasattr(self.tls_context, "wrap_bio"):
-            raise TypeError(f"tls_context must be an ssl.SSLContext, not {type(self.tls_context).__name__}")
         if self.tls_context is not None and self.tls_options is not None:
             raise ValueError("tls_context and tls_options are both given; the context has all these options")
         if self.tls_v1 is None and self.tls_context is None:
@@ -354,8 +350,6 @@ class ConnectionOptions(Options):
                     raise ValueError(
                         f"{name} is given without tls_v1: give tls_v1=True, or tls_v1=False for clear text"
                     )
-        if self.address_resolver is not None and not callable(self.address_resolver):
-            raise TypeError(f"address_resolver must be callable, not {shown_argument(self.address_resolver)}")
 
     @property
     def wants_tls(self) -> bool:

@@ -85,8 +85,8 @@ def read_value(field: Field, value: object) -> Any:  # Any: each option has its 
     Raises:
         TypeError, ValueError: If the value is not valid. The error's text begins with the name of the field.
     """
-    kind = _KINDS[str(field.type).removesuffix(" | None")]
-    units, kind = _QUANTITIES.get(field.metadata["unit"], ({}, kind))
+    kind = str(field.type).removesuffix(" | None")
+    units, kind = _QUANTITIES.get(field.metadata["unit"], ({}, _KINDS.get(kind, kind)))
     given = value
     if units and isinstance(value, str):
         with contextlib.suppress(ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 from gnsq.backofftimer import exponential_delay
 from gnsq.logs import LogOwner
 from gnsq.nsqd.pool import ReconnectOptionsDict
-from gnsq.options import MAX_INTERVAL, ConnectionOptionsDict, Options, check_bounds, in_unit, option
+from gnsq.options import MAX_INTERVAL, ConnectionOptionsDict, Options, checked_value, option
 
 __all__ = ["ConsumerOptions", "ConsumerOptionsDict", "Delay", "OptionAttribute"]
 
@@ -110,13 +110,6 @@ class ConsumerOptions(Options):
         minimum=0,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("requeue_delay", "backoff"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                self._check_delay(name, value)
-
     def poll_interval(self, losses: Iterable[float]) -> float:
         """Return the seconds between two lookups at all nsqlookupds, without jitter.
 
@@ -152,20 +145,11 @@ class ConsumerOptions(Options):
         if not callable(value):
             return float(value)
         try:
-            return self._check_delay(name, value(count))
+            return float(checked_value(self.__dataclass_fields__[name], value(count)))
         except Exception:  # noqa: BLE001  # a user's function may raise any exception
             text = "%s: the function of option %s failed for %d; its default is used"
             owner.rate_limited(logger).log(logging.ERROR, name, text, owner.label, name, count, exc_info=True)
             return default
-
-    def _check_delay(self, name: str, value: object) -> float:
-        field = self.__dataclass_fields__[name]
-        number = in_unit(value, field)
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            unit = field.metadata["unit"]
-            raise TypeError(f"{name} must be a number of {unit}, a timedelta or a function of a count, not {value!r}")
-        check_bounds(name, number, field)
-        return number
 
 
 class OptionAttribute:
