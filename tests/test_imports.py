@@ -123,7 +123,7 @@ PURE = [
         f"gnsq.{name}"
         for name in [
             *["addresses", "backofftimer", "errors", "options", "stats", "texts"],
-            *["consumer.rdy_collections", "consumer.rdy_policy", "consumer.rdy_shares", "consumer.rdy_turns"],
+            "consumer.rdy_policy",
             *[
                 "cli.filters",
                 "contrib.dead_letter",

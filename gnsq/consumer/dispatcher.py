@@ -56,8 +56,8 @@ class _Answers(AnswerListener):
     def __init__(self, dispatcher: MessageDispatcher) -> None:
         self._dispatcher = dispatcher
 
-    def before_answer(self) -> None:
-        self._dispatcher.rdy.before_answer(self.connection)
+    def before_answer(self, count: int) -> None:
+        self._dispatcher.rdy.before_answer(self.connection, count)
 
     def on_finish(self, message_id: bytes) -> None:
         self._dispatcher.on_finish(self.connection, message_id)

@@ -37,9 +37,9 @@ MIN_TOUCH_INTERVAL = 0.1
 class AnswerListener:
     """Is told of the answers of one connection, in the thread of the connection. This class itself ignores them."""
 
-    def before_answer(self) -> None:
-        """A FIN or REQ is sent next, and in_flight has been reduced: a lower RDY can be sent before it. Called only
-        while InFlightMessages.tells_before is True."""
+    def before_answer(self, count: int) -> None:
+        """FIN or REQ of so many messages is sent next, and in_flight has been reduced: a lower RDY can be sent before
+        it. Called only while InFlightMessages.tells_before is True."""
 
     def on_finish(self, message_id: bytes) -> None:
         """FIN was sent. Called only if InFlightMessages.tells_finish was True when the FINs of one call were sent."""
@@ -166,7 +166,7 @@ class InFlightMessages:
             return
         self.in_flight -= 1
         if self.tells_before:
-            self._listener.before_answer()
+            self._listener.before_answer(1)
         if self.in_flight:
             self._finish(message_id)
         else:
@@ -238,7 +238,7 @@ class InFlightMessages:
     def _remove(self, count: int = 1) -> None:
         self.in_flight -= count
         if self.tells_before:
-            self._listener.before_answer()
+            self._listener.before_answer(count)
         if not self.in_flight:
             self.drained.set()
 

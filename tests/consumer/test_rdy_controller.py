@@ -413,6 +413,20 @@ def test_old_nsqds_that_count_rdy_down_are_served_without_stalling(make, clock, 
     assert handler.excess == []
 
 
+def test_old_nsqds_do_not_wait_for_rdy_while_updates_rest(make, clock, started):
+    # Enough connections for rests, each of which has RDY 1: it is sent again after each message.
+    nsqds = make(11, **OLD)
+    handler = Handler(clock)
+    started(handler, *nsqds, max_in_flight=11)
+    clock.advance(2.0)
+    for nsqd in nsqds:
+        fill(nsqd, 100)
+
+    clock.advance(0.05)
+
+    assert handler.by(*nsqds) == [100] * 11
+
+
 def test_old_nsqd_is_served_while_slow_messages_are_in_flight(make, clock, started):
     (nsqd,) = make(1, **OLD)
     done = []

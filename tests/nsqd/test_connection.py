@@ -135,7 +135,7 @@ def test_finish_and_requeue_are_sent_and_call_back(transport):
     calls, messages = [], []
 
     class Answers(AnswerListener):
-        def before_answer(self):
+        def before_answer(self, count):
             calls.append(("answered", connection.in_flight))
 
         def on_finish(self, *args):
