@@ -24,6 +24,9 @@ def log_to_stderr(level: int) -> None:
     logger = logging.getLogger("gnsq")
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(level)
+    if level >= logging.WARNING:
+        # The commands do not block their hub. On a busy machine the warning of a blocked hub says nothing to do.
+        logging.getLogger("gnsq.concurrency.hub_monitor").setLevel(logging.ERROR)
 
 
 # The options that errors of gnsq ask for, by their names in Python.
