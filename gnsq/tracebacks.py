@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -18,24 +19,25 @@ def clears_locals(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     If it raises an exception, the local variables of this function and of those that it has called are cleared, so that
     tools that record them, such as Sentry's, get none. The lines of the traceback stay. Variables of its callers are
-    theirs.
+    theirs, also those of an exception that a caller handles at the time of the call.
     """
 
     @functools.wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        handled = sys.exception()
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             del args, kwargs
-            _clear_frames(error)
+            _clear_frames(error, handled)
             raise
 
     return wrapper
 
 
-def _clear_frames(error: BaseException) -> None:
-    """Clear the local variables in the tracebacks of an error and of all that led to it."""
-    seen: list[BaseException] = []
+def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Clear the local variables in the tracebacks of an error and of all that led to it, but not of ``handled``."""
+    seen = [] if handled is None else [handled]
     waiting: list[BaseException | None] = [error]
     while waiting:
         each = waiting.pop()

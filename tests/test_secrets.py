@@ -285,3 +285,25 @@ def test_options_of_a_cluster_are_not_in_its_repr():
     cluster = load_cluster(None, None, {"nsqd": ("127.0.0.1:4150",), "nsqd_http": (URL,)})
 
     assert SECRET not in repr(cluster)
+
+
+def test_error_of_a_client_leaves_the_exception_that_its_caller_handles():
+    def rows():
+        try:
+            row = b"broken"
+            int(row, 10)
+        except ValueError as error:
+            yield error
+            yield b"next"
+
+    suspended = rows()
+    error = next(suspended)
+    try:
+        raise error
+    except ValueError:
+        with pytest.raises(ValueError, match="no address"):
+            Consumer("t", "c", auth_secret=SECRET)
+
+    variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    assert variables[-1]["row"] == b"broken"
+    assert list(suspended) == [b"next"]  # to clear the frame of a generator ends it
