@@ -129,5 +129,8 @@ def call_not_at_exit(client: object) -> None:
 
 
 def _call_all() -> None:
-    for client, (function, _) in sorted(_open.items(), key=lambda item: item[1][1]):
-        function(client)
+    # The stack calls the last one first, and all of them even if one raises: Ctrl-C may interrupt a close, and a
+    # subclass may override it.
+    with contextlib.ExitStack() as stack:
+        for client, (function, _) in sorted(_open.items(), key=lambda item: not item[1][1]):
+            stack.callback(function, client)

@@ -362,3 +362,29 @@ def test_end_of_a_program_with_messages_in_flight_is_told(fakensqd, end):
     assert lines == [
         "t/c: the program ends with 1 message in flight, which nsqd delivers again: close() waits for them"
     ]
+
+
+TWO_CLIENTS = """
+    import sys
+    import gnsq
+
+    class Failing(gnsq.Consumer):
+        def close(self, timeout=None):
+            super().close(timeout)
+            raise KeyboardInterrupt  # Ctrl-C
+
+    consumer = Failing("t", "c", sys.argv[1], message_handler=lambda consumer, message: None, threaded=True)
+    consumer.start(block=False)
+    producer = gnsq.Producer(sys.argv[1], threaded=True)
+    producer.on_close.connect(lambda producer: print("closed", producer.is_closed), weak=False)
+    producer.start()
+"""
+
+
+@pytest.mark.subprocess
+def test_end_of_a_program_closes_all_clients_also_if_one_close_raises(fakensqd):
+    with child(sys.executable, "-c", textwrap.dedent(TWO_CLIENTS), fakensqd.tcp_address) as process:
+        out, err = process.communicate(timeout=LIMIT)
+
+    assert out == "closed True\n"
+    assert "KeyboardInterrupt" in err
