@@ -350,7 +350,7 @@ class ConnectionPool:
         opened = self._clock.monotonic()
         try:
             connection.wait_closed()
-        except Exception as error:  # noqa: BLE001  # only this greenlet would handle the loss
+        except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # only this greenlet would handle the loss
             connection.abort(InternalError.of(error))
         if self._clock.monotonic() - opened >= STABLE_AFTER:
             reconnector.failures, reconnector.stable = 0, opened
@@ -373,7 +373,7 @@ class ConnectionPool:
             connection.open()
             self.connections[address] = connection
             self._setup(connection)
-        except Exception as error:  # noqa: BLE001  # a bug in gnsq or in a callback must not end the attempts
+        except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # a bug must not leave the connection open
             failure = error if isinstance(error, NSQException) else InternalError.of(error, " while connecting")
             connection.abort(failure)
             self.connections.pop(address, None)

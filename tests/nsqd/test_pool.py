@@ -17,7 +17,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.helpers import peer, refused_port, wait_until
+from tests.helpers import LIMIT, peer, refused_port, wait_until
 
 
 def new_connection(address, clock=None):
@@ -193,6 +193,24 @@ def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
 
     assert "internal error while connecting" in caplog.text
     assert log.pool.connections == {}
+
+
+@pytest.mark.parametrize("during", ["setup", "connected"])
+def test_timeout_that_a_callback_leaves_behind_leaves_no_connection_open(made, fakensqd, caplog, during):
+    opened = []
+
+    def setup(connection):
+        opened.append(connection)
+        if len(opened) == 1:
+            gevent.Timeout.start_new(0.01)
+            gevent.sleep(LIMIT if during == "setup" else 0)
+
+    log = made(setup=setup)
+    log.pool.add(fakensqd.tcp_address, permanent=True)
+    wait_until(lambda: len(opened) > 1 and log.pool.connections)
+
+    assert [connection.is_open for connection in opened] == [False, True]
+    assert "internal error" in caplog.text
 
 
 def test_connection_that_ends_at_once_counts_as_a_failure(made):
