@@ -394,7 +394,7 @@ class Consumer:
         """
         limit = checked_timeout(timeout, NO_TIMEOUT)
         if self._in_handler() and self._shutdown is not None:
-            self._shutdown.wait_for_others(timeout)
+            self._shutdown.wait_for_others(limit)
         elif self._starting.is_acquired and not self._must_not_wait():
             self._wait_closed(limit)
 

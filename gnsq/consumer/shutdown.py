@@ -100,13 +100,13 @@ class Shutdown:
             left.append(f"{counted(self._lost, 'message')} not answered, which nsqd delivers again")
         self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
 
-    def wait_for_others(self, timeout: float | None) -> None:
+    def wait_for_others(self, timeout: float) -> None:
         """For a handler: wait up to timeout seconds until only handlers in this method have unanswered messages."""
-        end = None if timeout is None else self._clock.monotonic() + timeout
+        end = self._clock.monotonic() + timeout
         self._waiting_handlers += 1
         try:
             while not self._done.is_set() and self._has_other_messages():
-                left = POLL_INTERVAL if end is None else min(POLL_INTERVAL, end - self._clock.monotonic())
+                left = min(POLL_INTERVAL, end - self._clock.monotonic())
                 if left <= 0:
                     return
                 self._clock.wait(self._done, left)

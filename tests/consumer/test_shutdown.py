@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from decimal import Decimal
 
 import gevent
 import pytest
@@ -146,6 +147,27 @@ def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started
     assert events[2][1] - events[1][1] <= 0.1
     assert not consumer.is_running
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (0, 0)
+
+
+def test_join_in_a_handler_takes_any_number_of_seconds(nsqd, clock, publish, started):
+    ended = []
+
+    def handle(consumer, message):
+        if message.body == b"last":
+            consumer.close(timeout=20.0)
+            consumer.join(Decimal("0.5"))
+            ended.append(consumer.is_closed)
+        else:
+            clock.sleep(3.0)
+
+    started(handle, nsqd, max_in_flight=3)
+    publish(nsqd, b"warm")
+    clock.advance(4.0)
+    publish(nsqd, b"other", b"last")
+    clock.advance(1.0)
+
+    assert ended == [False]
+    clock.advance(4.0)
 
 
 def test_two_handlers_that_wait_for_the_end_do_not_block_each_other(nsqd, clock, publish, started):
