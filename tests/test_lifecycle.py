@@ -245,6 +245,12 @@ def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect(ma
 
 def test_client_whose_thread_has_ended_is_closed(fakensqd, make):
     client = make(fakensqd.tcp_address)
+    began = time.monotonic()
+
+    @client.on_close.connect
+    def close_again(client):
+        client.close()
+        client.join()
 
     def run():
         start(client)
@@ -256,6 +262,7 @@ def test_client_whose_thread_has_ended_is_closed(fakensqd, make):
     client.close()
 
     assert client.is_closed
+    assert time.monotonic() - began < LIMIT
 
 
 # --- what is said in which state

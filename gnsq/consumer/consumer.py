@@ -750,10 +750,7 @@ class Consumer:
         finally:
             self._state = State.CLOSED
             self._workers.close()
-            try:
-                notify(self.on_close, self)
-            finally:
-                self._end()
+            self._tell_end()
 
     def _close_unstarted(self) -> None:
         self._state = State.CLOSED
@@ -769,9 +766,8 @@ class Consumer:
                 connection.abort()
             try:
                 self._pool.close(0)
-                notify(self.on_close, self)
             finally:
-                self._end()
+                self._tell_end()
 
     def _abort_after_thread_death(self) -> None:
         """Close a consumer that is not threaded, and whose thread, and thus whose hub, has ended."""
@@ -779,15 +775,20 @@ class Consumer:
         for connection in list(self._pool.connections.values()):
             with contextlib.suppress(Exception):
                 connection.abort_without_owner(NSQConnectionClosed("the consumer's thread has ended"))
-        try:
-            notify(self.on_close, self)
-        finally:
-            self._end()
+        self._tell_end()
 
     def _note_lost_thread(self) -> None:
         self._state, self._end_reason = State.CLOSED, "its thread has ended"
         self.has_lost_thread = True
         self._unanswered = self.total_in_flight
+
+    def _tell_end(self) -> None:
+        """Send on_close, then end."""
+        try:
+            with self._active.marked():  # so close() and join() in its receivers do not wait for _end()
+                notify(self.on_close, self)
+        finally:
+            self._end()
 
     def _end(self) -> None:
         """Wake the callers of close() and join(), and stop the thread of a threaded consumer."""

@@ -222,7 +222,12 @@ def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
     publish(b"x")
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded=True)
     events = []
-    consumer.on_close.connect(events.append, weak=False)
+
+    @consumer.on_close.connect
+    def close_again(consumer):
+        consumer.close()
+        events.append(consumer)
+
     consumer.start(block=False)
     consumer.join(LIMIT)
 
