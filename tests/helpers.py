@@ -249,3 +249,21 @@ def bodies(nsqd: Nsqd, topic: str, channel: str = "bodies") -> list[bytes]:
         message.finish()
     client.close_stream()
     return got
+
+
+@contextlib.contextmanager
+def tracing_bytecodes(trace: Callable[..., Any]) -> Iterator[None]:  # Any: what sys.settrace() takes
+    """Call trace(frame, event, argument) for the events of a block; it must set f_trace_opcodes of the frames."""
+
+    def ask(frame: FrameType, event: str, argument: object) -> None:
+        frame.f_trace_opcodes = True
+
+    before = sys.gettrace()
+    # Python 3.12 sends no events of bytecodes until a settrace() after the first frame that has asked for them.
+    sys.settrace(ask)
+    (lambda: None)()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

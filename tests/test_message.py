@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import sys
 import threading
 import time
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ import pytest
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError
 from gnsq.message import Message, enable_async_all, finish_all, read_messages
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
+from tests.helpers import tracing_bytecodes
 
 
 class Responder:
@@ -219,12 +219,8 @@ def interleaved(function, step, first, second):
             thread.join()
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with tracing_bytecodes(trace):
         first()
-    finally:
-        sys.settrace(before)
     return bool(met)
 
 

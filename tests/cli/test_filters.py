@@ -77,8 +77,10 @@ def test_body_that_is_not_json_is_not_chosen_by_a_condition(body, condition):
 
 def test_body_that_is_nested_too_deeply_for_a_comparison_is_not_chosen():
     chooses = choice("--where", "a~1")
+    # How deep is too deep depends on the version of Python.
+    depths = (10, *range(900, 1000), 100_000)
 
-    assert {chooses(b'{"a":' * depth + b"1" + b"}" * depth) for depth in (10, *range(900, 1000))} == {True, False}
+    assert {chooses(b'{"a":' * depth + b"1" + b"}" * depth) for depth in depths} == {True, False}
 
 
 def test_all_conditions_must_be_true():

@@ -3,7 +3,6 @@ a bounded number of bytecodes for each connection, and a consumer makes decision
 
 import contextlib
 import random
-import sys
 
 import gevent
 import pytest
@@ -13,6 +12,7 @@ from fakensqd.clock import ManualClock
 from gnsq import Consumer
 from gnsq.consumer.rdy_controller import REST_PER_CONNECTION
 from gnsq.consumer.rdy_policy import RdyPolicy
+from tests.helpers import tracing_bytecodes
 
 FEW, MANY = 10, 1000
 # Bytecodes of a decision for each connection: about 1 us.
@@ -24,14 +24,14 @@ class Bytecodes:
 
     def __init__(self):
         self.count = 0
+        self._tracing = tracing_bytecodes(self.on_event)
 
     def __enter__(self):
-        self.before = sys.gettrace()
-        sys.settrace(self.on_event)
+        self._tracing.__enter__()
         return self
 
-    def __exit__(self, *_):
-        sys.settrace(self.before)
+    def __exit__(self, *error):
+        self._tracing.__exit__(*error)
 
     def on_event(self, frame, event, argument):
         frame.f_trace_opcodes = True
