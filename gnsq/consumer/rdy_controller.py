@@ -39,6 +39,9 @@ CLOCK_ROUNDING = 1e-6
 # another one for so many seconds for each connection and each RDY. So updates take at most 2 % of a core, whatever
 # comes, and 10 % while each of them sends RDY to all. Updates that the user or a backoff asks for come at once.
 REST_PER_CONNECTION, REST_PER_RDY = 100e-6, 200e-6
+# Rest of the last seconds that no event has used is saved for a burst, such as the first messages of many connections:
+# these have RDY 1, so a BatchHandler finds the consumer starved until RDY is updated.
+MAX_SAVED_REST = 1.0
 # With so few connections there is no rest: its timer would cost as much as the update.
 FEW_CONNECTIONS = 10
 
@@ -288,7 +291,7 @@ class RdyController:
             self._policy.probe.in_flight_messages.tells_before = True
         if len(self._connections) > FEW_CONNECTIONS:
             rest = len(self._connections) * REST_PER_CONNECTION + len(changes) * REST_PER_RDY
-            self._resting_until = now + rest
+            self._resting_until = max(self._resting_until, now - MAX_SAVED_REST) + rest
         self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
