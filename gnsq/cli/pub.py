@@ -37,7 +37,8 @@ class _Stopped(Exception):
     """A publish failed.
 
     Args:
-        first, last: The lines that were to be published with it: the first one is not confirmed.
+        first: The line that is not confirmed.
+        last: The last line that is or may be published in spite of it, or `first`.
     """
 
     def __init__(self, first: int, last: int, error: Exception) -> None:
@@ -209,7 +210,9 @@ class _Publisher:
                     self._publish(lines[:half])
                     self._publish(lines[half:])
                     return
-                raise _Stopped(lines[0][0], lines[-1][0], error) from error
+                first, last = lines[0][0], lines[-1][0]
+                # All of them or none is published; only of an unknown outcome it is not known which.
+                raise _Stopped(first, last if isinstance(error, NSQUnknown) else first, error) from error
             self._counter.add(len(bodies))
 
     def _publish_deferred(self, lines: Sequence[tuple[int, bytes]]) -> None:

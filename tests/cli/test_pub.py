@@ -268,6 +268,7 @@ def test_nsqd_that_is_down_is_an_error_after_the_timeout(pub):
     assert result.exit_code == 1
     assert "0 messages published" in result.stderr
     assert re.search(f"Error: stopped at line 1: .*{address}: .*Connection refused", result.stderr)
+    assert "To go on: --from-line 1\n" in result.stderr  # none of the lines may be published
 
 
 # --- pipes and signals
