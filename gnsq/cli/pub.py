@@ -49,8 +49,9 @@ class _Stopped(Exception):
         """Say which lines are published, and how to go on."""
         text = f"stopped at line {self.first}: {self.error}\nAll lines before it are published. "
         if self.first == self.last and not isinstance(self.error, NSQUnknown):
-            refused = isinstance(self.error, (NSQErrorCode, ValueError))
-            without = f"; without this line: --from-line {self.first + 1}" if refused else ""
+            # If the set-up is wrong or nsqd can't store now, the next line would fail in the same way.
+            is_line_bad = isinstance(self.error, ValueError) or getattr(self.error, "at_fault", None) == "message"
+            without = f"; without this line: --from-line {self.first + 1}" if is_line_bad else ""
             return f"{text}To go on: --from-line {self.first}{without}"
         lines = f"Line {self.first}" if self.first == self.last else f"Lines {self.first} to {self.last}"
         return (

@@ -21,6 +21,7 @@ from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.protocol.names import is_ephemeral
 from gnsq.running import StopSignals
+from gnsq.texts import counted
 
 __all__ = ["start"]
 
@@ -92,8 +93,8 @@ def _note(snapshot: Snapshot, consumer: Consumer, *, is_given: bool) -> tuple[st
         waiting = sum(counts.depth for address, counts in topic.by_nsqd.items() if address not in with_channel)
         if waiting > 0 and is_ephemeral(consumer.channel):
             return (
-                f"topic {topic.topic} has no channel, so its {waiting:,} waiting messages come here, and those that "
-                "are not shown are lost at the end. With --channel NAME they would stay in that channel",
+                f"topic {topic.topic} has no channel: {counted(waiting, 'waiting message', spec=',')} will come here, "
+                "and what is not shown is lost at the end. With --channel NAME it would stay in that channel",
                 True,
             )
         return "", True

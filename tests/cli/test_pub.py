@@ -261,6 +261,16 @@ def test_deferred_lines_that_are_all_refused_are_not_called_published(fakensqd, 
     assert "To go on: --from-line 1; without this line: --from-line 2" in result.stderr
 
 
+def test_line_is_not_blamed_for_a_wrong_set_up(fakensqd, pub):
+    fakensqd.add(on.command("MPUB"), error("E_INVALID", "cannot MPUB in current state (TLS required)"))
+    fakensqd.add(on.command("PUB"), error("E_INVALID", "cannot PUB in current state (TLS required)"))
+
+    result = pub(b"1\n2\n")
+
+    assert "give --tls" in result.stderr
+    assert "To go on: --from-line 1\n" in result.stderr
+
+
 def test_nsqd_that_is_down_is_an_error_after_the_timeout(pub):
     address = f"127.0.0.1:{refused_port()}"
     result = pub(b"1\n2\n", "--timeout", "0.2", address=address)

@@ -164,7 +164,7 @@ def test_messages_that_wait_for_the_first_channel_are_reported_if_it_is_ephemera
     result = gnsq(fakensqd, "tail", "t", "-n", "1", *channel)
 
     assert result.stdout == "1\n"
-    assert ("topic t has no channel, so its 3 waiting messages come here" in result.stderr) == is_reported
+    assert ("topic t has no channel: 3 waiting messages will come here" in result.stderr) == is_reported
 
 
 def test_nsqd_that_can_not_be_asked_is_reported(fakensqd):
