@@ -13,6 +13,7 @@ Methods of a message may be called from any OS thread.
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ from gnsq.protocol.frames import MESSAGE, MESSAGE_FRAME, decode_message
 from gnsq.texts import counted, shown_argument
 
 __all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds between two TOUCHes of touching() if no interval is given and msg_timeout (default: 60 s) is unknown.
 DEFAULT_TOUCH_INTERVAL = 20.0
@@ -335,7 +338,11 @@ class Message:
     def _send(self, name: str, **keywords: Any) -> None:  # Any: as in blinker's signature
         signal = self._signals.get(name) if self._signals else None
         if signal is not None:
-            signal.send(self, **keywords)
+            # As in gnsq.signals, which imports this module. The caller may have other messages to answer.
+            try:
+                signal.send(self, **keywords)
+            except Exception:
+                logger.exception("a receiver of %s of %r raised", name, self)
 
 
 def read_messages(

@@ -157,7 +157,7 @@ class HandlerRunner:
                 self._on_handler_exception(message, error)
             else:
                 return message.finish_if_unanswered()
-        except Exception:  # FIN or REQ has failed, or a receiver of the message's signals
+        except Exception:  # FIN or REQ has failed
             with self._log_answer_errors(message):
                 raise
         return not message.is_async()
@@ -233,8 +233,8 @@ class HandlerRunner:
             yield
         except NSQConnectionClosed as error:
             self._log(logging.INFO, "gone", message, "no answer sent, its connection is lost: %s", error)
-        except Exception:  # a receiver of the message's own signals may raise any exception
-            self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
+        except Exception:  # for example, another thread has answered it meanwhile
+            self._logger.exception("%s: message %s: no answer sent", self._label, message.id)
 
     # --- timed out messages
 

@@ -231,7 +231,6 @@ class InFlightMessages:
         spawn(
             f"gnsq-touch-{message.id!r}",
             *(touch_periodically, message, interval, stopped, self._clock, self._subject),
-            # A receiver of on_touch may raise any exception.
             on_failure="the message is not touched any more",
         )
 

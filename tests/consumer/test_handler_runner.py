@@ -354,7 +354,7 @@ def test_receiver_of_a_message_signal_that_raises_is_logged(nsqd, clock, publish
     publish(nsqd, b"2")
 
     assert consumer.stats().counts.finished == 2
-    assert "a receiver of its signals raised" in caplog.text
+    assert "a receiver of on_finish of <Message" in caplog.text
 
 
 def test_timeout_of_the_handler_itself_is_not_handler_timeout(nsqd, clock, publish, started):

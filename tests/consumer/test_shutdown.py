@@ -170,6 +170,25 @@ def test_join_in_a_handler_takes_any_number_of_seconds(nsqd, clock, publish, sta
     clock.advance(4.0)
 
 
+def test_close_requeues_all_messages_though_receivers_of_their_signals_raise(nsqd, clock, publish, started):
+    def handle(consumer, message):
+        message.enable_async()
+        message.on_requeue.connect(fail, weak=False)
+
+    def fail(message, **keywords):
+        raise ValueError("mine")
+
+    consumer = started(handle, nsqd, max_in_flight=3)
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(1.0)
+    gevent.spawn(consumer.close, 1.0)
+    clock.advance(5.0)
+
+    assert consumer.is_closed
+    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (3, 0)
+    assert consumer.stats().unanswered == 3
+
+
 def test_two_handlers_that_wait_for_the_end_do_not_block_each_other(nsqd, clock, publish, started):
     done = []
 
