@@ -277,10 +277,12 @@ class _Run:
 
     def _drain(self) -> bool:
         """Close the consumers, then the producers: handlers may still publish. Return True if nothing was left."""
-        left = []
+        closers: list[gevent.Greenlet] = []
         for clients in (self._consumers, self._producers):
-            closers = [spawn("gnsq-run-close", _close, client, on_failure=None) for client in clients]
-            left += [text for closer in gevent.joinall(closers) if (text := closer.get())]
+            closers += [spawn("gnsq-run-close", _close, client, on_failure=None) for client in clients]
+            gevent.joinall(closers)
+        # Read the results after all closes: one may raise, for example that of a subclass.
+        left = [text for closer in closers if (text := closer.get())]
         for text in left:
             logger.error("%s", text)
         return not left

@@ -164,6 +164,21 @@ def test_exception_of_on_ready_is_raised_after_the_drain(fakensqd, consumer):
 # --- what fails
 
 
+def test_close_of_a_consumer_that_raises_keeps_no_producer_open(fakensqd):
+    class Failing(gnsq.Consumer):
+        def close(self, timeout=None):
+            super().close(timeout)
+            raise ZeroDivisionError
+
+    consumer = Failing("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None)
+    producer = gnsq.Producer(fakensqd.tcp_address)
+    with pytest.raises(ZeroDivisionError):
+        gnsq.run(consumer, producer, on_ready=consumer.close)
+
+    assert consumer.is_closed
+    assert producer.is_closed
+
+
 def test_client_that_does_not_start_drains_the_others(fakensqd, consumer):
     first, second, third = consumer(), gnsq.Consumer("t", "c", fakensqd.tcp_address), consumer()
 
