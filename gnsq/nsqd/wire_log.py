@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Callable
 
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import ERROR, MESSAGE, MESSAGE_FRAME, RESPONSE
@@ -41,13 +42,13 @@ class LoggedTransport:
     def __init__(self, transport: Transport, subject: str) -> None:
         self.below = transport
         self._subject = subject
-        self._sent = _Commands()
-        self._received = _Frames()
+        self._sent = _Stream(_command)
+        self._received = _Stream(_frame)
 
     def replace(self, transport: Transport) -> None:
         """Use another transport from now on. What was received and not yet decoded belongs to the one before."""
         self.below = transport
-        self._received = _Frames()
+        self._received = _Stream(_frame)
 
     def recv(self, size: int) -> bytes:
         """Receive bytes, and log the frames whose beginning they complete."""
@@ -72,9 +73,15 @@ class LoggedTransport:
 
 
 class _Stream:
-    """Describes the units of a stream of bytes. Of each unit only the beginning is kept, not its body."""
+    """Describes the units of a stream of bytes. Of each unit only the beginning is kept, not its body.
 
-    def __init__(self) -> None:
+    Args:
+        describe: Function that returns a description of the unit that some bytes begin with, and its size; None if it
+            needs more bytes.
+    """
+
+    def __init__(self, describe: Callable[[bytes], tuple[str, int] | None]) -> None:
+        self._describe = describe
         self._kept = b""
         self._skipped = 0  # bytes of a body that are still to come
 
@@ -92,50 +99,44 @@ class _Stream:
             text, self._skipped = found
             texts.append(text)
 
-    def _describe(self, data: bytes) -> tuple[str, int] | None:
-        """Return a description of the unit that the data begins with, and its size; None if more bytes are needed."""
-        raise NotImplementedError
+
+def _command(data: bytes) -> tuple[str, int] | None:
+    if data.startswith(MAGIC_V2):
+        return "the protocol's version, V2", len(MAGIC_V2)
+    line, end, rest = data.partition(b"\n")
+    if not end:
+        return None
+    word = line.partition(b" ")[0]
+    text = printable(line)
+    if word not in _WITH_BODY:
+        return text, len(line) + 1
+    if len(rest) < _SIZE.size * (2 if word == b"MPUB" else 1):
+        return None
+    (size,) = _SIZE.unpack_from(rest)
+    if word == b"MPUB":
+        text += f", {counted(_SIZE.unpack_from(rest, _SIZE.size)[0], 'message')}"
+    return f"{text}, {counted(size, 'byte')}", len(line) + 1 + _SIZE.size + size
 
 
-class _Commands(_Stream):
-    def _describe(self, data: bytes) -> tuple[str, int] | None:
-        if data.startswith(MAGIC_V2):
-            return "the protocol's version, V2", len(MAGIC_V2)
-        line, end, rest = data.partition(b"\n")
-        if not end:
+def _frame(data: bytes) -> tuple[str, int] | None:
+    if len(data) < _HEADER.size:
+        return None
+    size, kind = _HEADER.unpack_from(data)
+    end = _SIZE.size + size
+    if kind == MESSAGE and size >= MESSAGE_FRAME.size - _SIZE.size:
+        if len(data) < MESSAGE_FRAME.size:
             return None
-        word = line.partition(b" ")[0]
-        text = printable(line)
-        if word not in _WITH_BODY:
-            return text, len(line) + 1
-        if len(rest) < _SIZE.size * (2 if word == b"MPUB" else 1):
-            return None
-        (size,) = _SIZE.unpack_from(rest)
-        if word == b"MPUB":
-            text += f", {counted(_SIZE.unpack_from(rest, _SIZE.size)[0], 'message')}"
-        return f"{text}, {counted(size, 'byte')}", len(line) + 1 + _SIZE.size + size
-
-
-class _Frames(_Stream):
-    def _describe(self, data: bytes) -> tuple[str, int] | None:
-        if len(data) < _HEADER.size:
-            return None
-        size, kind = _HEADER.unpack_from(data)
-        end = _SIZE.size + size
-        if kind == MESSAGE and size >= MESSAGE_FRAME.size - _SIZE.size:
-            if len(data) < MESSAGE_FRAME.size:
-                return None
-            _, _, _, attempts, message_id = MESSAGE_FRAME.unpack_from(data)
-            text = f"message {printable(message_id)}, attempt {attempts}, {counted(end - MESSAGE_FRAME.size, 'byte')}"
-            return text, end
-        if kind not in (RESPONSE, ERROR) or size < _SIZE.size:
-            # No frame: the client itself closes the connection, and says why.
-            return f"{counted(len(data), 'byte')} that are no frame", len(data)
-        if len(data) < min(end, _HEADER.size + MAX_SHOWN):
-            return None
-        body = data[_HEADER.size : end]
-        if kind == ERROR:
-            return f"error {printable(body)}", end
-        # Responses to IDENTIFY and AUTH are JSON, with what the auth server says about the secret's owner.
-        is_word = len(body) < MAX_SHOWN and not body.startswith(b"{")
-        return f"response {printable(body)}" if is_word else f"response, {counted(end - _HEADER.size, 'byte')}", end
+        _, _, _, attempts, message_id = MESSAGE_FRAME.unpack_from(data)
+        text = f"message {printable(message_id)}, attempt {attempts}, {counted(end - MESSAGE_FRAME.size, 'byte')}"
+        return text, end
+    if kind not in (RESPONSE, ERROR) or size < _SIZE.size:
+        # No frame: the client itself closes the connection, and says why.
+        return f"{counted(len(data), 'byte')} that are no frame", len(data)
+    if len(data) < min(end, _HEADER.size + MAX_SHOWN):
+        return None
+    body = data[_HEADER.size : end]
+    if kind == ERROR:
+        return f"error {printable(body)}", end
+    # Responses to IDENTIFY and AUTH are JSON, with what the auth server says about the secret's owner.
+    is_word = len(body) < MAX_SHOWN and not body.startswith(b"{")
+    return f"response {printable(body)}" if is_word else f"response, {counted(end - _HEADER.size, 'byte')}", end
