@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 import gevent
 
@@ -45,8 +45,22 @@ def register_after_fork(obj: ForkAware) -> None:
 def _run_after_fork() -> None:
     inherited = list(_registered)
     _registered.clear()
-    if inherited and get_hub_if_exists() is not None:
+    hub = get_hub_if_exists()
+    if inherited and hub is not None:
+        _forget_pools_of_workers(hub)
         # After a plain os.fork() the child shares the parent's epoll, and its resolver has no threads: renew both.
         gevent.reinit()
     for obj in inherited:
         obj.after_fork_in_child(os.getppid())
+
+
+def _forget_pools_of_workers(hub: Any) -> None:  # Any: gevent has no types
+    """Let gevent.reinit() destroy the hubs of the thread pool's threads without waiting for their own thread pools.
+
+    A function in a thread of the pool may have used gevent, such as a DNS lookup, so that this thread has a hub with a
+    pool of its own. reinit() would wait for ever for the threads of that pool, which do not exist in a forked child.
+    Source: gevent threadpool.py, _on_fork and _set_size.
+    """
+    for worker in getattr(hub._threadpool, "_worker_greenlets", ()):
+        if worker._hub_of_worker is not None:
+            worker._hub_of_worker._threadpool = None

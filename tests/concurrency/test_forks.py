@@ -552,3 +552,26 @@ def test_children_of_a_plain_program_resolve_names_and_publish(fakensqd):
     done = run_program(RESOLVING, fakensqd.tcp_address, flags=("-W", "ignore::DeprecationWarning"))
 
     assert (done.stderr, done.stdout) == ("", "[0, 0, 0, 0] b'OK'\n")
+
+
+HUB_IN_A_POOL = """
+import os, sys
+import gevent, gevent.os
+from gnsq import Producer
+
+gevent.get_hub().threadpool.apply(lambda: gevent.get_hub().threadpool.apply(lambda: None))
+producer = Producer(sys.argv[1])
+producer.start()
+child = FORK()
+if not child:
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+producer.close()
+"""
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_thread_of_gevents_pool_that_has_a_pool_does_not_hold_up_a_child(fakensqd, fork):
+    done = run_program(HUB_IN_A_POOL.replace("FORK", fork), fakensqd.tcp_address)
+
+    assert (done.stdout, done.stderr) == ("0\n", "")
