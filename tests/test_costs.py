@@ -150,13 +150,13 @@ def test_waiting_handlers_cost_a_worker_each_and_no_more(connect, transport):
 
 def test_signals_without_receivers_are_not_sent(connect, transport):
     consumer = Consumer("t", "c", "nsqd", message_handler=lambda consumer, message: None, max_in_flight=1000)
-    connection = connect(consumer)
+    connect(consumer)
     transport.feed(chunk(0))
     wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
 
-    answers = connection.in_flight_messages
     # REQ is rare, and somebody asks: it may be a failure.
-    assert (answers.tells_finish, answers.tells_before) == (False, False)
+    listener = consumer._dispatcher
+    assert (listener.wants_finishes, listener.wants_answers) == (False, False)
 
 
 @pytest.fixture

@@ -117,7 +117,6 @@ def consumed(ends, in_flight, handler):
     connection = consumer._dispatcher.make_connection("nsqd:4150", ConnectionOptions())
     connection.open(transport)
     theirs.recv(65536)  # the handshake
-    connection.listeners = ()
     gevent.sleep(0)
     nsqd = Nsqd(theirs, in_flight)
     costs = transport.costs = Costs()

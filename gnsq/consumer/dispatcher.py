@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from typing import Protocol
 
 from gnsq.addresses import parse_address
@@ -21,8 +21,7 @@ from gnsq.consumer.rdy_controller import RdyController
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.errors import NSQErrorCode
 from gnsq.message import Message
-from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.in_flight import AnswerListener
+from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.nsqd.pool import ConnectionPool
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.handshake import max_req_timeout
@@ -48,35 +47,15 @@ class DispatcherOwner(HandlerOwner, Protocol):
     def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None: ...
 
 
-class _Answers(AnswerListener):
-    """Passes what happens to the messages of one connection to its consumer's MessageDispatcher."""
-
-    connection: Connection
-
-    def __init__(self, dispatcher: MessageDispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    def before_answer(self, count: int) -> None:
-        self._dispatcher.rdy.before_answer(self.connection, count)
-
-    def on_finish(self, message_id: bytes) -> None:
-        self._dispatcher.on_finish(self.connection, message_id)
-
-    def on_requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
-        self._dispatcher.on_requeue(self.connection, message_id, timeout, backoff)
-
-    def requeue_after(self, attempts: int) -> int:
-        return self._dispatcher.requeue_after(attempts)
-
-
 class _Read:
     """The next read that has messages, of any connection."""
 
     done = False
 
 
-class MessageDispatcher:
-    """Passes the messages of one consumer to handlers, and the results of the handlers to RdyController.
+class MessageDispatcher(ConnectionListener):
+    """The listener of a consumer's connections. Passes their messages to handlers, and the results of these to
+    RdyController.
 
     Args:
         overrides: Those of handle_message, handle_messages and handle_finish that a subclass has overridden.
@@ -119,6 +98,7 @@ class MessageDispatcher:
             on_timed_out=self.runner.on_timed_out,
             not_attempted=lambda: pool.not_attempted,
             on_phase=self._on_backoff_phase,
+            want_answers=self._want_answers,
             owner=consumer.log_owner,
         )
 
@@ -143,25 +123,16 @@ class MessageDispatcher:
 
     def make_connection(self, address: str, options: ConnectionOptions) -> Connection:
         """Make a connection that passes its messages to this object. It is opened later."""
-        consumer, answers = self._consumer, _Answers(self)
         host, port = parse_address(address)
-        connection = answers.connection = Connection(
-            host, port, options, self._clock, owner=consumer.log_owner, answers=answers
-        )
+        self._check_who_wants_finishes()
+        connection = Connection(host, port, options, self._clock, listener=self, owner=self._consumer.log_owner)
         in_flight = connection.in_flight_messages
-        connection.on_messages = self.on_messages
-        connection.may_handle_in_hub = self._may_handle_in_hub
-        connection.on_response = functools.partial(self.call_hook, consumer.handle_response)
-        connection.on_error = functools.partial(self.call_hook, consumer.handle_error)
         in_flight.latency = self.workers.latency
         in_flight.max_req_timeout = self._max_req_timeouts.get(connection.address)
-        self._set_finish_listener([connection])
         return connection
 
     def add(self, connection: Connection) -> None:
         """Request messages of a connection that has subscribed."""
-        # A backoff may have begun after make_connection(), while the pool did not have the connection yet.
-        self._set_finish_listener([connection])
         self.rdy.add(connection)
 
     def remove(self, connection: Connection) -> None:
@@ -173,14 +144,22 @@ class MessageDispatcher:
         self.workers.drop_from(connection.address)
         self.rdy.remove(connection)
 
+    def on_response(self, connection: Connection, data: bytes) -> None:
+        """Call handle_response(), which may be overridden."""
+        self.call_hook(self._consumer.handle_response, connection, data)
+
+    def on_error(self, connection: Connection, error: NSQErrorCode) -> None:
+        """Call handle_error(), which may be overridden."""
+        self.call_hook(self._consumer.handle_error, connection, error)
+
     # --- messages
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
         """Receive the messages of one read. Look up the receivers of signals once for all these messages."""
         consumer, in_flight = self._consumer, connection.in_flight_messages
         self.runner.receivers = consumer.on_message.handlers_for(consumer)
-        if consumer.on_finish.receivers or in_flight.tells_finish:
-            self._set_finish_listener([connection])
+        if consumer.on_finish.receivers or self.wants_finishes:
+            self._check_who_wants_finishes()
         self.rdy.on_messages(connection, len(messages))
         # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.
         self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
@@ -201,7 +180,7 @@ class MessageDispatcher:
             self._busy_poller.close()
             self._busy_poller = None
 
-    def _may_handle_in_hub(self) -> bool:
+    def may_handle_in_hub(self) -> bool:
         """Return True if on_messages() does not wait: it logs nothing of a backoff, and of messages that timed out."""
         return not self.workers.inbox and self.rdy.backoff.phase is BackoffPhase.OFF
 
@@ -214,12 +193,19 @@ class MessageDispatcher:
 
     # --- results
 
-    def _set_finish_listener(self, connections: Iterable[Connection]) -> None:
+    def _check_who_wants_finishes(self) -> None:
         """Listen to FINs only while a receiver, an override or the backoff needs it: a call for each takes time."""
         is_off = self.rdy.backoff.phase is BackoffPhase.OFF
-        wanted = self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
-        for connection in connections:
-            connection.in_flight_messages.tells_finish = bool(wanted)
+        self.wants_finishes = bool(
+            self._consumer.on_finish.receivers or not is_off or "handle_finish" in self._overrides
+        )
+
+    def _want_answers(self, wanted: bool) -> None:
+        self.wants_answers = wanted
+
+    def before_answer(self, connection: Connection, count: int) -> None:
+        """Let a lower RDY be sent before FIN or REQ."""
+        self.rdy.before_answer(connection, count)
 
     def on_finish(self, connection: Connection, message_id: bytes) -> None:
         """Handle that FIN was sent."""
@@ -242,7 +228,7 @@ class MessageDispatcher:
 
     def _on_backoff_phase(self, phase: str, failures: int, duration: float, worked: bool) -> None:
         if phase != "continue":
-            self._set_finish_listener(self._pool.connections.values())
+            self._check_who_wants_finishes()
         one_by_one = " one by one" if failures > 1 else ""
         if phase == "end":
             text = "messages are handled again, as many as before"

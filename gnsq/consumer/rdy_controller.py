@@ -60,6 +60,7 @@ class RdyController:
         on_phase: Called with (phase, failures, seconds of the pause, whether the last message has worked). The phase is
             "start" for the first pause of a backoff, "continue" for a further pause, and "end" when the backoff ends (0
             seconds).
+        want_answers: Called with True if before_answer() must be called before each answer, with False if not.
         owner: The Consumer that log lines name.
 
     Attributes:
@@ -76,6 +77,7 @@ class RdyController:
         on_timed_out: Callable[[list[Message]], None],
         not_attempted: Callable[[], int],
         on_phase: Callable[[str, int, float, bool], None],
+        want_answers: Callable[[bool], None],
         owner: LogOwner,
     ) -> None:
         self._options = options
@@ -93,6 +95,7 @@ class RdyController:
         self._on_timed_out = on_timed_out
         self._not_attempted = not_attempted
         self._on_phase = on_phase
+        self._want_answers = want_answers
         # Seconds after which another connection is probed if the probed connection has delivered no message.
         self._idle_timeout = options.low_ready_idle_timeout
         # Connection that has delivered the message of a probe. The message is not answered yet.
@@ -284,11 +287,7 @@ class RdyController:
         changes = self._policy.decide(_in_flight, now)
         for connection, count in changes.items():
             _send(connection, count)
-        for connection in self._connections.values():
-            # Each answer costs a call.
-            connection.in_flight_messages.tells_before = self._policy.wants_answers
-        if self._policy.probe is not None:
-            self._policy.probe.in_flight_messages.tells_before = True
+        self._want_answers(self._policy.wants_answers or self._policy.probe is not None)
         if len(self._connections) > FEW_CONNECTIONS:
             rest = len(self._connections) * REST_PER_CONNECTION + len(changes) * REST_PER_RDY
             self._resting_until = max(self._resting_until, now - MAX_SAVED_REST) + rest

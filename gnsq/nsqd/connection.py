@@ -35,7 +35,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import Self
 
 import gevent
@@ -70,7 +70,7 @@ from gnsq.stats import ConnectionStats
 from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
-__all__ = ["Connection", "ConnectionState", "InternalError", "LivenessMonitor"]
+__all__ = ["Connection", "ConnectionListener", "ConnectionState", "InternalError", "LivenessMonitor"]
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,31 @@ class InternalError(NSQException):
         return error
 
 
+class ConnectionListener(AnswerListener["Connection"]):
+    """Is told what happens on connections, in their thread. This class itself ignores it."""
+
+    @property
+    def wants_responses(self) -> bool:
+        """While this is False, on_response() is called only during the handshake."""
+        return True
+
+    def on_messages(self, connection: Connection, messages: list[Message]) -> None:
+        """One read contained these messages."""
+
+    def may_handle_in_hub(self) -> bool:
+        """Return True if on_messages() does not wait now: then the hub itself may call it."""
+        return False
+
+    def on_response(self, connection: Connection, data: bytes) -> None:
+        """nsqd sent a response, or a heartbeat."""
+
+    def on_error(self, connection: Connection, error: NSQErrorCode) -> None:
+        """nsqd sent an error."""
+
+    def on_closed(self, connection: Connection) -> None:
+        """The connection is closed. Its pending requests fail after this call."""
+
+
 class Connection:
     """A connection. It is opened once and closed once.
 
@@ -127,16 +152,10 @@ class Connection:
     Args:
         host, port: Address of nsqd's TCP port.
         options: The features that IDENTIFY requests, and the time limits.
+        listener: Is told of messages, responses, errors and the end, and of FINs and REQs.
         error_frame_grace: Seconds in which nsqd's error may still arrive after a send has failed.
-        answers: Is told of FINs and REQs.
 
     Attributes:
-        on_messages: Called with (connection, messages) after each read that contained messages.
-        may_handle_in_hub: Returns True if the hub itself may call on_messages: then it does not wait. Default: False.
-        on_response: Called with (connection, data) for each response, heartbeats included; None: no call.
-        listeners: While this collection is empty, on_response is called only during the handshake.
-        on_error: Called with (connection, NSQErrorCode) for each error frame; None: no call.
-        on_closed: Called with (connection) when the connection is closed, before its pending requests fail.
         pending: Requests that have no response yet.
         submit: Function that queues or sends a request. Raises NSQConnectionClosed if the connection is closed.
         in_flight_messages: Messages in flight.
@@ -151,9 +170,9 @@ class Connection:
         options: ConnectionOptions | None = None,
         clock: Clock | None = None,
         *,
+        listener: ConnectionListener | None = None,
         owner: LogOwner | None = None,
         error_frame_grace: float = ERROR_FRAME_GRACE,
-        answers: AnswerListener | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -165,12 +184,7 @@ class Connection:
         self.ready_count = self.highest_ready_count = 0
         self.in_flight_limit = UNCHECKED_EXCESS
         self.last_message = 0.0
-        self.on_messages: Callable[[Connection, list[Message]], None] | None = None
-        self.may_handle_in_hub: Callable[[], bool] = lambda: False
-        self.on_response: Callable[[Connection, bytes], None] | None = None
-        self.listeners: Sized = (True,)
-        self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
-        self.on_closed: Callable[[Connection], None] | None = None
+        self._listener = listener if listener is not None else ConnectionListener()
         self._clock = clock if clock is not None else RealClock()
         self._owner = owner if owner is not None else LogOwner("", self._clock.monotonic)
         self._subject = self._owner.at(self.address)
@@ -187,7 +201,8 @@ class Connection:
             *(self.address, self._writer.put, self._check_open, self._clock, self._owner),
             finish=self._writer.finish,
             finish_last=self._writer.finish_last,
-            listener=answers,
+            listener=self._listener,
+            source=self,
         )
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()
@@ -319,8 +334,7 @@ class Connection:
         self._writer.close()
         self.in_flight_messages.drained.set()
         self._closed.set()
-        if self.on_closed is not None:
-            self.on_closed(self)
+        self._listener.on_closed(self)
         self.pending.fail(self.address, error)
         if self._hub_monitor is not None:
             self._hub_monitor.release()
@@ -485,8 +499,7 @@ class Connection:
             if messages:
                 self.last_message = self._last_read
                 in_flight.add(len(messages))
-                if self.on_messages is not None:
-                    self.on_messages(self, messages)
+                self._listener.on_messages(self, messages)
             if decoder.failure is not None:
                 raise decoder.failure
             if self._writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count:
@@ -511,7 +524,7 @@ class Connection:
         in_flight, decoder = self.in_flight_messages, self._stack.decoder
         if len(data) > FEW_BYTES or decoder.pending or in_flight.in_flight + FEW_MESSAGES > self.in_flight_limit:
             return False
-        if self.on_messages is None or not self.may_handle_in_hub():
+        if not self._listener.may_handle_in_hub():
             return False
         now = self._clock.monotonic()
         messages: list[Message] = []
@@ -522,24 +535,24 @@ class Connection:
             return False  # the reader's greenlet finds the same error
         self._last_read = self.last_message = now
         in_flight.add(len(messages))
-        self.on_messages(self, messages)
+        self._listener.on_messages(self, messages)
         return True
 
     def _resolve_oks(self, data: bytes) -> bool:
-        """If the data has only complete OK frames, and on_response need not be called, resolve pending requests and
+        """If the data has only complete OK frames, and the listener wants no responses, resolve pending requests and
         return True; otherwise return False. A connection that only publishes receives mostly OK frames.
         """
-        if self.listeners or self._stack.decoder.pending or not self.pending.resolve_oks(data):
+        if self._listener.wants_responses or self._stack.decoder.pending or not self.pending.resolve_oks(data):
             return False
         self._last_read = self._clock.monotonic()
         return True
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
-        """Call the callback for a frame that was read during the handshake. The handshake itself uses the frame."""
-        if frame_type == RESPONSE and self.on_response is not None:
-            self.on_response(self, data)
-        elif frame_type == ERROR and self.on_error is not None:
-            self.on_error(self, make_error(data))
+        """Tell the listener of a frame that was read during the handshake. The handshake itself uses the frame."""
+        if frame_type == RESPONSE:
+            self._listener.on_response(self, data)
+        elif frame_type == ERROR:
+            self._listener.on_error(self, make_error(data))
 
     def _handle_response(self, data: bytes) -> None:
         if data == HEARTBEAT:
@@ -548,12 +561,11 @@ class Connection:
             self.pending.resolve(data)
         else:
             raise NSQProtocolError(f"response {data[:80]!r}, but no command waits for one")
-        if self.on_response is not None and self.listeners:
-            self.on_response(self, data)
+        if self._listener.wants_responses:
+            self._listener.on_response(self, data)
 
     def _handle_error(self, error: NSQErrorCode) -> None:
-        if self.on_error is not None:
-            self.on_error(self, error)
+        self._listener.on_error(self, error)
         if not error.fatal:
             # nsqd has refused a FIN, REQ or TOUCH. These have no response, so the error belongs to no pending request.
             self.in_flight_messages.record_refused_answer(error)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gevent.event import Event
 
@@ -29,22 +29,30 @@ __all__ = ["AnswerListener", "InFlightMessages", "touch_periodically"]
 logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
+_Source = TypeVar("_Source")
 
 # Seconds. A short time_left makes TOUCH come earlier, but no sooner than this: nsqd checks timeouts only every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
 
 
-class AnswerListener:
-    """Is told of the answers of one connection, in the thread of the connection. This class itself ignores them."""
+class AnswerListener(Generic[_Source]):
+    """Is told of the answers of connections, in their thread. This class itself ignores them.
 
-    def before_answer(self, count: int) -> None:
+    Attributes:
+        wants_answers, wants_finishes: While True, before_answer() and on_finish() are called. A call for each message
+            takes time, so a subclass sets these only while it needs the calls.
+    """
+
+    wants_answers = wants_finishes = False
+
+    def before_answer(self, connection: _Source, count: int) -> None:
         """FIN or REQ of so many messages is sent next, and in_flight has been reduced: a lower RDY can be sent before
-        it. Called only while InFlightMessages.tells_before is True."""
+        it."""
 
-    def on_finish(self, message_id: bytes) -> None:
-        """FIN was sent. Called only if InFlightMessages.tells_finish was True when the FINs of one call were sent."""
+    def on_finish(self, connection: _Source, message_id: bytes) -> None:
+        """FIN was sent."""
 
-    def on_requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
+    def on_requeue(self, connection: _Source, message_id: bytes, timeout: int, backoff: bool) -> None:
         """REQ was sent, with the timeout in milliseconds."""
 
     def requeue_after(self, attempts: int) -> int:
@@ -77,6 +85,7 @@ class InFlightMessages:
         finish: Function that queues FIN for a message id; default: send is called with FIN.
         finish_last: Function that is called in its place if no other message is in flight; default: finish.
         listener: Is told of the answers.
+        source: The connection that the listener is told.
 
     Attributes:
         in_flight: Number of delivered messages that are neither answered nor counted as timed out.
@@ -84,8 +93,6 @@ class InFlightMessages:
         max_msg_timeout: Seconds from the delivery until TOUCH can no longer keep a message in flight; None if unknown.
         max_req_timeout: nsqd's longest delay of REQ, milliseconds; None if unknown.
         drained: Event that is set when in_flight becomes 0, and when the connection is closed.
-        tells_before, tells_finish: True while the listener's before_answer() and on_finish() are called. They cost
-            a call for each message, so the listener sets these only while it needs them.
         async_messages: Async messages that are neither answered nor timed out.
         latency: Times from the arrival of async messages to their answers.
         received, timed_out: Number of delivered messages, and number of messages whose msg_timeout was over.
@@ -102,7 +109,8 @@ class InFlightMessages:
         *,
         finish: Callable[[bytes], None] | None = None,
         finish_last: Callable[[bytes], None] | None = None,
-        listener: AnswerListener | None = None,
+        listener: AnswerListener[Any] | None = None,  # Any: whatever the source is
+        source: object = None,
     ) -> None:
         self.nsqd = nsqd
         self.in_flight = 0
@@ -110,7 +118,6 @@ class InFlightMessages:
         self.max_msg_timeout: float | None = None
         self.max_req_timeout: int | None = None
         self.drained = Event()
-        self.tells_before = self.tells_finish = False
         self.async_messages: set[Message] = set()
         self.latency = LatencyRecorder()
         self.received = 0
@@ -118,6 +125,7 @@ class InFlightMessages:
         self.refused_requeues = 0
         self.now = clock.monotonic
         self._listener = listener if listener is not None else AnswerListener()
+        self._source = source
         self._send = send
         self._finish = finish if finish is not None else lambda message_id: send(commands.finish(message_id))
         self._finish_last = finish_last if finish_last is not None else self._finish
@@ -165,16 +173,16 @@ class InFlightMessages:
             self.call_in_owner_thread(self.finish, message_id)
             return
         self.in_flight -= 1
-        if self.tells_before:
-            self._listener.before_answer(1)
+        if self._listener.wants_answers:
+            self._listener.before_answer(self._source, 1)
         if self.in_flight:
             self._finish(message_id)
         else:
             self._finish_last(message_id)
             self.drained.set()
         self._finished += 1
-        if self.tells_finish:
-            self._listener.on_finish(message_id)
+        if self._listener.wants_finishes:
+            self._listener.on_finish(self._source, message_id)
 
     @_in_owner_thread
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
@@ -182,9 +190,9 @@ class InFlightMessages:
         self._remove(len(message_ids))
         self._send(commands.finish_all(message_ids))
         self._finished += len(message_ids)
-        if self.tells_finish:
+        if self._listener.wants_finishes:
             for message_id in message_ids:
-                self._listener.on_finish(message_id)
+                self._listener.on_finish(self._source, message_id)
 
     @_in_owner_thread
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
@@ -199,7 +207,7 @@ class InFlightMessages:
         self._remove()
         self._send(commands.requeue(message_id, timeout))
         self._requeued += 1
-        self._listener.on_requeue(message_id, timeout, backoff)
+        self._listener.on_requeue(self._source, message_id, timeout, backoff)
 
     def requeue_after(self, attempts: int) -> int:
         """Return the delay in milliseconds of a requeue() without one."""
@@ -236,8 +244,8 @@ class InFlightMessages:
 
     def _remove(self, count: int = 1) -> None:
         self.in_flight -= count
-        if self.tells_before:
-            self._listener.before_answer(count)
+        if self._listener.wants_answers:
+            self._listener.before_answer(self._source, count)
         if not self.in_flight:
             self.drained.set()
 

@@ -200,10 +200,9 @@ class NsqdTCPClient:
             raise
         register_after_fork(self)
         # Make this object here: it sends the answers of other threads in the hub of the thread that has made it.
-        messages = self._messages = InFlightMessages(
-            *(self.nsqd, self.send, self._check_connected, RealClock()), listener=_AnswerSignals(self)
+        self._messages = InFlightMessages(
+            *(self.nsqd, self.send, self._check_connected, RealClock()), listener=_AnswerSignals(), source=self
         )
-        messages.tells_finish = True
         self.state = states.CONNECTED
         self.send(commands.MAGIC_V2)
 
@@ -501,14 +500,13 @@ class NsqdTCPClient:
         return time_limit(self.options.timeout, f"{self.nsqd}: {what} within {self.options.timeout} s")
 
 
-class _AnswerSignals(AnswerListener):
+class _AnswerSignals(AnswerListener[NsqdTCPClient]):
     """Sends the signals on_finish and on_requeue of a client."""
 
-    def __init__(self, client: NsqdTCPClient) -> None:
-        self._client = client
+    wants_finishes = True
 
-    def on_finish(self, message_id: bytes) -> None:
-        self._client.on_finish.send(self._client, message_id=message_id)
+    def on_finish(self, client: NsqdTCPClient, message_id: bytes) -> None:
+        client.on_finish.send(client, message_id=message_id)
 
-    def on_requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
-        self._client.on_requeue.send(self._client, message_id=message_id, timeout=timeout, backoff=backoff)
+    def on_requeue(self, client: NsqdTCPClient, message_id: bytes, timeout: int, backoff: bool) -> None:
+        client.on_requeue.send(client, message_id=message_id, timeout=timeout, backoff=backoff)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal, Self, Unpack, overload
 
@@ -189,7 +189,7 @@ class Producer:
             owner=self.log_owner,
             counts=self._counts,
         )
-        runtime = ProducerRuntime(config, self)
+        runtime = ProducerRuntime(config, self, self._has_response_receivers)
         runtime.start()
         return runtime
 
@@ -331,12 +331,8 @@ class Producer:
         """Send on_auth."""
         notify(self.on_auth, self, conn=conn, response=response)
 
-    @property
-    def listeners(self) -> Sized:
-        """A collection that is empty if handle_response() need not be called: on_response has no receivers, and the
-        class of this producer does not override handle_response()."""
-        overridden = type(self).handle_response is not Producer.handle_response
-        return (True,) if overridden else self.on_response.receivers
+    def _has_response_receivers(self) -> bool:
+        return bool(self.on_response.receivers) or type(self).handle_response is not Producer.handle_response
 
     # --- publishing
 

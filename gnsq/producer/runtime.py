@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from gnsq.discovery import AllNodes
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
 from gnsq.logs import LogOwner
 from gnsq.lookupd import LookupdClient
-from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
@@ -65,10 +65,6 @@ class RuntimeConfig:
 class ProducerEvents(Protocol):
     """Methods of a producer that are called when a response is read; subclasses may override them."""
 
-    @property
-    def listeners(self) -> Sized:
-        """Return a collection that is empty if handle_response() need not be called."""
-
     def handle_response(self, conn: Connection, response: bytes) -> None:
         """Handle a response."""
 
@@ -79,8 +75,11 @@ class ProducerEvents(Protocol):
         """Handle the response to AUTH."""
 
 
-class ProducerRuntime:
+class ProducerRuntime(ConnectionListener):
     """The connections and greenlets of a running producer. Made in its thread; other threads only read it or abort it.
+
+    Args:
+        has_receivers: Returns True if handle_response() of the events must be called.
 
     Attributes:
         owner_thread: The thread in which the runtime was made.
@@ -89,11 +88,12 @@ class ProducerRuntime:
         now: Returns monotonic seconds.
     """
 
-    def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
+    def __init__(self, config: RuntimeConfig, events: ProducerEvents, has_receivers: Callable[[], bool]) -> None:
         self.owner_thread = OwnerThread()
         options = self._options = config.options
         self._config = config
         self._events = events
+        self._has_receivers = has_receivers
         self._clock = config.clock
         self.now = self._clock.monotonic
         self.waiters = ResultWaiters(self.owner_thread, self.now, config.owner.label)
@@ -306,14 +306,8 @@ class ProducerRuntime:
     # --- connections
 
     def _make_connection(self, address: str) -> Connection:
-        config, events = self._config, self._events
         host, port = parse_address(address)
-        connection = Connection(host, port, config.connection, self._clock, owner=config.owner)
-        connection.on_response = lambda connection, data: self._call(events.handle_response, connection, data)
-        connection.listeners = events.listeners
-        connection.on_error = lambda connection, error: self._call(events.handle_error, connection, error)
-        connection.on_closed = self._handle_closed
-        return connection
+        return Connection(host, port, self._config.connection, self._clock, listener=self, owner=self._config.owner)
 
     def _setup(self, connection: Connection) -> None:
         if connection.identity.auth:
@@ -322,7 +316,21 @@ class ProducerRuntime:
             link = self._links[connection] = TcpLink(connection)
             self.dispatcher.add(link)
 
-    def _handle_closed(self, connection: Connection) -> None:
+    @property
+    def wants_responses(self) -> bool:
+        """True if somebody wants the responses of nsqds."""
+        return self._has_receivers()
+
+    def on_response(self, connection: Connection, data: bytes) -> None:
+        """Call handle_response(), which may be overridden."""
+        self._call(self._events.handle_response, connection, data)
+
+    def on_error(self, connection: Connection, error: NSQErrorCode) -> None:
+        """Call handle_error(), which may be overridden."""
+        self._call(self._events.handle_error, connection, error)
+
+    def on_closed(self, connection: Connection) -> None:
+        """Submit no more publishes to a connection."""
         link = self._links.pop(connection, None)
         if link is not None:
             self.dispatcher.remove(link)

@@ -20,8 +20,7 @@ from gnsq.errors import (
     NSQSocketError,
     NSQTimeout,
 )
-from gnsq.nsqd.connection import Connection, ConnectionState, LivenessMonitor
-from gnsq.nsqd.in_flight import AnswerListener
+from gnsq.nsqd.connection import Connection, ConnectionListener, ConnectionState, LivenessMonitor
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
@@ -40,9 +39,39 @@ def transport():
     return MemoryTransport(OK)
 
 
+class Listener(ConnectionListener):
+    """Notes what it is told."""
+
+    wants_answers = wants_finishes = True
+
+    def __init__(self):
+        self.reads, self.messages, self.errors, self.answers = [], [], [], []
+
+    def on_messages(self, connection, messages):
+        self.reads.append(messages)
+        self.messages.extend(messages)
+
+    def on_error(self, connection, error):
+        self.errors.append(error.code)
+
+    def before_answer(self, connection, count):
+        self.answers.append(("answered", connection.in_flight))
+
+    def on_finish(self, connection, *args):
+        self.answers.append(("finish", *args))
+
+    def on_requeue(self, connection, *args):
+        self.answers.append(("requeue", *args))
+
+
 @pytest.fixture
-def connection(transport):
-    made = Connection("nsqd", 4150, ConnectionOptions(timeout=2))
+def listener():
+    return Listener()
+
+
+@pytest.fixture
+def connection(transport, listener):
+    made = Connection("nsqd", 4150, ConnectionOptions(timeout=2), listener=listener)
     made.open(transport)
     gevent.sleep(0)  # its greenlets begin
     del transport.sends[:]
@@ -51,15 +80,13 @@ def connection(transport):
 
 
 @pytest.fixture
-def messages(connection, transport):
-    """Subscribe and receive one message; this list has it and those that follow."""
-    messages = []
-    connection.on_messages = lambda _, chunk: messages.extend(chunk)
+def messages(connection, transport, listener):
+    """Subscribe and receive one message."""
     transport.answer(OK)
     connection.subscribe("t", "c")
     transport.feed(message_frame())
-    wait_until(lambda: messages)
-    return messages
+    wait_until(lambda: listener.messages)
+    return listener.messages
 
 
 def test_open_negotiates_and_is_connected(connection):
@@ -119,59 +146,37 @@ def test_subscribe_answered_by_something_else_is_a_protocol_error(connection, tr
         connection.subscribe("t", "c")
 
 
-def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport):
-    chunks = []
-    connection.on_messages = lambda _, messages: chunks.append([message.body for message in messages])
-
+def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport, listener):
     transport.feed(message_frame(b"1") + message_frame(b"2"))
     transport.feed(message_frame(b"3"))
-    wait_until(lambda: len(chunks) == 2)
+    wait_until(lambda: len(listener.reads) == 2)
 
-    assert chunks == [[b"1", b"2"], [b"3"]]
+    assert [[message.body for message in messages] for messages in listener.reads] == [[b"1", b"2"], [b"3"]]
     assert connection.in_flight == 3
 
 
-def test_finish_and_requeue_are_sent_and_call_back(transport):
-    calls, messages = [], []
-
-    class Answers(AnswerListener):
-        def before_answer(self, count):
-            calls.append(("answered", connection.in_flight))
-
-        def on_finish(self, *args):
-            calls.append(("finish", *args))
-
-        def on_requeue(self, *args):
-            calls.append(("requeue", *args))
-
-    connection = Connection("nsqd", 4150, ConnectionOptions(timeout=2), answers=Answers())
-    connection.on_messages = lambda _, chunk: messages.extend(chunk)
-    connection.in_flight_messages.tells_before = connection.in_flight_messages.tells_finish = True
-    connection.open(transport)
-    gevent.sleep(0)
-    del transport.sends[:]
+def test_finish_and_requeue_are_sent_and_call_back(connection, transport, listener):
     transport.feed(message_frame() + message_frame())
-    wait_until(lambda: len(messages) == 2)
+    wait_until(lambda: len(listener.messages) == 2)
+    first, second = listener.messages
 
-    messages[0].touch()
-    messages[0].finish()
-    messages[1].requeue(100)
+    first.touch()
+    first.finish()
+    second.requeue(100)
     wait_until(lambda: transport.sends)
 
     assert transport.sent == b"TOUCH %s\nFIN %s\nREQ %s 100\n" % (ID, ID, ID)
-    assert calls == [("answered", 1), ("finish", ID), ("answered", 0), ("requeue", ID, 100, True)]
+    assert listener.answers == [("answered", 1), ("finish", ID), ("answered", 0), ("requeue", ID, 100, True)]
 
 
 @pytest.mark.parametrize("code", [b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"])
-def test_failed_answer_is_an_event_and_the_connection_stays(connection, transport, code):
-    errors = []
-    connection.on_error = lambda _, error: errors.append(error.code)
+def test_failed_answer_is_an_event_and_the_connection_stays(connection, transport, listener, code):
     reply = connection.request(commands.publish("t", b"1"))
 
     transport.feed(encode_frame(ERROR, code + b" FIN x failed") + OK)
 
     assert reply.get(timeout=1) == b"OK"
-    assert errors == [code.decode()]
+    assert listener.errors == [code.decode()]
     assert connection.is_open
 
 
@@ -284,17 +289,15 @@ def test_close_waits_for_pending_replies(connection, transport):
     assert reply.get(timeout=0) == b"OK"
 
 
-def test_close_aborts_after_its_timeout(connection, transport):
-    messages = []
-    connection.on_messages = lambda _, chunk: messages.extend(chunk)
+def test_close_aborts_after_its_timeout(connection, transport, listener):
     transport.feed(message_frame())
-    wait_until(lambda: messages)
+    wait_until(lambda: listener.messages)
 
     connection.close(0.02)
 
     assert connection.state is ConnectionState.CLOSED
     with pytest.raises(NSQConnectionClosed):
-        messages[0].finish()
+        listener.messages[0].finish()
 
 
 def test_close_of_a_connection_that_breaks_ends(connection, transport):
@@ -316,13 +319,13 @@ def test_second_close_and_abort_do_nothing(connection):
     assert connection.error is None
 
 
-def test_bug_in_a_callback_closes_the_connection_and_is_logged(connection, transport):
-    connection.on_messages = lambda _, messages: 1 / 0
+def test_bug_in_a_listener_closes_the_connection_and_is_logged(connection, transport, listener):
+    listener.reads = None
 
     transport.feed(message_frame())
 
     assert connection.wait_closed(1)
-    assert "ZeroDivisionError" in str(connection.error)
+    assert "AttributeError" in str(connection.error)
 
 
 def test_no_greenlet_survives(connection):
@@ -608,14 +611,11 @@ def test_peer_can_not_forge_log_lines(caplog):
     assert str(connection.error).isprintable()
 
 
-def test_messages_in_front_of_an_unknown_frame_type_count(connection, transport):
-    got = []
-    connection.on_messages = lambda _, messages: got.extend(messages)
-
+def test_messages_in_front_of_an_unknown_frame_type_count(connection, transport, listener):
     transport.feed(message_frame() + encode_frame(9, b"x") + message_frame())
 
     assert connection.wait_closed(1)
-    assert len(got) == 1
+    assert len(listener.messages) == 1
     assert "frame type 9" in str(connection.error)
 
 
@@ -624,8 +624,12 @@ def test_messages_in_front_of_an_unknown_frame_type_count(connection, transport)
 
 def test_abort_from_a_receiver_in_the_handshake_is_final():
     transport = MemoryTransport(OK)
-    connection = Connection("nsqd", 4150)
-    connection.on_response = lambda _, data: connection.abort()
+
+    class Aborter(ConnectionListener):
+        def on_response(self, connection, data):
+            connection.abort()
+
+    connection = Connection("nsqd", 4150, listener=Aborter())
 
     with pytest.raises(NSQConnectionClosed):
         connection.open(transport)

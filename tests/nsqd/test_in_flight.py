@@ -31,14 +31,16 @@ def sent():
 class Answers(AnswerListener):
     """Notes the answers."""
 
+    wants_finishes = True
+
     def __init__(self):
         self.finished = []
         self.delays = []
 
-    def on_finish(self, message_id):
+    def on_finish(self, connection, message_id):
         self.finished.append(message_id)
 
-    def on_requeue(self, message_id, timeout, backoff):
+    def on_requeue(self, connection, message_id, timeout, backoff):
         self.delays.append(timeout)
 
 
@@ -54,7 +56,6 @@ def in_flight(sent, answers):
         listener=answers,
     )
     made.in_flight = 2
-    made.tells_finish = True
     return made
 
 
