@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from fakensqd.http.server import HttpPort
 from fakensqd.nsqd.auth import Grant
-from fakensqd.thread import Server
+from fakensqd.server import Server
 from gnsq.tracebacks import clears_locals
 
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
@@ -53,7 +53,6 @@ class FakeAuthServer(Server):
         http_address: Where to listen; port 0 takes a free port.
         ttl: Seconds for which nsqd keeps an answer that is made of Grants.
         identity: Identity of the client in an answer that is made of Grants; default: the client's secret.
-        threaded: Run on a thread with its own hub, see fakensqd.thread.
 
     Attributes:
         grants: The current answers, which the server's thread may change. Other threads must use set_grants().
@@ -70,7 +69,6 @@ class FakeAuthServer(Server):
         http_address: str = "127.0.0.1:0",
         ttl: int = 3600,
         identity: str | None = None,
-        threaded: bool = False,
     ) -> None:
         self.grants: dict[str, AuthAnswer] = dict(grants or {})
         self.queries: list[AuthQuery] = []

@@ -14,7 +14,7 @@ from fakensqd.lookupd.server import FakeLookupd
 from fakensqd.nsqd.published import MessageAssertions
 from fakensqd.nsqd.server import FakeNsqd
 from fakensqd.options import ClusterOptionsDict, NsqdOptions
-from fakensqd.thread import Server
+from fakensqd.server import Server
 from gnsq.tracebacks import clears_locals
 
 __all__ = ["FakeCluster"]
@@ -37,7 +37,6 @@ class FakeCluster(MessageAssertions, Server):
         base_port: TCP port of nsqd 0; 0: all servers take free ports. The HTTP port of a server is its TCP port + 1,
             the port of ``/faults`` is + 3. The ports of nsqd N are 100 above those of nsqd N - 1, and the ports of
             nsqlookupd N are 10 above those of nsqd N. With 4150, nsqd 0 and nsqlookupd 0 have NSQ's usual ports.
-        threaded: Run all servers on one thread of their own, see fakensqd.thread.
         options: Options of the nsqds, as in FakeNsqd, except addresses.
 
     Raises:
@@ -55,7 +54,6 @@ class FakeCluster(MessageAssertions, Server):
         seed: int | None = None,
         faults_over_http: bool = False,
         base_port: int = 0,
-        threaded: bool = False,
         **options: Unpack[ClusterOptionsDict],
     ) -> None:
         NsqdOptions.from_keywords(FakeCluster, options)  # raises TypeError or ValueError for bad options

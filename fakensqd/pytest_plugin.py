@@ -89,7 +89,7 @@ def _running(
     server = make(**options)
     reports = request.node.stash.setdefault(_REPORTS, [])
     if threaded:
-        from fakensqd.thread import ServerThread
+        from fakensqd.server import ServerThread
 
         thread = ServerThread(server)
         reports.append((str(request.fixturename), lambda: thread.call(server.report)))

@@ -45,7 +45,7 @@ def started(folder):
     make_certificates(folder)
     servers = {}
     with contextlib.ExitStack() as stack:
-        auth = stack.enter_context(FakeAuthServer(GRANTS, threaded=True))
+        auth = stack.enter_context(FakeAuthServer(GRANTS).in_thread())
         for name, number in (("nsqlookupd", 1), ("nsqlookupd2", 2)):
             servers[name] = stack.enter_context(running("nsqlookupd", *_flags(f"nsqlookupd-{number}", {}, folder)))
         real = {"4160": servers["nsqlookupd"].tcp_address, "4260": servers["nsqlookupd2"].tcp_address}

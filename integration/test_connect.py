@@ -24,7 +24,7 @@ from gnsq.spark.pipeline import PipelineConfig, run
 folder = sys.argv[1]
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 prepare_environment()
-with FakeNsqd(threaded=True) as nsqd:
+with FakeNsqd().in_thread() as nsqd:
     with Producer(nsqd.tcp_address) as producer:
         producer.multipublish("clicks", [b"%d" % number for number in range(1000)])
     spark = SparkSession.builder.remote("local[2]").getOrCreate()

@@ -83,7 +83,7 @@ def test_the_job_archives_each_event_once(tmp_path):
         (home / name).symlink_to(Path(pyspark.__file__).parent / name)
     variables = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": sys.executable}
     variables["SPARK_HOME"] = str(home)
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         with Producer(nsqd.tcp_address) as producer:
             producer.multipublish("clicks", [EVENT % (number % 60, number) for number in range(EVENTS)])
 

@@ -148,7 +148,7 @@ MISSPELT = [
         id="tls_options",
     ),
     pytest.param(lambda: FakeNsqd(max_msgsize=1), "FakeNsqd", "max_msg_size", id="FakeNsqd"),
-    pytest.param(lambda: FakeNsqd(thread=True), "FakeNsqd", "threaded", id="its parameter"),
+    pytest.param(lambda: FakeNsqd(seeds=1), "FakeNsqd", "seed", id="its parameter"),
     pytest.param(lambda: FakeLookupd(tcp_adress="x"), "FakeLookupd", "tcp_address", id="FakeLookupd"),
     pytest.param(lambda: FakeCluster(max_msgsize=1), "FakeCluster", "max_msg_size", id="FakeCluster"),
 ]

@@ -118,7 +118,7 @@ def test_stats_have_the_typed_keys_and_no_others(fakensqd):
 
 def test_old_servers_have_the_keys_that_are_required():
     keys = keys_of(NsqdStats)
-    with FakeNsqd(threaded=True, release="0.2.21") as nsqd:
+    with FakeNsqd(release="0.2.21").in_thread() as nsqd:
         consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda consumer, message: None)
         with Producer(nsqd.tcp_address) as producer, consumer:
             producer.publish("t", b"x")

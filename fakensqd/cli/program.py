@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fakensqd.cli.flags import Flag, Value
     from fakensqd.daemon.daemon import Daemon
-    from fakensqd.thread import Server
+    from fakensqd.server import Server
 
 __all__ = ["PROGRAMS", "run", "stop"]
 

@@ -37,7 +37,7 @@ from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.http.server import Application, HttpPort
-from fakensqd.thread import Server
+from fakensqd.server import Server
 from fakensqd.transcript import Entry, Transcript, wait_until
 from gnsq.concurrency.greenlets import spawn, supervised
 from gnsq.transport import TcpTransport

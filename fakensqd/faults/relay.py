@@ -14,7 +14,7 @@ from gevent.server import StreamServer
 from fakensqd.addresses import bound_address, join_address, listen, peer_address, split_address
 from fakensqd.clock import Clock, RealClock
 from fakensqd.faults.link import Link, LinkedTransport, reset_socket
-from fakensqd.thread import Server
+from fakensqd.server import Server
 from gnsq.concurrency.greenlets import spawn, supervised
 from gnsq.errors import NSQSocketError
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
@@ -33,7 +33,6 @@ class Relay(Server):
         address: ``host:port`` to listen on. Port 0 takes a free port; the next start() takes the same port again.
         clock: Clock of the toxics; default: real time.
         seed: Seed for the random numbers of toxics; default: a random seed.
-        threaded: Run on a thread with its own hub, see fakensqd.thread.
 
     Attributes:
         link: Toxics are added to this link; upstream is the direction from clients to the server.
@@ -49,7 +48,6 @@ class Relay(Server):
         address: str = "127.0.0.1:0",
         clock: Clock | None = None,
         seed: int | None = None,
-        threaded: bool = False,
     ) -> None:
         self.upstream_address = upstream_address
         self.link = Link(clock or RealClock(), seed)

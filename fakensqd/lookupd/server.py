@@ -23,10 +23,10 @@ __all__ = ["FakeLookupd"]
 
 
 class FakeLookupd(Daemon):
-    """An nsqlookupd 1.3.0 in the hub of the caller, or (``threaded``) on its own thread. Call start() or use ``with``.
+    """An nsqlookupd 1.3.0 in the hub of the caller. Call start() or use ``with``.
 
     Args:
-        clock, record, seed, faults_over_http, faults_http_address, threaded: The same as in FakeNsqd.
+        clock, record, seed, faults_over_http, faults_http_address: The same as in FakeNsqd.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:
@@ -45,7 +45,6 @@ class FakeLookupd(Daemon):
         seed: int | None = None,
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
-        threaded: bool = False,
         **options: Unpack[LookupdOptionsDict],
     ) -> None:
         self.options = LookupdOptions.from_keywords(FakeLookupd, options)

@@ -47,8 +47,6 @@ class FakeNsqd(MessageAssertions, Daemon):
         faults_over_http: Serve ``/faults``, where HTTP requests change rules, toxics and states.
         faults_http_address: Address of a port that serves only ``/faults``, even while this nsqd is down. Port 0 takes
             a free port; "" opens no such port.
-        threaded: Run this server on its own thread. The constructor then returns a proxy that calls the methods on that
-            thread, see fakensqd.thread.
         options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
 
     Raises:
@@ -66,7 +64,6 @@ class FakeNsqd(MessageAssertions, Daemon):
         seed: int | None = None,
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
-        threaded: bool = False,
         **options: Unpack[NsqdOptionsDict],
     ) -> None:
         self.options = NsqdOptions.from_keywords(FakeNsqd, options)

@@ -89,7 +89,7 @@ def starts(*, threaded: bool) -> float:
     """Start and stop a FakeNsqd; returns milliseconds."""
     times = []
     for _ in range(STARTS):
-        nsqd = FakeNsqd(threaded=threaded)
+        nsqd = FakeNsqd().in_thread() if threaded else FakeNsqd()
         started = time.perf_counter()
         nsqd.start()
         nsqd.stop()

@@ -67,7 +67,7 @@ def start_nsqd(request):
             if not real:
                 for flag in {"auth_http_address", "lookupd_tcp_address"} & set(options):
                     options[f"{flag}es"] = (options.pop(flag),)
-                return stack.enter_context(FakeNsqd(**options, threaded=True))
+                return stack.enter_context(FakeNsqd(**options).in_thread())
             from integration.servers import program, running
 
             if program("nsqd") is None:

@@ -40,7 +40,7 @@ def server_certificate(certificates):
 
 @pytest.fixture(scope="module")
 def auth_server():
-    with FakeAuthServer({"all": [Grant()], "other": [Grant(topic="^other$")]}, threaded=True) as server:
+    with FakeAuthServer({"all": [Grant()], "other": [Grant(topic="^other$")]}).in_thread() as server:
         yield server
 
 

@@ -130,7 +130,7 @@ def test_message_in_flight_is_not_another_connections_to_finish(nsqd, producer, 
 def test_identity_of_a_secret_is_signalled_and_in_the_statistics(start_nsqd, topic):
     auths = []
     grants = {"secret": [Grant(), Grant(topic="^other$")]}
-    with FakeAuthServer(grants, identity="billing", threaded=True) as server:
+    with FakeAuthServer(grants, identity="billing").in_thread() as server:
         nsqd = start_nsqd(auth_http_address=server.http_address)
         consumer = Consumer(
             topic, "c", nsqd.tcp_address, auth_secret=b"secret", message_handler=lambda _, message: None

@@ -277,8 +277,8 @@ def test_secret_and_password_are_in_no_output(invoke, load, tmp_path, verbose):
     lookupd = f"http://user:hunter3@127.0.0.1:{refused_port()}"
     options = ["--lookupd", lookupd, "--auth-secret-file", str(secret), "--timeout", "0.5", *verbose]
     with (
-        FakeAuthServer({"other": [Grant()]}, threaded=True) as auth,
-        FakeNsqd(auth_http_addresses=auth.http_address, threaded=True) as nsqd,
+        FakeAuthServer({"other": [Grant()]}).in_thread() as auth,
+        FakeNsqd(auth_http_addresses=auth.http_address).in_thread() as nsqd,
     ):
         result = invoke("pub", "t", str(lines), "--nsqd", nsqd.tcp_address, *options)
 
@@ -323,7 +323,7 @@ def test_each_option_that_an_error_may_name_has_its_flag():
 def test_failure_is_said_once_and_names_the_flag(invoke, tmp_path, fakensqd_certificates, nsqd_options, text):
     certificate, key = fakensqd_certificates.server()
     (tmp_path / "lines").write_text("1\n")
-    with FakeNsqd(threaded=True, tls_cert=certificate, tls_key=key, **nsqd_options) as nsqd:
+    with FakeNsqd(tls_cert=certificate, tls_key=key, **nsqd_options).in_thread() as nsqd:
         result = invoke("pub", "t", str(tmp_path / "lines"), "--nsqd", nsqd.tcp_address, "--timeout", "0.5")
 
     assert result.exit_code == 1
@@ -343,8 +343,8 @@ def test_tls_auth_and_compression_are_used(invoke, tmp_path, fakensqd_certificat
     tls = {"tls_required": "tcp-https", "tls_cert": certificate, "tls_key": key}
     tls |= {"tls_client_auth_policy": "require-verify", "tls_root_ca_file": fakensqd_certificates.ca}
     with (
-        FakeAuthServer({"s": [Grant(topic="^t$")]}, threaded=True) as auth,
-        FakeNsqd(auth_http_addresses=auth.http_address, record=True, threaded=True, **tls) as nsqd,
+        FakeAuthServer({"s": [Grant(topic="^t$")]}).in_thread() as auth,
+        FakeNsqd(auth_http_addresses=auth.http_address, record=True, **tls).in_thread() as nsqd,
     ):
         result = invoke(
             *["pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--compression", compression],
@@ -365,7 +365,7 @@ def test_certificate_for_another_name_is_refused_unless_it_is_given(invoke, tmp_
     certificate, key = fakensqd_certificates.server("nsqd.example")
     lines = tmp_path / "lines"
     lines.write_text("1\n")
-    with FakeNsqd(tls_cert=certificate, tls_key=key, threaded=True) as nsqd:
+    with FakeNsqd(tls_cert=certificate, tls_key=key).in_thread() as nsqd:
         command = ["pub", "t", str(lines), "--nsqd", nsqd.tcp_address, "--tls-ca", fakensqd_certificates.ca]
         refused = invoke(*command, "--timeout", "0.3")
         by_name = invoke(*command, "--tls-server-name", "nsqd.example")

@@ -16,7 +16,7 @@ from tests.helpers import refused_port, wait_until
 
 @pytest.fixture
 def other():
-    with FakeNsqd(threaded=True, record=True) as nsqd:
+    with FakeNsqd(record=True).in_thread() as nsqd:
         yield nsqd
 
 
@@ -195,7 +195,7 @@ def test_copying_goes_on_when_the_target_is_back(fakensqd, other):
 def test_refused_message_stays_and_the_others_are_copied(fakensqd):
     fakensqd.publish("t", b"1", b"x" * 100, b"2")
 
-    with FakeNsqd(threaded=True, max_msg_size=50) as small:
+    with FakeNsqd(max_msg_size=50).in_thread() as small:
         result = gnsq(fakensqd, "copy", "t", "--to-nsqd", small.tcp_address, "--idle", "0.5")
         copied = small.messages("t")
 

@@ -278,7 +278,7 @@ def tls_nsqd(fakensqd_certificates):
 
     def start(names=("127.0.0.1",), *, expired=False, **options):
         certificate, key = fakensqd_certificates.server(names, expired=expired)
-        nsqd = FakeNsqd(tls_cert=certificate, tls_key=key, threaded=True, record=True, **options).start()
+        nsqd = FakeNsqd(tls_cert=certificate, tls_key=key, record=True, **options).in_thread().start()
         started.append(nsqd)
         return nsqd
 
@@ -388,7 +388,7 @@ def test_reason_of_openssl_is_shown_if_it_is_another_one():
 def auth_nsqd(tls_nsqd):
     """An nsqd with TLS and AUTH: the secret "all" may do everything, "orders" may use the topic orders."""
     grants = {"all": [Grant()], "orders": [Grant(topic="^orders$")]}
-    with FakeAuthServer(grants, identity="bob", threaded=True) as server:
+    with FakeAuthServer(grants, identity="bob").in_thread() as server:
         yield tls_nsqd(auth_http_addresses=server.http_address)
 
 

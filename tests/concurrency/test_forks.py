@@ -301,7 +301,7 @@ def run(fakensqd):
     def run(script, fork="gevent.os.fork"):
         with Producer(fakensqd.tcp_address) as producer:
             producer.multipublish("t", [b"x"] * 100)
-        with FakeLookupd(threaded=True) as lookupd:
+        with FakeLookupd().in_thread() as lookupd:
             lookupd.record()
             return run_script(f"{PRELUDE}\n{script}", fakensqd.tcp_address, lookupd.http_address, fork=fork)
 

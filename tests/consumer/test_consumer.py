@@ -609,7 +609,7 @@ def test_failing_nsqds_are_named(nsqd, clock, started):
 
 
 def test_consumer_is_healthy_while_nsqlookupd_knows_no_nsqd_of_its_topic():
-    with FakeCluster(nsqds=1, lookupds=1, threaded=True) as cluster:
+    with FakeCluster(nsqds=1, lookupds=1).in_thread() as cluster:
         addresses = [lookupd.http_address for lookupd in cluster.lookupds]
         consumer = Consumer("t", "c", lookupd_http_addresses=addresses, message_handler=lambda _, message: None)
         assert not consumer.is_healthy
@@ -624,7 +624,7 @@ def test_consumer_without_an_answer_of_nsqlookupd_is_not_healthy():
 
 
 def test_consumer_whose_nsqds_all_fail_is_not_healthy_though_nsqlookupd_answers():
-    with FakeCluster(nsqds=1, lookupds=1, threaded=True) as cluster:
+    with FakeCluster(nsqds=1, lookupds=1).in_thread() as cluster:
         (nsqd,), (lookupd,) = cluster.nsqds, cluster.lookupds
         NsqdHTTPClient.from_url(nsqd.http_address).create_topic("t")
         client = LookupdClient.from_url(lookupd.http_address)

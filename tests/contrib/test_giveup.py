@@ -236,7 +236,7 @@ def test_nsqd_that_fails_is_followed_by_the_others(fakensqd):
 
 
 def test_nsqds_take_turns(fakensqd):
-    with FakeNsqd(threaded=True) as other:
+    with FakeNsqd().in_thread() as other:
         handler = NsqdGiveupHandler("dead", [fakensqd.http_address, other.http_address])
         for number in range(4):
             handler(CONSUMER, message(b"%d" % number))

@@ -97,9 +97,9 @@ def test_layers_example_publishes(tmp_path):
     code = example("reference/options.md", "TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
     grants = {"of the billing service": [Grant(topic="^invoices$")]}
 
-    with FakeAuthServer(grants, threaded=True) as auth:
+    with FakeAuthServer(grants).in_thread() as auth:
         options = {"tls_cert": certificate, "tls_key": key, "auth_http_addresses": (auth.http_address,)}
-        with FakeNsqd(**options, threaded=True) as running:
+        with FakeNsqd(**options).in_thread() as running:
             run(code, running)
             (topic,) = NsqdHTTPClient.from_url(running.http_address).stats("invoices")["topics"]
 

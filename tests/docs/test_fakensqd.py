@@ -74,7 +74,7 @@ def curl(line, address):
 
 def test_each_fault_over_http_has_an_example_that_works():
     done = []
-    nsqd = FakeNsqd(threaded=True, faults_over_http=True).start()
+    nsqd = FakeNsqd(faults_over_http=True).in_thread().start()
     for line in CURL.findall(CURLS):
         method, path, answer = curl(line, nsqd.faults_http_address)
         done.append((method, path))

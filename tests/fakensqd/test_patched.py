@@ -18,7 +18,7 @@ def run(*arguments, **options):
 
 @pytest.mark.subprocess
 def test_process_that_is_patched_from_the_start_passes_the_fixtures_tests():
-    files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_thread", "test_clients")]
+    files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_server_thread", "test_clients")]
 
     # A test that starts an interpreter of its own, which is not patched, shows nothing here.
     done = run("-m", "gevent.monkey", "--module", *PYTEST, "-k", "not imports_no_gevent", *files, cwd=HOME)
@@ -45,7 +45,7 @@ def test_before(fakensqd):
 
 def test_meanwhile(fakensqd):
     assert post(fakensqd.http_address, "/pub?topic=t") == b"OK"
-    with FakeNsqd(threaded=True) as other:
+    with FakeNsqd().in_thread() as other:
         {program}
         import gevent
 
@@ -98,7 +98,7 @@ from gevent import monkey
 from fakensqd import FakeNsqd
 from gnsq import Producer
 
-with FakeNsqd(threaded=True) as nsqd, Producer(nsqd.tcp_address, threaded=True) as early:
+with FakeNsqd().in_thread() as nsqd, Producer(nsqd.tcp_address, threaded=True) as early:
     early.publish("t", b"x")
     monkey.patch_all()
     with Producer(nsqd.tcp_address, threaded=True) as late:

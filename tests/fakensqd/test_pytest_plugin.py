@@ -206,7 +206,7 @@ def test_failed_wait_on_a_server_without_a_fixture_shows_its_transcript(outcomes
         from fakensqd import FakeNsqd
 
         def test_nsqd(fakensqd):
-            with FakeNsqd(threaded=True, record=True) as own:
+            with FakeNsqd(record=True).in_thread() as own:
                 post(own.http_address, "/pub?topic=own")
                 own.wait_until(lambda nsqd: nsqd.depth("never"), 3, timeout=0.05)
         """

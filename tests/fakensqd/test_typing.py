@@ -16,7 +16,7 @@ import pytest
 
 from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, Relay, Transcript, on
 from fakensqd.faults import corrupt, disconnect, inject
-from fakensqd.thread import ServerThread
+from fakensqd.server import ServerThread
 
 
 def test_fixture(fakensqd: FakeNsqd) -> None:
@@ -41,16 +41,16 @@ def test_cluster(fakecluster: FakeCluster, fakelookupd: FakeLookupd) -> None:
 
 @pytest.fixture
 def nsqd() -> Iterator[FakeNsqd]:
-    with FakeNsqd(threaded=True, max_msg_size=1000, lookupd_tcp_addresses=["localhost:4160"]) as running:
+    with FakeNsqd(max_msg_size=1000, lookupd_tcp_addresses=["localhost:4160"]).in_thread() as running:
         yield assert_type(running, FakeNsqd)
 
 
 def test_threads() -> None:
-    nsqd = FakeNsqd(threaded=True).start()
+    nsqd = FakeNsqd().in_thread().start()
     assert_type(nsqd, FakeNsqd)
-    with FakeAuthServer({"secret": [Grant()]}, threaded=True) as auth, Relay(auth.http_address, threaded=True) as relay:
+    with FakeAuthServer({"secret": [Grant()]}).in_thread() as auth, Relay(auth.http_address).in_thread() as relay:
         assert_type(relay.address, str)
-    with FakeLookupd(threaded=True) as lookupd, FakeCluster(nsqds=1, msg_timeout=1.0, threaded=True) as cluster:
+    with FakeLookupd().in_thread() as lookupd, FakeCluster(nsqds=1, msg_timeout=1.0).in_thread() as cluster:
         assert_type(lookupd, FakeLookupd)
         assert_type(cluster, FakeCluster)
     thread = ServerThread(FakeNsqd())
@@ -65,7 +65,7 @@ WRONG = [
     ("fakensqd.assert_published('orders', '42')", "arg-type"),
     ("fakensqd.wait_until(lambda nsqd: nsqd.no_such_thing)", "attr-defined"),
     ("fakensqd.no_such_thing", "attr-defined"),
-    ("FakeNsqd(threaded=True).no_such_thing", "attr-defined"),
+    ("FakeNsqd().in_thread().start().no_such_thing", "attr-defined"),
     ("FakeAuthServer(thread=True)", "call-arg"),
     ("FakeNsqd(max_msg_sise=1000)", "call-arg"),
     ("FakeNsqd(max_msg_size='1000')", "arg-type"),

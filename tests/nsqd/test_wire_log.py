@@ -98,8 +98,8 @@ def test_commands_of_clients_are_logged_without_bodies_and_secrets(caplog, faken
         options["tls_options"] = {"ca_certs": fakensqd_certificates.ca}
     bodies = []
     with (
-        FakeAuthServer({"SECRET": [Grant()]}, threaded=True) as auth,
-        FakeNsqd(auth_http_addresses=auth.http_address, tls_cert=certificate, tls_key=key, threaded=True) as nsqd,
+        FakeAuthServer({"SECRET": [Grant()]}).in_thread() as auth,
+        FakeNsqd(auth_http_addresses=auth.http_address, tls_cert=certificate, tls_key=key).in_thread() as nsqd,
     ):
         consumer = gnsq.Consumer("t", "c", nsqd.tcp_address, **options)
         consumer.on_message.connect(lambda _, message: bodies.append(message.body), weak=False)

@@ -202,15 +202,14 @@ def secured_nsqd(fakensqd_certificates, tmp_path):
         "auth_secret_file": str(tmp_path / "secret"),
     }
     with (
-        FakeAuthServer({SECRET: [Grant()]}, threaded=True) as auth,
+        FakeAuthServer({SECRET: [Grant()]}).in_thread() as auth,
         FakeNsqd(
-            threaded=True,
             tls_cert=server.certificate,
             tls_key=server.key,
             tls_root_ca_file=fakensqd_certificates.ca,
             tls_client_auth_policy="require-verify",
             tls_required="tcp-https",
             auth_http_addresses=auth.http_address,
-        ) as running,
+        ).in_thread() as running,
     ):
         yield running, {**options, "nsqd_tcp_addresses": (running.tcp_address,)}

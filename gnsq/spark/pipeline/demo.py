@@ -125,7 +125,7 @@ def _demo(
         if batch.rows:
             batches.append((time.monotonic() - started, batch))
 
-    with FakeCluster(nsqds=2, lookupds=1, threaded=True) as cluster:
+    with FakeCluster(nsqds=2, lookupds=1).in_thread() as cluster:
         nsqds, lookupds = list(cluster.nsqd_tcp_addresses), list(cluster.lookupd_http_addresses)
         click.echo(f"nsqlookupd on {lookupds[0]}, nsqds on {' and '.join(nsqds)}; publishing {total:,} events")
         config = PipelineConfig(

@@ -32,7 +32,7 @@ def resources():
 def nothing_left():
     """Compare resources before and after the test."""
     # Makes the resources that each hub has once.
-    with FakeNsqd(threaded=True), FakeNsqd() as nsqd:
+    with FakeNsqd().in_thread(), FakeNsqd() as nsqd:
         request(nsqd.http_address, "GET", "/ping")
     gc.collect()
     # Older objects are left out of gc.get_objects(): to look at all of a long test run takes 0.2 s each time.
@@ -63,7 +63,7 @@ def test_servers_in_the_callers_hub_leave_nothing(nothing_left):
 
 def test_servers_on_threads_leave_nothing(nothing_left):
     for _ in range(ROUNDS):
-        with FakeNsqd(threaded=True):
+        with FakeNsqd().in_thread():
             pass
 
 
@@ -90,7 +90,7 @@ def test_servers_with_disconnected_clients_leave_nothing(nothing_left):
 def test_servers_on_threads_with_connected_clients_leave_nothing(nothing_left):
     for _ in range(100):
         with (
-            FakeNsqd(threaded=True) as nsqd,
+            FakeNsqd().in_thread() as nsqd,
             socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock,
         ):
             sock.sendall(b"  V2FOO\n")
@@ -115,7 +115,7 @@ def test_servers_with_toxics_and_states_leave_nothing(nothing_left):
 
 def test_servers_that_are_down_by_http_leave_nothing(nothing_left):
     for _ in range(50):
-        with FakeNsqd(threaded=True, faults_over_http=True) as nsqd:
+        with FakeNsqd(faults_over_http=True).in_thread() as nsqd:
             request(nsqd.faults_http_address, "POST", "/faults/restart")
             assert request(nsqd.faults_http_address, "POST", "/faults/down")["down"]
 
@@ -123,13 +123,13 @@ def test_servers_that_are_down_by_http_leave_nothing(nothing_left):
 @pytest.mark.parametrize("threaded", [False, True], ids=["in the hub", "on a thread"])
 def test_clusters_leave_nothing(nothing_left, threaded):
     for _ in range(25):
-        with FakeCluster(threaded=threaded) as cluster:
+        with FakeCluster().in_thread() if threaded else FakeCluster() as cluster:
             assert len(cluster.nsqd_tcp_addresses) == 2
 
 
 def test_nsqlookupds_leave_nothing(nothing_left):
     for _ in range(50):
-        with FakeLookupd(threaded=True) as lookupd:
+        with FakeLookupd().in_thread() as lookupd:
             assert lookupd.running
 
 
@@ -174,7 +174,7 @@ def ping(address):
 
 def test_server_with_4000_connections_answers_pings_and_stops_without_an_error(descriptors_for_4000):
     """So many take longer to end than the half second that stop() gives a hub in which nothing ends any more."""
-    nsqd = FakeNsqd(threaded=True)
+    nsqd = FakeNsqd().in_thread()
     nsqd.start()
     address = split_address(nsqd.tcp_address)
     clients, pings = [], []

@@ -359,7 +359,7 @@ def test_close_of_a_consumer_ends_by_its_timeout_at_an_nsqd_that_does_not_read(n
 
 
 def test_server_on_a_thread_goes_down_and_up():
-    with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
+    with FakeNsqd().in_thread() as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
         nsqd.down()
         assert sock.recv(100) == b""
         with pytest.raises(ConnectionRefusedError):

@@ -411,7 +411,7 @@ def end_of_a_test(nsqd, how, error=None):
 @pytest.mark.parametrize("threaded", [False, True])
 @pytest.mark.parametrize("how", ["with", "stop"])
 def test_rule_that_never_acted_raises_at_the_end(threaded, how):
-    nsqd = FakeNsqd(threaded=threaded)
+    nsqd = FakeNsqd().in_thread() if threaded else FakeNsqd()
 
     with pytest.raises(RuleNeverActed, match=re.escape(UNFIRED)):
         end_of_a_test(nsqd, how)
@@ -426,7 +426,7 @@ def test_rule_that_never_acted_is_a_note_of_another_exception(threaded, how):
     error = ValueError("the test's")
 
     with pytest.raises(ValueError, match="the test's"):
-        end_of_a_test(FakeNsqd(threaded=threaded), how, error)
+        end_of_a_test(FakeNsqd().in_thread() if threaded else FakeNsqd(), how, error)
 
     (note,) = error.__notes__
     assert note.startswith(UNFIRED)

@@ -198,7 +198,7 @@ def test_other_process_adds_a_rule():
         "url = 'http://%s/faults' % sys.argv[1]\n"
         "print(json.load(urllib.request.urlopen(url, json.dumps(rule).encode(), timeout=10)))\n"
     )
-    with FakeNsqd(faults_over_http=True, threaded=True) as nsqd:
+    with FakeNsqd(faults_over_http=True).in_thread() as nsqd:
         done = run_command(sys.executable, "-c", code, nsqd.http_address)
         client = Client(nsqd.tcp_address)
         client.send(commands.publish("t", b"x"))

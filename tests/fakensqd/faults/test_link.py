@@ -346,7 +346,7 @@ def test_stop_does_not_wait_for_a_stalled_link(nsqd, clock):
 
 
 def test_toxic_of_a_server_on_a_thread_applies_to_blocking_code():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         nsqd.link.add(limit_bytes(3), upstream=False)
         with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
             sock.sendall(b"  V2FOO\n")

@@ -154,7 +154,7 @@ def test_stop_closes_stalled_connections_and_start_takes_the_same_port(nsqd):
 
 
 def test_relay_runs_on_a_thread():
-    with FakeNsqd(threaded=True) as nsqd, Relay(nsqd.http_address, threaded=True) as relay:
+    with FakeNsqd().in_thread() as nsqd, Relay(nsqd.http_address).in_thread() as relay:
         host, port = relay.address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as sock:
             sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")

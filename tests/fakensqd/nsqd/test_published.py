@@ -14,7 +14,8 @@ from tests.helpers import wait_until
 @pytest.fixture(params=[False, True], ids=["in the hub", "on a thread"])
 def server(request):
     """A running nsqd, in the hub of the test or on a thread."""
-    with FakeNsqd(threaded=request.param, record=True) as running:
+    nsqd = FakeNsqd(record=True)
+    with nsqd.in_thread() if request.param else nsqd as running:
         yield running
 
 
@@ -279,7 +280,8 @@ def test_assert_published_waits_up_to_its_timeout(server):
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["in the hub", "on a thread"])
 def test_cluster_publishes_on_its_nsqds_in_turn(threaded):
-    with FakeCluster(lookupds=0, threaded=threaded) as cluster:
+    cluster = FakeCluster(lookupds=0)
+    with cluster.in_thread() if threaded else cluster as cluster:
         cluster.publish("orders", b"1", b"2", b"3")
         cluster.publish("orders", b"4", delay=60.0)
         NsqdHTTPClient.from_url(cluster.nsqds[1].http_address).create_channel("orders", "billing")

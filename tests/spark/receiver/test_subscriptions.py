@@ -223,7 +223,7 @@ def test_borrowed_share_is_returned_after_its_messages_are_answered(fakensqd, su
 @pytest.fixture
 def limited_nsqd():
     """An nsqd that lets a connection have 10 messages in flight, with more of them than anybody takes."""
-    with FakeNsqd(max_rdy_count=10, threaded=True) as nsqd:
+    with FakeNsqd(max_rdy_count=10).in_thread() as nsqd:
         publish(nsqd, "a", numbered(200))
         yield nsqd
 
@@ -269,7 +269,7 @@ def test_no_consumer_is_added_beyond_the_limits(limited_nsqd, subscribe, hub, ma
 
 def test_consumer_that_nsqd_refuses_is_removed(subscribe, hub):
     held = []
-    with FakeNsqd(max_rdy_count=10, max_channel_consumers=1, threaded=True) as nsqd:
+    with FakeNsqd(max_rdy_count=10, max_channel_consumers=1).in_thread() as nsqd:
         publish(nsqd, "a", numbered(200))
         subscriptions = subscribe([], held, 0.0, topic="a", nsqd_tcp_addresses=(nsqd.tcp_address,), max_in_flight=40)
         wait_for(lambda: len(held) == 10)

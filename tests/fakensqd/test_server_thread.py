@@ -14,7 +14,7 @@ from fakensqd.clock import ManualClock
 from fakensqd.faults import disconnect
 from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.options import NsqdOptions
-from fakensqd.thread import Server, ServerThread, ThreadProxy
+from fakensqd.server import Server, ServerThread, ThreadProxy
 from fakensqd.transcript import Transcript
 from gnsq.concurrency.threads import CrossThreadFuture, get_hub_if_exists, get_ident, start_thread
 from tests.helpers import wait_until
@@ -47,7 +47,7 @@ def get(address, target, data=None):
 
 
 def test_server_on_a_thread_answers_blocking_code():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         assert get(nsqd.http_address, "/pub?topic=t", b"x") == b"OK"
         with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
             sock.sendall(b"  V2FOO\n")
@@ -58,7 +58,7 @@ def test_server_on_a_thread_answers_blocking_code():
 
 def test_caller_on_a_plain_thread_gets_no_hub():
     def use():
-        with FakeNsqd(threaded=True) as nsqd:
+        with FakeNsqd().in_thread() as nsqd:
             assert nsqd.depth("t") == 0
         return get_hub_if_exists()
 
@@ -74,7 +74,7 @@ def test_caller_in_a_hub_does_not_block_the_hub():
             gevent.sleep(0.001)
 
     ticker = gevent.spawn(tick)
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         before = len(ticks)
         # The function runs on the thread of the server, while this hub waits for the result.
         assert nsqd.wait_until(lambda _: len(ticks) - before > 5)
@@ -83,7 +83,7 @@ def test_caller_in_a_hub_does_not_block_the_hub():
 
 def test_attributes_are_read_and_methods_called_on_the_servers_thread():
     clock = ManualClock()
-    with FakeCluster(lookupds=0, clock=clock, threaded=True) as cluster:
+    with FakeCluster(lookupds=0, clock=clock).in_thread() as cluster:
         assert isinstance(cluster.nsqds, list)
         assert cluster.nsqds[0].running is True
         topic = cluster.nsqds[0].broker.ensure_topic("t")
@@ -98,7 +98,7 @@ def test_attributes_are_read_and_methods_called_on_the_servers_thread():
 
 
 def test_exceptions_of_the_server_are_raised_in_the_caller():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         with pytest.raises(KeyError):
             nsqd.broker.delete_topic("t")
         with pytest.raises(AttributeError):
@@ -116,7 +116,7 @@ def test_call_runs_a_function_on_the_servers_thread():
 
 
 def test_failed_start_raises_and_leaves_no_thread():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         threaded = ServerThread(FakeNsqd(tcp_address=nsqd.tcp_address))
         before = threading.active_count()
 
@@ -174,7 +174,7 @@ def test_exception_of_a_stop_is_raised():
 def test_thread_of_a_server_is_not_known_to_the_threading_module():
     before = threading.enumerate()
 
-    with FakeNsqd(threaded=True):
+    with FakeNsqd().in_thread():
         assert threading.enumerate() == before
 
 
@@ -189,11 +189,11 @@ def test_threads_end_with_their_servers():
     assert set(threading.enumerate()) <= before
 
 
-# --- threaded=True ----------------------------------------------------------------------------------------------------
+# --- in_thread() ------------------------------------------------------------------------------------------------------
 
 
 def test_starting_twice_starts_one_thread():
-    server = FakeNsqd(threaded=True)
+    server = FakeNsqd().in_thread()
     before = len(os.listdir("/proc/self/task"))
 
     first = server.start().tcp_address
@@ -205,7 +205,7 @@ def test_starting_twice_starts_one_thread():
 
 
 def test_threaded_server_has_the_attributes_and_methods_of_the_server():
-    nsqd = FakeNsqd(threaded=True, max_rdy_count=7)
+    nsqd = FakeNsqd(max_rdy_count=7).in_thread()
     assert isinstance(nsqd, ServerThread)
     assert (nsqd.running, nsqd.options.max_rdy_count) == (False, 7)
     assert repr(nsqd).startswith("<proxy of <fakensqd.nsqd.server.FakeNsqd")
@@ -223,13 +223,13 @@ def test_threaded_server_has_the_attributes_and_methods_of_the_server():
 
 @pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, FakeAuthServer, FakeCluster])
 def test_every_server_runs_in_the_hub_and_on_a_thread(make):
-    for threaded in (False, True):
-        with make(threaded=threaded) as server:
-            assert server.errors == []
+    for server in (make(), make().in_thread()):
+        with server as running:
+            assert running.errors == []
 
 
 def test_auth_server_on_a_thread_answers():
-    with FakeAuthServer({"s": [Grant("t")]}, threaded=True) as auth:
+    with FakeAuthServer({"s": [Grant("t")]}).in_thread() as auth:
         auth.set_grants("other", 401)
 
         assert b'"topic": "t"' in get(auth.http_address, "/auth?secret=s")
@@ -240,16 +240,11 @@ def test_auth_server_on_a_thread_answers():
 
 
 def test_toxic_is_added_to_the_link_of_a_threaded_server():
-    with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
+    with FakeNsqd().in_thread() as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
         with nsqd.link.add(corrupt_bytes(at=(0,)), upstream=False):
             sock.sendall(b"  V2FOO\n")
             assert sock.recv(1) != b"\0"
         assert "toxics=[]" in repr(nsqd.link)
-
-
-def test_server_without_a_thread_is_no_proxy():
-    assert isinstance(FakeNsqd(threaded=False), FakeNsqd)
-    assert isinstance(FakeNsqd(), FakeNsqd)
 
 
 @pytest.mark.parametrize("run", [lambda ask: ask(), in_plain_thread], ids=["in a hub", "without a hub"])
@@ -258,7 +253,7 @@ def test_call_has_no_timeout_of_its_own(run):
         nsqd.wait_until(lambda server: server.depth("t"), 3, timeout=0.2)
 
     with (
-        FakeNsqd(threaded=True) as nsqd,
+        FakeNsqd().in_thread() as nsqd,
         pytest.raises(AssertionError, match=r"not so within 0\.2 s: expected 3, nearest was 0"),
     ):
         run(ask)
@@ -348,7 +343,7 @@ def test_server_that_does_not_stop_in_time_raises_and_its_thread_ends():
 
 
 def test_proxy_is_an_instance_of_the_targets_class():
-    nsqd = FakeNsqd(threaded=True, record=True)
+    nsqd = FakeNsqd(record=True).in_thread()
     with nsqd as running:
         assert type(running) is ThreadProxy
         assert isinstance(running, FakeNsqd)
@@ -358,7 +353,7 @@ def test_proxy_is_an_instance_of_the_targets_class():
 
 
 def test_operators_of_a_proxy_are_those_of_its_target():
-    with FakeCluster(lookupds=0, threaded=True, record=True) as cluster:
+    with FakeCluster(lookupds=0, record=True).in_thread() as cluster:
         first, second = cluster.nsqds
         assert not first.transcript
         first.publish("t", b"1", b"2")
@@ -371,7 +366,7 @@ def test_operators_of_a_proxy_are_those_of_its_target():
 
 
 def test_iterators_come_back_as_iterators_of_proxies():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
 
         (channel,) = nsqd.broker.channels()
@@ -380,7 +375,7 @@ def test_iterators_come_back_as_iterators_of_proxies():
 
 
 def test_frozen_dataclasses_and_exceptions_come_back_as_they_are():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         nsqd.errors.append(ValueError("not seen: lists come back as copies"))
 
         assert type(nsqd.options) is NsqdOptions
@@ -388,7 +383,7 @@ def test_frozen_dataclasses_and_exceptions_come_back_as_they_are():
 
 
 def test_proxies_among_arguments_are_the_objects_themselves():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         added = nsqd.add(on.reply("PUB"), disconnect(), optional=True)
 
         nsqd.faults.remove(added.rules)
@@ -397,14 +392,14 @@ def test_proxies_among_arguments_are_the_objects_themselves():
 
 
 def test_attribute_is_set_on_the_target():
-    with FakeNsqd(threaded=True) as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         nsqd.log_level = "debug"
 
         assert nsqd.wait_until(lambda server: server.log_level, "debug") == "debug"
 
 
 def test_server_answers_calls_before_its_start_and_after_its_stop():
-    nsqd = FakeNsqd(threaded=True, record=True)
+    nsqd = FakeNsqd(record=True).in_thread()
     nsqd.publish("t", b"1")
     with nsqd as running:
         running.publish("t", b"2")

@@ -36,16 +36,7 @@ _THREAD_GRACE = 5.0
 
 
 class Server(ABC):
-    """Base class of the servers: start() and stop(), or ``with``, run a server in the caller's hub.
-
-    With ``threaded=True`` the constructor returns a ServerThread, which has the attributes of the server; isinstance()
-    and type checkers treat it as the server.
-    """
-
-    def __new__(cls, *args: Any, threaded: bool = False, **kwargs: Any) -> Self:  # Any: arguments of __init__()
-        if threaded:
-            return cast(Self, ServerThread(cls(*args, **kwargs)))
-        return super().__new__(cls)
+    """Base class of the servers: start() and stop(), or ``with``, run a server in the caller's hub."""
 
     @abstractmethod
     def start(self) -> Self:
@@ -72,6 +63,10 @@ class Server(ABC):
     def _added_rules(self) -> Sequence[Rule]:
         """Return all rules that were added to this server, also removed ones."""
         return ()
+
+    def in_thread(self) -> ServerThread[Self]:
+        """Make a thread that runs this server, for ``with`` or start(), which give a proxy of the server."""
+        return ServerThread(self)
 
     def __enter__(self) -> Self:
         return self.start()
