@@ -28,7 +28,7 @@ from gnsq.http.options import (
     check_scheme,
 )
 from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
-from gnsq.options import USER_AGENT
+from gnsq.options import USER_AGENT, Seconds
 from gnsq.texts import shown_argument
 from gnsq.tracebacks import clears_locals
 
@@ -183,7 +183,7 @@ class HTTPClient:
         body: bytes | None = None,
         *,
         old_path: str | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> Any:  # Any: any JSON
         """Send a request and wait for the response.
 
@@ -199,11 +199,10 @@ class HTTPClient:
             NSQHttpError: If the status is not 200, the body is unusable, or no response came (``status`` is None). If
                 nothing was sent: NSQHttpUnreachable. If the timeout was over after sending: NSQHttpTimeout.
         """
-        if timeout is not None:
-            timeout = checked_timeout(timeout, 0.0)
+        limit = checked_timeout(timeout, self.options.timeout)
         query = {name: str(value) for name, value in (params or {}).items() if value is not None}
         path = path.lstrip("/")
-        with self._connections().call(f"{method} {self.address}{path}", timeout) as call:
+        with self._connections().call(f"{method} {self.address}{path}", limit) as call:
             return self._remember_path(call, method, path, old_path, query, body)
 
     def _connections(self) -> Connections:

@@ -25,7 +25,8 @@ from blinker import Signal
 
 from gnsq.concurrency.threads import checked_seconds
 from gnsq.errors import NSQException
-from gnsq.protocol.commands import check_count
+from gnsq.options import Milliseconds, Seconds
+from gnsq.protocol.commands import checked_milliseconds
 from gnsq.protocol.frames import MESSAGE, MESSAGE_FRAME, decode_message
 from gnsq.texts import counted, shown_argument
 
@@ -175,7 +176,7 @@ class Message:
         if self._signals is not None:
             self._send("on_finish")
 
-    def requeue(self, time_ms: int | None = None, backoff: bool = True) -> None:
+    def requeue(self, time_ms: Milliseconds | None = None, backoff: bool = True) -> None:
         """Requeue the message (REQ): nsqd delivers it again after time_ms milliseconds.
 
         Args:
@@ -184,13 +185,14 @@ class Message:
             backoff: If True, the Consumer counts the requeue as a failure for its backoff.
 
         Raises:
-            ValueError, TypeError: If time_ms is negative or not an int. Then the message stays unanswered.
+            ValueError, TypeError: If time_ms is negative, or neither an int nor a timedelta. Then the message stays
+                unanswered.
             NSQException: In the cases of finish().
         """
         if time_ms is None:
             requeue_after = getattr(self._responder, "requeue_after", None)
             time_ms = 0 if requeue_after is None else requeue_after(self.attempts)
-        check_count("time_ms", time_ms, "milliseconds")
+        delay = checked_milliseconds("time_ms", time_ms)
         if backoff not in (True, False):
             raise TypeError(f"backoff must be True or False, not {shown_argument(backoff)}")
         try:
@@ -200,9 +202,9 @@ class Message:
         if self._responder is not None:
             if self._tracked:
                 self._responder.untrack_async((self,))
-            self._responder.requeue(self.id, time_ms, backoff)
+            self._responder.requeue(self.id, delay, backoff)
         if self._signals is not None:
-            self._send("on_requeue", timeout=time_ms, backoff=backoff)
+            self._send("on_requeue", timeout=delay, backoff=backoff)
 
     def touch(self) -> None:
         """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery.
@@ -219,7 +221,7 @@ class Message:
             self._send("on_touch")
 
     @contextmanager
-    def touching(self, interval: float | None = None) -> Iterator[None]:
+    def touching(self, interval: Seconds | None = None) -> Iterator[None]:
         """Touch the message regularly while the block runs, from the connection's hub.
 
         Touching ends when the block ends, the message is answered or the connection is closed. It also ends at
@@ -237,9 +239,10 @@ class Message:
         Raises:
             ValueError, TypeError: If the interval is not above 0, or not a number.
         """
-        if interval is not None and not checked_seconds("interval", interval) > 0:
-            raise ValueError(f"interval of {interval} s is not above 0")
-        stop = self._start_periodic_touch(interval)
+        seconds = None if interval is None else checked_seconds("interval", interval)
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"interval of {seconds} s is not above 0")
+        stop = self._start_periodic_touch(seconds)
         try:
             yield
         finally:

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ConnectionOptions",
     "ConnectionOptionsDict",
+    "Milliseconds",
     "MoreConnectionOptionsDict",
     "Options",
+    "Seconds",
     "TlsOptionsDict",
     "USER_AGENT",
     "VERSION",
@@ -35,6 +37,10 @@ __all__ = [
 
 VERSION = "2.0.0rc1"
 USER_AGENT = f"gnsq/{VERSION}"
+
+# Durations in arguments of methods.
+Seconds = float | timedelta
+Milliseconds = int | timedelta
 
 # Seconds. nsqd reads intervals as 32-bit numbers of milliseconds.
 MAX_INTERVAL = 2_147_483

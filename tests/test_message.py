@@ -4,7 +4,7 @@ import functools
 import itertools
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -78,8 +78,9 @@ def test_finish_reaches_the_responder(message, responder):
     assert message.has_responded()
 
 
-def test_requeue_reaches_the_responder(message, responder):
-    message.requeue(250, backoff=False)
+@pytest.mark.parametrize("delay", [250, timedelta(seconds=0.25)])
+def test_requeue_reaches_the_responder(message, responder, delay):
+    message.requeue(delay, backoff=False)
 
     assert responder.calls == [("requeue", ID, 250, False)]
 

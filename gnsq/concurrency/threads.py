@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import gevent
@@ -62,21 +63,23 @@ SIGNAL_CHECK_INTERVAL = 1.0
 ALIVE_CHECK_INTERVAL = 1.0
 
 
-def checked_seconds(name: str, seconds: float) -> float:
-    """Return an argument of a call as a float or int. Raise TypeError if it is not a number."""
+def checked_seconds(name: str, seconds: float | timedelta) -> float:
+    """Return an argument of a call in seconds. Raise TypeError if it is neither a number nor a timedelta."""
     if type(seconds) is float or type(seconds) is int:
         return seconds
+    if isinstance(seconds, timedelta):
+        return seconds.total_seconds()
     # Decimal, Fraction and the numbers of numpy have __float__(), text has not. A bool is probably a mistake.
     if isinstance(seconds, bool) or not hasattr(seconds, "__float__"):
         raise TypeError(f"{name} must be a number of seconds, not {shown_argument(seconds)}")
     return float(seconds)
 
 
-def checked_timeout(timeout: float | None, default: float) -> float:
+def checked_timeout(timeout: float | timedelta | None, default: float) -> float:
     """Return the argument ``timeout`` of a call, or the default if it is None.
 
     Raises:
-        TypeError: If it is not a number.
+        TypeError: If it is neither a number nor a timedelta.
         ValueError: If it is negative, NO_TIMEOUT or more, or nan.
     """
     if timeout is None:

@@ -45,7 +45,7 @@ from gnsq.message import Message
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions, State
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, Seconds
 from gnsq.protocol.commands import is_starved
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name, valid_channel_name
 from gnsq.signals import (
@@ -337,7 +337,7 @@ class Consumer:
             text = "%s: the program ends with %s in flight, which nsqd delivers again: close() waits for them"
             self.logger.warning(text, self.log_owner.label, counted(in_flight, "message"))
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: Seconds | None = None) -> None:
         """Shut down: request no more messages, wait until delivered messages are answered, requeue unanswered messages
         after close_timeout, close the connections, and send on_close. If start() was not called, none of this is done.
 
@@ -386,7 +386,7 @@ class Consumer:
             closer = spawn(f"gnsq-close-{self.topic}", self._close, self._shutdown, on_failure="not closed in order")
             self._tasks.append(closer)
 
-    def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
+    def join(self, timeout: Seconds | None = None, raise_error: bool = False) -> None:
         """Wait until the consumer has closed, up to the timeout (seconds). Do not wait if it was never started.
 
         In a handler, after close(), this does not wait for handlers in join(). Other callers that close() does not wait

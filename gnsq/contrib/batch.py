@@ -15,9 +15,11 @@ from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.greenlets import spawn
+from gnsq.concurrency.threads import checked_seconds
 from gnsq.consumer.handlers import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
 from gnsq.logs import RateLimitedLogger
+from gnsq.options import Seconds
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class BatchHandler:
         handle_message: Callable[[Message], Any] | None = None,
         handle_batch_error: Callable[[BaseException, list[Message], list[Any]], object] | None = None,
         handle_message_error: Callable[[BaseException, Message], object] | None = None,
-        timeout: float | None = 10,
+        timeout: Seconds | None = 10,
         spawn: Spawn | int = gevent.spawn,
         *,
         clock: Clock | None = None,
@@ -95,7 +97,7 @@ class BatchHandler:
             raise TypeError("handle_batch is missing: give it, or override it")
         check_runs(type(self).handle_batch if handle_batch is None else handle_batch, "handle_batch")
         self.batch_size = batch_size
-        self.timeout = timeout
+        self.timeout = None if timeout is None else checked_seconds("timeout", timeout)
         self.spawn: Spawn = Pool(spawn).spawn if isinstance(spawn, int) else spawn
         self._handle_batch = handle_batch
         self._handle_message = handle_message

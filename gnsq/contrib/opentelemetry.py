@@ -33,7 +33,7 @@ from gnsq.consumer.handlers import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.errors import NSQRequeueMessage
 from gnsq.logs import RateLimitedLogger
-from gnsq.options import VERSION
+from gnsq.options import VERSION, Seconds
 from gnsq.producer.result import PublishResult
 from gnsq.texts import id_text
 
@@ -177,7 +177,7 @@ class TracedProducer(_Producer):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def close(self, timeout: float | None = None) -> list[Unconfirmed]:
+    def close(self, timeout: Seconds | None = None) -> list[Unconfirmed]:
         """Close the producer as its close() does, then wait for the end of the spans, up to 5 s."""
         try:
             return self.producer.close(timeout)

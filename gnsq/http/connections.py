@@ -126,17 +126,17 @@ class Connections:
         return NSQHttpError(f"{self._address}: {self.closed}")
 
     @contextlib.contextmanager
-    def call(self, what: str, timeout: float | None) -> Iterator[Call]:
+    def call(self, what: str, timeout: float) -> Iterator[Call]:
         """Begin a call, and limit its time.
 
         Args:
             what: The request, for error texts.
-            timeout: Seconds; None: use the client's option timeout.
+            timeout: Seconds.
 
         Raises:
             NSQHttpError: If the client is closed before the end. If time is over: NSQHttpTimeout or NSQHttpUnreachable.
         """
-        call = Call(self, what, self.options.timeout if timeout is None else timeout)
+        call = Call(self, what, timeout)
         token = _current_call.set(call)
         self._calls.add(call)
         try:

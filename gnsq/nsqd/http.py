@@ -14,7 +14,8 @@ from typing import Any, Literal, Unpack, overload
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.http.responses import is_unknown_path
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
-from gnsq.protocol.commands import check_count, check_messages, multipublish_body
+from gnsq.options import Milliseconds, Seconds
+from gnsq.protocol.commands import check_messages, checked_milliseconds, multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import NsqdStats
 from gnsq.tracebacks import clears_locals
@@ -57,7 +58,7 @@ class NsqdHTTPClient(HTTPClient):
     # --- publishing
 
     def publish(
-        self, topic: str, data: bytes | str, defer: int | None = None, *, timeout: float | None = None
+        self, topic: str, data: bytes | str, defer: Milliseconds | None = None, *, timeout: Seconds | None = None
     ) -> bytes:
         """Publish a message. Return b"OK".
 
@@ -74,14 +75,14 @@ class NsqdHTTPClient(HTTPClient):
         assert_valid_topic_name(topic)
         body = _body("data", data)
         if defer is not None:
-            check_count("defer", defer, "milliseconds")
+            defer = checked_milliseconds("defer", defer)
         if not defer:
             return self._publish("pub", "put", {"topic": topic}, body, timeout)
         with _too_old("defer"):
             return self._publish("pub", None, {"topic": topic, "defer": defer}, body, timeout)
 
     def multipublish(
-        self, topic: str, messages: Iterable[bytes | str], binary: bool = False, *, timeout: float | None = None
+        self, topic: str, messages: Iterable[bytes | str], binary: bool = False, *, timeout: Seconds | None = None
     ) -> bytes:
         """Publish messages: nsqd stores all of them or none. Return b"OK".
 
@@ -111,7 +112,7 @@ class NsqdHTTPClient(HTTPClient):
         return self._publish("mpub", "mput", {"topic": topic}, b"\n".join(bodies), timeout)
 
     def _publish(
-        self, path: str, old_path: str | None, params: Mapping[str, object], body: bytes, timeout: float | None
+        self, path: str, old_path: str | None, params: Mapping[str, object], body: bytes, timeout: Seconds | None
     ) -> bytes:
         response: bytes = self.request("POST", path, params, body, old_path=old_path, timeout=timeout)
         return response

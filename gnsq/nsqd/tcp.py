@@ -24,7 +24,7 @@ from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFram
 from gnsq.message import Message, read_messages
 from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
-from gnsq.options import ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
+from gnsq.options import ConnectionOptions, Milliseconds, MoreConnectionOptionsDict, TlsOptionsDict
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
@@ -396,11 +396,11 @@ class NsqdTCPClient:
         assert_valid_channel_name(channel)
         self.send(commands.subscribe(topic, channel))
 
-    def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
+    def publish(self, topic: str, data: bytes, defer: Milliseconds | None = None) -> None:
         """Send PUB, or DPUB with a delay in milliseconds above 0; nsqd responds with OK."""
         assert_valid_topic_name(topic)
         if defer is not None:
-            commands.check_count("defer", defer, "milliseconds")
+            defer = commands.checked_milliseconds("defer", defer)
         self.send(commands.deferpublish(topic, data, defer) if defer else commands.publish(topic, data))
 
     def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
@@ -421,9 +421,10 @@ class NsqdTCPClient:
         """Send FIN for each message. Any thread may call this method; see finish()."""
         self._in_flight_messages.finish_all(message_ids)
 
-    def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
+    def requeue(self, message_id: bytes, timeout: Milliseconds = 0, backoff: bool = True) -> None:
         """Send REQ; the timeout is in milliseconds. Any thread may call this method; see finish()."""
-        self._in_flight_messages.requeue(message_id, timeout, backoff)
+        delay = commands.checked_milliseconds("requeue timeout", timeout)
+        self._in_flight_messages.requeue(message_id, delay, backoff)
 
     def touch(self, message_id: bytes) -> None:
         """Send TOUCH. Any thread may call this method; see finish()."""

@@ -23,7 +23,7 @@ from gnsq.logs import LogOwner
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ReconnectOptions, State
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, Milliseconds, Seconds
 from gnsq.producer.lifecycle import ProducerLifecycle, publish_from_thread
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
@@ -197,7 +197,7 @@ class Producer:
         """Count from 0 again in a forked child: the counts so far are of publishes of the parent."""
         self._counts = PublishCounts()
 
-    def flush(self, timeout: float | None = None) -> bool:
+    def flush(self, timeout: Seconds | None = None) -> bool:
         """Wait until all earlier publishes have ended. Batches that are not full are sent immediately.
 
         Args:
@@ -219,7 +219,7 @@ class Producer:
             # The thread of the producer does not run its hub.
             return False
 
-    def close(self, timeout: float | None = None) -> list[Unconfirmed]:
+    def close(self, timeout: Seconds | None = None) -> list[Unconfirmed]:
         """Refuse further publishes, wait for the pending publishes, then close the connections.
 
         Some callers can't wait: the hub itself, receivers of the producer's signals, and a Python signal handler that
@@ -239,7 +239,7 @@ class Producer:
         """
         return self._lifecycle.close(checked_timeout(timeout, self.options.close_timeout))
 
-    def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
+    def join(self, timeout: Seconds | None = None, raise_error: bool = False) -> None:
         """Wait until the producer has closed, up to the timeout (seconds). raise_error has no effect."""
         _check_flag("raise_error", raise_error)
         self._lifecycle.join(checked_timeout(timeout, NO_TIMEOUT))
@@ -341,9 +341,9 @@ class Producer:
         self,
         topic: str,
         data: bytes,
-        defer: int | None = None,
+        defer: Milliseconds | None = None,
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         raise_error: Literal[True] = True,
         *,
         key: Key = None,
@@ -354,9 +354,9 @@ class Producer:
         self,
         topic: str,
         data: bytes,
-        defer: int | None = None,
+        defer: Milliseconds | None = None,
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         *,
         raise_error: Literal[False],
         key: Key = None,
@@ -367,9 +367,9 @@ class Producer:
         self,
         topic: str,
         data: bytes,
-        defer: int | None = None,
+        defer: Milliseconds | None = None,
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         raise_error: bool = True,
         *,
         key: Key = None,
@@ -379,9 +379,9 @@ class Producer:
         self,
         topic: str,
         data: bytes,
-        defer: int | None = None,
+        defer: Milliseconds | None = None,
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         raise_error: bool = True,
         *,
         key: Key = None,
@@ -415,9 +415,9 @@ class Producer:
         self,
         topic: str,
         data: bytes,
-        defer: int | None = None,
+        defer: Milliseconds | None = None,
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         *,
         key: Key = None,
     ) -> PublishResult:
@@ -442,7 +442,7 @@ class Producer:
         topic: str,
         messages: Iterable[bytes],
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         raise_error: Literal[True] = True,
         *,
         key: Key = None,
@@ -454,7 +454,7 @@ class Producer:
         topic: str,
         messages: Iterable[bytes],
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         *,
         raise_error: Literal[False],
         key: Key = None,
@@ -466,7 +466,7 @@ class Producer:
         topic: str,
         messages: Iterable[bytes],
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         raise_error: bool = True,
         *,
         key: Key = None,
@@ -477,7 +477,7 @@ class Producer:
         topic: str,
         messages: Iterable[bytes],
         block: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         raise_error: bool = True,
         *,
         key: Key = None,
@@ -497,7 +497,7 @@ class Producer:
         self,
         topic: str,
         messages: Iterable[bytes],
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         raise_error: bool = True,
         *,
         key: Key = None,
@@ -534,7 +534,7 @@ class Producer:
     # --- make and submit
 
     def _make_publish(
-        self, topic: str, data: bytes, defer: int | None, timeout: float | None, key: Key
+        self, topic: str, data: bytes, defer: Milliseconds | None, timeout: Seconds | None, key: Key
     ) -> PendingPublish:
         """Make a PUB or DPUB.
 
@@ -552,7 +552,7 @@ class Producer:
         now = self._now()
         publish: PendingPublish
         if defer is not None:
-            commands.check_count("defer", defer, "milliseconds")
+            defer = commands.checked_milliseconds("defer", defer)
         if defer:
             publish = DeferredPublish(topic, data, defer, now, now + timeout)
         else:
@@ -562,7 +562,7 @@ class Producer:
         return publish
 
     def _make_multipublish(
-        self, topic: str, messages: Iterable[bytes], timeout: float | None, key: Key
+        self, topic: str, messages: Iterable[bytes], timeout: Seconds | None, key: Key
     ) -> PendingPublish:
         """Make an MPUB.
 

@@ -30,6 +30,7 @@ from gnsq.concurrency.threads import (
     get_ident,
 )
 from gnsq.errors import NSQUnknownClosed, NSQUnknownTimeout
+from gnsq.options import Seconds
 from gnsq.protocol.frames import OK
 from gnsq.texts import shown_argument
 
@@ -148,7 +149,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         def cancelled(self) -> bool: ...
         def get_nowait(self) -> bytes: ...
 
-    def get(self, block: bool = True, timeout: float | None = None) -> bytes:
+    def get(self, block: bool = True, timeout: Seconds | None = None) -> bytes:
         """Wait until the publish has ended, and return b"OK".
 
         Args:
@@ -163,24 +164,23 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         value = self.value
         if value is not None:
             return value
-        if timeout is not None:
-            timeout = checked_seconds("timeout", timeout)
+        seconds = None if timeout is None else checked_seconds("timeout", timeout)
         if block and not self.ready() and self._is_other_thread:
-            self._wait_in_other_thread(timeout)
+            self._wait_in_other_thread(seconds)
             if not self.ready():
-                raise gevent.Timeout(timeout)
+                raise gevent.Timeout(seconds)
         error = self.exception
         if error is not None:
             # Reset the traceback: in gevent 24.2 it becomes longer with each call.
             raise error.with_traceback(None)
-        ok: bytes = super().get(block, timeout)
+        ok: bytes = super().get(block, seconds)
         return ok
 
-    def result(self, timeout: float | None = None) -> bytes:
+    def result(self, timeout: Seconds | None = None) -> bytes:
         """Do the same as get()."""
         return self.get(timeout=timeout)
 
-    def wait(self, timeout: float | None = None) -> bytes | None:
+    def wait(self, timeout: Seconds | None = None) -> bytes | None:
         """Wait until the publish has ended, up to the timeout (seconds).
 
         Returns:
@@ -189,12 +189,11 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         Raises:
             NSQUnknownTimeout: If the producer's thread does not run its hub.
         """
-        if timeout is not None:
-            timeout = checked_seconds("timeout", timeout)
+        seconds = None if timeout is None else checked_seconds("timeout", timeout)
         if not self.ready() and self._is_other_thread:
-            self._wait_in_other_thread(timeout)
+            self._wait_in_other_thread(seconds)
             return self.value
-        ok: bytes | None = super().wait(timeout)
+        ok: bytes | None = super().wait(seconds)
         return ok
 
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:

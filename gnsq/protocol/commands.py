@@ -14,6 +14,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
@@ -28,6 +29,7 @@ __all__ = [
     "NOP",
     "auth",
     "check_count",
+    "checked_milliseconds",
     "check_messages",
     "close",
     "deferpublish",
@@ -221,6 +223,14 @@ def _checked_id(message_id: bytes | str) -> bytes:
     if len(data) != MESSAGE_ID_SIZE or _FORBIDDEN_IN_ID.search(data):
         raise ValueError(f"message id {data!r} is not {MESSAGE_ID_SIZE} bytes without space or newline")
     return data
+
+
+def checked_milliseconds(name: str, value: int | timedelta) -> int:
+    """Return an argument in milliseconds. Raise TypeError or ValueError as check_count() does."""
+    if isinstance(value, timedelta):
+        value = round(value / timedelta(milliseconds=1))
+    check_count(name, value, "milliseconds")
+    return value
 
 
 def check_count(name: str, value: object, unit: str = "") -> None:

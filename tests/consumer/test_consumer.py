@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from datetime import timedelta
 
 import gevent
 import pytest
@@ -501,7 +502,7 @@ def test_close_while_nsqlookupd_is_silent_leaves_nothing_running(fakensqd):
         consumer.close()
         release.set()
         gevent.joinall([starting], timeout=5)
-        consumer.join(5)
+        consumer.join(timedelta(seconds=5))
 
     assert not consumer.is_running
     assert all(task.dead for task in consumer._tasks)
@@ -717,7 +718,7 @@ def test_close_may_be_called_by_a_receiver_of_on_close(nsqd, clock, started):
 
     def on_close(consumer):
         events.append(consumer.is_running)
-        consumer.close(timeout=5.0)
+        consumer.close(timeout=timedelta(seconds=5))
         consumer.join()
 
     consumer = started(ignore, nsqd)

@@ -6,6 +6,7 @@ import socket
 import ssl
 import textwrap
 import threading
+from datetime import timedelta
 
 import gevent
 import pytest
@@ -104,7 +105,7 @@ def test_call_takes_a_timeout_of_its_own(release, client_of):
         gevent.Timeout(5),
         pytest.raises(NSQHttpError, match=r"within 0\.05 s"),
     ):
-        client_of(peer, timeout=60).request("POST", "x", timeout=0.05)
+        client_of(peer, timeout=60).request("POST", "x", timeout=timedelta(milliseconds=50))
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ MISUSES = [
     ("key", 5, TypeError, "key must be bytes or str, not 5"),
     ("timeout", "5", TypeError, "timeout must be a number of seconds, not '5'"),
     ("timeout", True, TypeError, "timeout must be a number of seconds, not True"),
-    ("timeout", timedelta(seconds=5), TypeError, "timeout must be a number of seconds, not timedelta"),
+    ("timeout", timedelta(seconds=-5), ValueError, r"timeout -5\.0 must be at least 0"),
     ("timeout", -1, ValueError, "timeout -1 must be at least 0"),
     ("address", 5, TypeError, "host of an address must be a str, not 5"),
     ("port", "x", ValueError, "port 'x' of address '127.0.0.1:x' is not a number"),
@@ -121,10 +121,15 @@ def test_error_names_the_message_of_a_multipublish(producer, body, error, words)
         producer.multipublish("t", [b"x", body])
 
 
-@pytest.mark.parametrize("timeout", [5, Decimal(5), Fraction(5)], ids=repr)
-def test_timeout_may_be_any_number(producer, timeout):
+@pytest.mark.parametrize("timeout", [5, Decimal(5), Fraction(5), timedelta(seconds=5)], ids=repr)
+def test_timeout_may_be_any_number_or_a_timedelta(producer, timeout):
     assert producer.publish("t", b"x", timeout=timeout) == b"OK"
+    assert producer.publish_async("t", b"x", timeout=timeout).get(timeout=timeout) == b"OK"
+    assert producer.multipublish("t", [b"x"], timeout=timeout) == b"OK"
+    assert producer.publish_many("t", [b"x"], timeout=timeout)
     assert producer.flush(timeout)
+    assert producer.close(timeout) == []
+    producer.join(timeout)
 
 
 def test_wrong_argument_of_a_result_is_refused(producer):
@@ -146,7 +151,7 @@ DEFERRED = [
 ]
 
 
-@pytest.mark.parametrize(("defer", "command"), [(0, "PUB"), (None, "PUB"), (5, "DPUB")])
+@pytest.mark.parametrize(("defer", "command"), [(0, "PUB"), (None, "PUB"), (5, "DPUB"), (timedelta(seconds=1), "DPUB")])
 @pytest.mark.parametrize("publish", DEFERRED)
 def test_command_of_a_deferred_publish(producer, fakensqd, publish, defer, command):
     client = NsqdTCPClient(*parse_address(fakensqd.tcp_address))
