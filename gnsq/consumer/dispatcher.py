@@ -156,14 +156,14 @@ class MessageDispatcher(ConnectionListener):
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
         """Receive the messages of one read. Look up the receivers of signals once for all these messages."""
-        consumer, in_flight = self._consumer, connection.in_flight_messages
+        consumer = self._consumer
         self.runner.receivers = consumer.on_message.handlers_for(consumer)
         if consumer.on_finish.receivers or self.wants_finishes:
             self._check_who_wants_finishes()
         self.rdy.on_messages(connection, len(messages))
         # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.
         self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
-        if in_flight.in_flight > connection.in_flight_limit:
+        if connection.is_over_ready:
             self.rdy.check_in_flight(connection, lambda: [*self.workers.inbox, *self._unanswered_messages()])
         if self._busy_poller is not None:
             self._next_read.done = True

@@ -198,9 +198,9 @@ class RdyController:
             held: Returns the unanswered messages of all connections.
         """
         self._drop_timed_out()
-        number, ready = connection.in_flight, connection.highest_ready_count
-        if number <= connection.in_flight_limit:
+        if not connection.is_over_ready:
             return
+        number, ready = connection.in_flight, connection.highest_ready_count
         size = sum(len(message.body) for message in held() if message.nsqd == connection.address)
         if number > ready + MAX_EXCESS or (number > 2 * ready and size > MAX_EXCESS_SIZE):
             raise NSQProtocolError(

@@ -18,7 +18,7 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 #  8. `Message.finish_if_unanswered` in message.py is called after the handler has returned.
 #  9. `InFlightMessages.finish` in nsqd/in_flight.py reduces the number of messages in flight.
 # 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` in nsqd/writer.py.
-#     If no other message is in flight, `Writer.finish_last` in nsqd/writer.py sends FIN at once, without step 11.
+#     If no other message is in flight, it sends FIN at once, in the worker's greenlet.
 # 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
 #     sends the FINs together.
 #
@@ -86,9 +86,6 @@ _MESSAGE_TYPE = MESSAGE.to_bytes(4)
 # That saves 7 us of a message's 36 us of CPU time if one is in flight, and 0.9 us of 5.4 us if ten are.
 FEW_BYTES = 4096
 FEW_MESSAGES = FEW_BYTES // MESSAGE_FRAME.size
-# If more messages are in flight than the highest RDY count and these, the consumer looks if nsqd keeps to RDY. At least
-# FEW_MESSAGES, so that the hub may handle messages.
-UNCHECKED_EXCESS = FEW_MESSAGES
 # Minimum seconds between two checks of liveness.
 MIN_CHECK_INTERVAL = 0.01
 # Seconds. If a check is late by more than this, this process did not run meanwhile, and nsqd's silence proves nothing.
@@ -156,11 +153,9 @@ class Connection:
         error_frame_grace: Seconds in which nsqd's error may still arrive after a send has failed.
 
     Attributes:
-        pending: Requests that have no response yet.
-        submit: Function that queues or sends a request. Raises NSQConnectionClosed if the connection is closed.
+        writer: Sends commands; has the requests without a response. Raises NSQConnectionClosed after the end.
         in_flight_messages: Messages in flight.
         ready_count, highest_ready_count: The RDY count that was sent last, and the highest one that was sent.
-        in_flight_limit: highest_ready_count + UNCHECKED_EXCESS. With more in flight, nsqd may ignore RDY.
     """
 
     def __init__(
@@ -182,7 +177,6 @@ class Connection:
         self.identity = Identity()
         self.error: NSQException | None = None
         self.ready_count = self.highest_ready_count = 0
-        self.in_flight_limit = UNCHECKED_EXCESS
         self.last_message = 0.0
         self._listener = listener if listener is not None else ConnectionListener()
         self._clock = clock if clock is not None else RealClock()
@@ -192,15 +186,10 @@ class Connection:
         self._opened = False
         self._stack = TransportStack(host, port, self.options, subject=self._subject)
         self._stack.on_frame = self._handle_handshake
-        self._writer = Writer(
-            self._clock.monotonic, self._check_open, has_unfinished=lambda: self.in_flight_messages.in_flight
-        )
-        self.pending = self._writer.pending
-        self.submit = self._writer.submit
+        self.writer = Writer(self._clock.monotonic, self._check_open)
         self.in_flight_messages = InFlightMessages(
-            *(self.address, self._writer.put, self._check_open, self._clock, self._owner),
-            finish=self._writer.finish,
-            finish_last=self._writer.finish_last,
+            *(self.address, self.writer.send, self._check_open, self._clock, self._owner),
+            finish=self.writer.finish,
             listener=self._listener,
             source=self,
         )
@@ -250,7 +239,7 @@ class Connection:
         self.in_flight_messages.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
         self.in_flight_messages.max_msg_timeout = self.identity.max_msg_timeout
         if self.identity.auth:
-            self.pending.check_topics()
+            self.writer.pending.check_topics()
         self._last_read = self._clock.monotonic()
         self.state = ConnectionState.CONNECTED
         self._hub_monitor = HubMonitor.acquire()
@@ -304,8 +293,8 @@ class Connection:
                 while self.in_flight > 0 and self.is_closing:
                     self.in_flight_messages.drained.clear()
                     self.in_flight_messages.drained.wait()
-                self.pending.wait()
-                self._writer.wait_flushed()
+                self.writer.pending.wait()
+                self.writer.wait_flushed()
                 self._write_shut_down = True
                 # nsqd reads all that was sent before the shutdown, and closes only then. So the last FINs arrive.
                 self._stack.connected.shutdown_write()
@@ -331,11 +320,11 @@ class Connection:
         self.state = ConnectionState.CLOSED
         self.error = error
         self._close_transport()
-        self._writer.close()
+        self.writer.close()
         self.in_flight_messages.drained.set()
         self._closed.set()
         self._listener.on_closed(self)
-        self.pending.fail(self.address, error)
+        self.writer.pending.fail(self.address, error)
         if self._hub_monitor is not None:
             self._hub_monitor.release()
         for greenlet in self._greenlets:
@@ -365,6 +354,12 @@ class Connection:
     def in_flight(self) -> int:
         """Number of messages in flight: delivered, and neither answered nor counted as timed out."""
         return self.in_flight_messages.in_flight
+
+    @property
+    def is_over_ready(self) -> bool:
+        """True if many more messages are in flight than RDY has ever allowed, so that nsqd may ignore RDY. A few more
+        are normal, and the hub itself may receive FEW_MESSAGES."""
+        return self.in_flight_messages.in_flight > self.highest_ready_count + FEW_MESSAGES
 
     def stats(self) -> ConnectionStats:
         """Return the statistics at this moment."""
@@ -416,7 +411,7 @@ class Connection:
             NSQConnectionClosed: If the connection is closed.
         """
         call = PendingCall(command)
-        self.submit(call)
+        self.writer.submit(call)
         return call
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
@@ -441,7 +436,7 @@ class Connection:
     def send(self, command: bytes) -> None:
         """Queue a command that has no response. The writer joins queued commands into larger sends. Raises
         NSQConnectionClosed if the connection is closed."""
-        self._writer.put(command)
+        self.writer.send(command)
 
     def ready(self, count: int) -> None:
         """Send RDY. Raise the errors of send(), too.
@@ -455,7 +450,6 @@ class Connection:
         self.ready_count = count
         if count > self.highest_ready_count:
             self.highest_ready_count = count
-            self.in_flight_limit = count + UNCHECKED_EXCESS
 
     # --- loops
 
@@ -502,8 +496,8 @@ class Connection:
                 self._listener.on_messages(self, messages)
             if decoder.failure is not None:
                 raise decoder.failure
-            if self._writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count:
-                raise NSQTimeout(f"nsqd does not read: {self._writer.unsent} commands wait to be sent")
+            if self.writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count:
+                raise NSQTimeout(f"nsqd does not read: {self.writer.unsent} commands wait to be sent")
             if len(data) > FEW_BYTES or not isinstance(transport, TcpTransport):
                 data = recv(READ_SIZE)
             else:
@@ -522,10 +516,10 @@ class Connection:
         if data[4:8] != _MESSAGE_TYPE:
             return self._resolve_oks(data)
         in_flight, decoder = self.in_flight_messages, self._stack.decoder
-        if len(data) > FEW_BYTES or decoder.pending or in_flight.in_flight + FEW_MESSAGES > self.in_flight_limit:
+        if len(data) > FEW_BYTES or decoder.pending or not self._listener.may_handle_in_hub():
             return False
-        if not self._listener.may_handle_in_hub():
-            return False
+        if in_flight.in_flight > self.highest_ready_count:
+            return False  # the listener may have to look why
         now = self._clock.monotonic()
         messages: list[Message] = []
         try:
@@ -542,7 +536,7 @@ class Connection:
         """If the data has only complete OK frames, and the listener wants no responses, resolve pending requests and
         return True; otherwise return False. A connection that only publishes receives mostly OK frames.
         """
-        if self._listener.wants_responses or self._stack.decoder.pending or not self.pending.resolve_oks(data):
+        if self._listener.wants_responses or self._stack.decoder.pending or not self.writer.pending.resolve_oks(data):
             return False
         self._last_read = self._clock.monotonic()
         return True
@@ -557,8 +551,8 @@ class Connection:
     def _handle_response(self, data: bytes) -> None:
         if data == HEARTBEAT:
             self.send(commands.NOP)
-        elif self.pending.sent:
-            self.pending.resolve(data)
+        elif self.writer.pending.sent:
+            self.writer.pending.resolve(data)
         else:
             raise NSQProtocolError(f"response {data[:80]!r}, but no command waits for one")
         if self._listener.wants_responses:
@@ -570,12 +564,12 @@ class Connection:
             # nsqd has refused a FIN, REQ or TOUCH. These have no response, so the error belongs to no pending request.
             self.in_flight_messages.record_refused_answer(error)
             return
-        self.pending.refuse(error)
+        self.writer.pending.refuse(error)
         raise error
 
     def _write_loop(self) -> None:
         try:
-            self._writer.run(self._stack.connected)
+            self.writer.run(self._stack.connected)
         except NSQException:
             # nsqd may refuse a body before it has read all of it. Then the send fails before nsqd's error arrives.
             self._closed.wait(self._error_frame_grace)
@@ -585,10 +579,10 @@ class Connection:
         monitor = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval, self._clock.monotonic())
         while True:
             self._clock.sleep(monitor.next_check(self._clock.monotonic(), self._last_read))
-            if monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since) is not None:
+            if monitor.check(self._clock.monotonic(), self._last_read, self.writer.sending_since) is not None:
                 # If this process did not run for a while, data may wait in the socket: let the reader read it first.
                 self._clock.sleep(HUB_ROUND)
-                error = monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since)
+                error = monitor.check(self._clock.monotonic(), self._last_read, self.writer.sending_since)
                 if error is not None:
                     raise error
 

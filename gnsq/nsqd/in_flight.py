@@ -82,8 +82,8 @@ class InFlightMessages:
         nsqd: Address of the nsqd.
         send: Function that queues or sends a command. Raises NSQConnectionClosed if the connection is closed.
         check: Function that raises NSQConnectionClosed if the connection is closed. Called in any thread.
-        finish: Function that queues FIN for a message id; default: send is called with FIN.
-        finish_last: Function that is called in its place if no other message is in flight; default: finish.
+        finish: Function that queues FIN, called with the message id and the number of other messages in flight;
+            default: send is called with FIN.
         listener: Is told of the answers.
         source: The connection that the listener is told.
 
@@ -107,8 +107,7 @@ class InFlightMessages:
         clock: Clock,
         owner: LogOwner | None = None,
         *,
-        finish: Callable[[bytes], None] | None = None,
-        finish_last: Callable[[bytes], None] | None = None,
+        finish: Callable[[bytes, int], None] | None = None,
         listener: AnswerListener[Any] | None = None,  # Any: whatever the source is
         source: object = None,
     ) -> None:
@@ -127,8 +126,7 @@ class InFlightMessages:
         self._listener = listener if listener is not None else AnswerListener()
         self._source = source
         self._send = send
-        self._finish = finish if finish is not None else lambda message_id: send(commands.finish(message_id))
-        self._finish_last = finish_last if finish_last is not None else self._finish
+        self._finish = finish if finish is not None else lambda message_id, _: send(commands.finish(message_id))
         self._check = check
         self._clock = clock
         self._owner_thread = OwnerThread()
@@ -175,10 +173,8 @@ class InFlightMessages:
         self.in_flight -= 1
         if self._listener.wants_answers:
             self._listener.before_answer(self._source, 1)
-        if self.in_flight:
-            self._finish(message_id)
-        else:
-            self._finish_last(message_id)
+        self._finish(message_id, self.in_flight)
+        if not self.in_flight:
             self.drained.set()
         self._finished += 1
         if self._listener.wants_finishes:

@@ -140,9 +140,11 @@ class TcpLink:
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address
         self.confirmed = 0
-        # An attribute instead of a method: that saves a call, 0.05 us, for each publish.
-        self.submit: Callable[[PendingPublish], None] = connection.submit
-        self._requests = connection.pending
+        self._writer = connection.writer
+        self._requests = connection.writer.pending
+
+    def submit(self, publish: PendingPublish) -> None:
+        self._writer.submit(publish)
 
     @property
     def pending(self) -> int:

@@ -192,7 +192,7 @@ class ProducerRuntime(ConnectionListener):
         self.flush(timeout)
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
-            if connection.pending:
+            if connection.writer.pending:
                 # The timeout of close() is over, so end these publishes without their responses. Release the address
                 # first: otherwise the pool, which is closed only later, would log that it connects again.
                 for pool in self._pools:

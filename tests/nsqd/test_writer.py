@@ -31,7 +31,7 @@ def writer():
 
 def test_commands_queued_before_run_are_sent_at_once(writer, transport):
     for number in range(3):
-        writer.put(b"%d" % number)
+        writer.send(b"%d" % number)
     gevent.spawn(writer.run, transport)
     writer.wait_flushed()
 
@@ -41,18 +41,18 @@ def test_commands_queued_before_run_are_sent_at_once(writer, transport):
 def test_command_is_sent_at_once_while_the_writer_sleeps(writer, transport):
     gevent.spawn(writer.run, transport)
     writer.wait_flushed()
-    writer.put(b"a")
-    writer.put(b"b")
+    writer.send(b"a")
+    writer.send(b"b")
     writer.wait_flushed()
 
     assert transport.sends == [b"ab"]
 
 
 def test_finishes_are_one_run_and_stay_in_their_place(writer, transport):
-    writer.put(b"RDY 1\n")
+    writer.send(b"RDY 1\n")
     writer.finish(b"a")
     writer.finish(b"b")
-    writer.put(b"RDY 2\n")
+    writer.send(b"RDY 2\n")
     writer.finish(b"c")
     gevent.spawn(writer.run, transport)
     writer.wait_flushed()
@@ -63,33 +63,33 @@ def test_finishes_are_one_run_and_stay_in_their_place(writer, transport):
 
 
 @pytest.fixture
-def waiting_writer(transport):
-    """A running writer that knows of messages in flight."""
-    made = Writer(time.monotonic, refuse, has_unfinished=lambda: True)
+def running_writer(transport):
+    """A running writer."""
+    made = Writer(time.monotonic, refuse)
     made.running = gevent.spawn(made.run, transport)
     made.wait_flushed()
     yield made
     made.close()
 
 
-def finish_in_rounds(writer, *rounds):
+def finish_in_rounds(writer, *rounds, unfinished=1):
     """Finish messages, those of each round one after another and a round of the event loop later."""
     for ids in rounds:
         for message_id in ids:
-            writer.finish(message_id)
+            writer.finish(message_id, unfinished)
         gevent.sleep(0)
 
 
-def test_finishes_of_handlers_that_yield_are_sent_together(waiting_writer, transport):
-    finish_in_rounds(waiting_writer, [b"a", b"b"], [b"c"], [], [b"d"])
-    waiting_writer.wait_flushed()
+def test_finishes_of_handlers_that_yield_are_sent_together(running_writer, transport):
+    finish_in_rounds(running_writer, [b"a", b"b"], [b"c"], [], [b"d"])
+    running_writer.wait_flushed()
 
     assert transport.sends == [b"FIN a\nFIN b\nFIN c\n", b"FIN d\n"]
 
 
-def test_finishes_are_not_waited_for_in_many_rounds(waiting_writer, transport):
-    finish_in_rounds(waiting_writer, *([b"%d" % number, b"x"] for number in range(FINISH_ROUNDS + 2)))
-    waiting_writer.wait_flushed()
+def test_finishes_are_not_waited_for_in_many_rounds(running_writer, transport):
+    finish_in_rounds(running_writer, *([b"%d" % number, b"x"] for number in range(FINISH_ROUNDS + 2)))
+    running_writer.wait_flushed()
 
     assert [data.count(b"FIN") for data in transport.sends] == [2 * (FINISH_ROUNDS + 1), 2]
 
@@ -97,18 +97,18 @@ def test_finishes_are_not_waited_for_in_many_rounds(waiting_writer, transport):
 def test_finishes_are_sent_at_once_if_no_message_is_in_flight(writer, transport):
     gevent.spawn(writer.run, transport)
     writer.wait_flushed()
-    finish_in_rounds(writer, [b"a", b"b"], [b"c"])
+    finish_in_rounds(writer, [b"a", b"b"], [b"c"], unfinished=0)
     writer.wait_flushed()
 
     assert transport.sends == [b"FIN a\nFIN b\n", b"FIN c\n"]
 
 
-def test_writer_that_is_closed_while_it_waits_for_finishes_ends(waiting_writer, transport):
-    finish_in_rounds(waiting_writer, [b"a", b"b"])
-    waiting_writer.close()
-    waiting_writer.running.join(LIMIT)
+def test_writer_that_is_closed_while_it_waits_for_finishes_ends(running_writer, transport):
+    finish_in_rounds(running_writer, [b"a", b"b"])
+    running_writer.close()
+    running_writer.running.join(LIMIT)
 
-    assert waiting_writer.running.successful()
+    assert running_writer.running.successful()
     assert transport.sends == []
 
 
@@ -133,7 +133,7 @@ def test_wait_flushed_of_an_empty_writer_returns_at_once(writer, transport):
 def test_close_makes_run_and_wait_flushed_return(writer, transport):
     running = gevent.spawn(writer.run, transport)
     gevent.sleep(0)
-    writer.put(b"never sent")
+    writer.send(b"never sent")
     waiting = gevent.spawn(writer.wait_flushed)
     writer.close()
 
@@ -145,7 +145,7 @@ def test_close_makes_run_and_wait_flushed_return(writer, transport):
 def test_broken_send_is_raised_by_run(writer, transport):
     transport.close()
     running = gevent.spawn(writer.run, transport)
-    writer.put(b"x")
+    writer.send(b"x")
     wait_until(running.ready)
 
     assert isinstance(running.exception, NSQConnectionClosed)
@@ -154,7 +154,7 @@ def test_broken_send_is_raised_by_run(writer, transport):
 def test_long_commands_go_out_in_pieces_each_with_its_own_deadline(transport):
     times = iter(range(100))
     writer = Writer(lambda: next(times), refuse)
-    writer.put(b"x" * 600_000)
+    writer.send(b"x" * 600_000)
     sent = []
     transport.sendall = lambda data: sent.append((len(data), writer.sending_since))
     gevent.spawn(writer.run, transport)
