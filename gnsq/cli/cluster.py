@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import logging
 import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from click.core import ParameterSource
 
 from gnsq.addresses import parse_addresses
 from gnsq.cli.parameters import FILE, setting_option
-from gnsq.cli.running import log_to_stderr
 from gnsq.consumer import Consumer
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQException
@@ -28,23 +27,27 @@ from gnsq.producer import Producer
 from gnsq.settings import Field, read_value
 from gnsq.texts import nearest
 
-__all__ = ["Cluster", "Command", "cluster_options", "config_path", "target_options"]
+__all__ = ["CONNECTION_OPTIONS", "SETTINGS", "Cluster", "given_settings", "load_cluster", "target_of"]
 
 CONFIG = "gnsq.toml"
-ADDRESSES = ("nsqd", "lookupd")
-# A cluster in the file has these addresses, too; they belong to its nsqds.
-HTTP_ADDRESSES = "nsqd_http"
+# The addresses of a cluster belong together. Those of HTTP are not enough to connect.
+ADDRESSES = ("nsqd", "lookupd", "nsqd_http")
+_USER_AGENT = ConnectionOptions().user_agent.replace("/", "-cli/", 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Options):
-    """The servers of a command, and how to connect to them: flags, variables, and keys of a cluster in the file."""
+class Cluster(Options):
+    """The servers of a command, and how to connect to them: flags, variables, and keys of a cluster in the file.
 
+    load_cluster() makes one, and checks what the properties make of the options.
+    """
+
+    # repr() does not show what is secret: URLs may have a password.
     nsqd: tuple[str, ...] = option((), "TCP address of an nsqd", form="HOST:PORT")
     nsqd_http: tuple[str, ...] = option(
-        (), "HTTP address of an nsqd, for statistics; default: the port of --nsqd + 1", form="HOST:PORT"
+        (), "HTTP address of an nsqd, for statistics; default: the port of --nsqd + 1", form="HOST:PORT", secret=True
     )
-    lookupd: tuple[str, ...] = option((), "HTTP address of an nsqlookupd", form="HOST:PORT")
+    lookupd: tuple[str, ...] = option((), "HTTP address of an nsqlookupd", form="HOST:PORT", secret=True)
     tls: bool = option(False, "encrypt connections to nsqd; any other --tls option implies this")
     tls_ca: str | None = option(None, "CA certificates, for nsqd and https; default: the system's", form="FILE")
     tls_cert: str | None = option(None, "certificate of this client", form="FILE")
@@ -55,45 +58,73 @@ class Settings(Options):
     compression: str = option("none", "compress connections to nsqd", choices=("none", "snappy", "deflate"))
     timeout: float = option(10.0, "limit of connecting, and of each request", unit="s", minimum=0.001)
 
+    @functools.cached_property
+    def nsqds(self) -> tuple[str, ...]:
+        """TCP addresses of nsqds, ``host:port``."""
+        addresses = _split(self.nsqd)
+        if any("://" in address for address in addresses):
+            raise ValueError("--nsqd takes host:port, of nsqd's TCP port; --lookupd takes the URL of an nsqlookupd")
+        return tuple(parse_addresses(addresses))
 
-_FIELDS = {field.name: field for field in fields(Settings)}
-SETTINGS = {name: setting_option(field, "GNSQ_") for name, field in _FIELDS.items()}
-_CLUSTER = click.Option(["--cluster"], envvar="GNSQ_CLUSTER", metavar="NAME", help="Use a cluster of the file.")
-_CONFIG = click.Option(
-    ["--config", "config_file"],
-    envvar="GNSQ_CONFIG",
-    metavar="FILE",
-    type=FILE,
-    help=f"File with named clusters. Default: ~/.config/{CONFIG}.",
-)
-_VERBOSE = click.Option(
-    ["-v", "--verbose"], count=True, help="Log connections, too. Twice: also each command and frame."
-)
-_CONNECTION_OPTIONS = [*SETTINGS.values(), _CLUSTER, _CONFIG, _VERBOSE]
-# Levels of the log on stderr, by the number of -v.
-_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+    @functools.cached_property
+    def lookupds(self) -> tuple[str, ...]:
+        """HTTP addresses of nsqlookupds."""
+        return tuple(_split(self.lookupd))
 
+    @functools.cached_property
+    def nsqds_http(self) -> tuple[str, ...]:
+        """HTTP addresses of nsqds; empty: those of nsqds, with the next port."""
+        return tuple(_split(self.nsqd_http))
 
-@dataclass(frozen=True)
-class Cluster:
-    """The servers of a command, and how to connect to them.
+    @functools.cached_property
+    def connection(self) -> Mapping[str, Any]:  # Any: each option has its own type
+        """Options of ConnectionOptions."""
+        options: dict[str, Any] = {"timeout": self.timeout, "user_agent": _USER_AGENT}
+        if any(getattr(self, name) for name in SETTINGS if name.startswith("tls")):
+            options |= {"tls_v1": True, "tls_options": self._tls_options(), "server_hostname": self.tls_server_name}
+        if self.auth_secret_file:
+            options["auth_secret"] = Path(self.auth_secret_file).read_bytes().strip()
+            if not options["auth_secret"]:
+                raise ValueError(f"--auth-secret-file {self.auth_secret_file} is empty")
+        if self.compression != "none":
+            options[self.compression] = True
+        return options
 
-    Attributes:
-        nsqds: TCP addresses of nsqds, ``host:port``.
-        lookupds: HTTP addresses of nsqlookupds.
-        nsqds_http: HTTP addresses of nsqds; empty: those of nsqds, with the next port.
-        connection: Options of ConnectionOptions.
-        http: Options of HttpOptions.
-        timeout: Limit in seconds of connecting, and of each request.
-    """
+    def _tls_options(self) -> dict[str, Any]:  # Any: as above
+        import ssl
 
-    nsqds: tuple[str, ...]
-    # Not shown by repr(): URLs may have a password, and the options have the secret for AUTH.
-    lookupds: tuple[str, ...] = field(repr=False)
-    connection: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
-    http: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: each option has its own type
-    timeout: float = Settings.timeout
-    nsqds_http: tuple[str, ...] = field(default=(), repr=False)
+        if self.tls_key and not self.tls_cert:
+            raise ValueError("--tls-key is given without --tls-cert")
+        files = {"ca_certs": self.tls_ca, "certfile": self.tls_cert, "keyfile": self.tls_key}
+        options: dict[str, Any] = {key: file for key, file in files.items() if file}
+        return options | ({"cert_reqs": ssl.CERT_NONE} if self.tls_insecure else {})
+
+    @functools.cached_property
+    def http(self) -> Mapping[str, Any]:  # Any: as above
+        """Options of HttpOptions; those of TLS are for addresses that begin with https."""
+        files = {"ca_certs": self.tls_ca, "cert_file": self.tls_cert, "key_file": self.tls_key}
+        check = "CERT_NONE" if self.tls_insecure else "CERT_REQUIRED"
+        return {**files, "cert_reqs": check, "timeout": min(self.timeout, 5.0)}
+
+    def checked(self) -> Cluster:
+        """Return this cluster.
+
+        Raises:
+            click.UsageError: If a setting is not valid, or there is no address.
+        """
+        try:
+            if not self.nsqds and not self.lookupds:
+                raise ValueError(
+                    "no address: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, or name a cluster in "
+                    f"{config_path()} with --cluster"
+                )
+            ConnectionOptions(**self.connection)
+            self.lookupd_clients()
+            for address in self.nsqds_http:
+                self.nsqd_client(address)
+        except (NSQException, OSError, TypeError, ValueError) as error:
+            raise click.UsageError(str(error)) from error
+        return self
 
     def consumer(
         self,
@@ -125,37 +156,26 @@ class Cluster:
         return NsqdHTTPClient.from_url(address, **self.http)
 
 
-class Command(click.Command):
-    """A command whose help lists the connection options apart from its own options."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in two sections."""
-        own: list[tuple[str, str]] = []
-        connection: list[tuple[str, str]] = []
-        for parameter in self.get_params(ctx):
-            # click 8.5 has records of arguments, too, which the first line of the help shows.
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                (connection if parameter in _CONNECTION_OPTIONS else own).append(record)
-        for title, records in (("Options", own), ("Connection (also GNSQ_... and in the file)", connection)):
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+def _split(addresses: tuple[str, ...]) -> list[str]:
+    """Split values with commas or spaces, as an environment variable may have them."""
+    return [address for value in addresses for address in re.split(r"[\s,]+", value) if address]
 
 
-def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: a command's function
-    """Add the connection options to a command's function, which gets the argument ``cluster`` in their place."""
+# --- the command line and the environment
 
-    @functools.wraps(function)
-    def with_cluster(**values: Any) -> Any:
-        log_to_stderr(_LEVELS[min(values.pop("verbose"), len(_LEVELS) - 1)])
-        given = given_settings(click.get_current_context())
-        for name in SETTINGS:
-            del values[name]
-        return function(cluster=load_cluster(values.pop("cluster"), values.pop("config_file"), given), **values)
-
-    _add_options(with_cluster, _CONNECTION_OPTIONS)
-    return with_cluster
+_FIELDS = {field.name: field for field in fields(Cluster)}
+SETTINGS = {name: setting_option(field, "GNSQ_") for name, field in _FIELDS.items()}
+CONNECTION_OPTIONS = [
+    *SETTINGS.values(),
+    click.Option(["--cluster"], envvar="GNSQ_CLUSTER", metavar="NAME", help="Use a cluster of the file."),
+    click.Option(
+        ["--config", "config_file"],
+        envvar="GNSQ_CONFIG",
+        metavar="FILE",
+        type=FILE,
+        help=f"File with named clusters. Default: ~/.config/{CONFIG}.",
+    ),
+]
 
 
 def given_settings(context: click.Context) -> dict[str, Any]:  # Any: each setting has its own type
@@ -166,50 +186,25 @@ def given_settings(context: click.Context) -> dict[str, Any]:  # Any: each setti
     """
     given = {name: context.params.get(name) for name in SETTINGS}
     on_line = {
-        name
-        for name in (*ADDRESSES, HTTP_ADDRESSES, "cluster")
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        name for name in (*ADDRESSES, "cluster") if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    if not on_line.isdisjoint((*ADDRESSES, "cluster")):
-        given |= dict.fromkeys({*ADDRESSES, HTTP_ADDRESSES} - on_line)
+    if on_line - {"nsqd_http"}:
+        given |= dict.fromkeys({*ADDRESSES} - on_line)
     return given
 
 
-_TARGET_OPTIONS = [
-    click.Option(["--to-nsqd"], multiple=True, metavar="HOST:PORT", help="TCP address of a target nsqd. Repeat."),
-    click.Option(["--to-lookupd"], multiple=True, metavar="HOST:PORT", help="Publish to all nsqds of an nsqlookupd."),
-    click.Option(["--to-cluster"], metavar="NAME", help="Publish to a cluster of the file."),
-]
+def target_of(cluster: Cluster, name: str | None, nsqds: tuple[str, ...], lookupds: tuple[str, ...]) -> Cluster | None:
+    """Make the cluster of a command's --to options; None if there are none.
 
-
-def target_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: a command's function
-    """Add options for a second cluster to a command's function, which gets the argument ``target`` in their place.
-
-    To be used above @cluster_options. Without these options, the target is the cluster itself. Of the other options,
-    such as those of TLS, the target has those of its cluster in the file, or else those of the first cluster.
+    Of the other options, such as those of TLS, it has those of the cluster with this name in the file, or else those of
+    the given cluster.
     """
-
-    @functools.wraps(function)
-    def with_target(**values: Any) -> Any:
-        nsqds, lookupds = values.pop("to_nsqd"), values.pop("to_lookupd")
-        name, config_file = values.pop("to_cluster"), values["config_file"]
-        given: dict[str, Any] = {"nsqd": nsqds, "lookupd": lookupds}
-        if name is None:
-            others = [setting for setting in SETTINGS if setting not in (*ADDRESSES, HTTP_ADDRESSES)]
-            given = {**{setting: values[setting] for setting in others}, **given}
-            name = values["cluster"]
-        target = None
-        if name is not values["cluster"] or nsqds or lookupds:
-            target = load_cluster(name, config_file, given)
-        return function(target=target, **values)
-
-    _add_options(with_target, _TARGET_OPTIONS)
-    return with_target
-
-
-def _add_options(function: Any, options: list[click.Option]) -> None:  # Any: click stores its options in the function
-    # click reads this list backwards, since decorators are called from the last one to the first one.
-    function.__click_params__ = [*getattr(function, "__click_params__", []), *reversed(options)]
+    if name is not None:
+        config_file = click.get_current_context().params["config_file"]
+        return load_cluster(name, config_file, {"nsqd": nsqds, "lookupd": lookupds})
+    if not nsqds and not lookupds:
+        return None
+    return dataclasses.replace(cluster, nsqd=nsqds, lookupd=lookupds, nsqd_http=()).checked()
 
 
 # --- the file
@@ -234,104 +229,51 @@ def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, 
         click.UsageError: If a setting is not valid, there is no such cluster, or there is no address.
     """
     path = Path(config_file) if config_file else config_path()
-    # Unlike Path.exists(), this raises nothing if the directory must not be read.
-    stored = _stored(path, name) if config_file or name or os.path.exists(path) else {}
-    values = {key: value for key, value in given.items() if value not in (None, (), "")}
-    if any(key in values for key in ADDRESSES):
-        stored = {key: value for key, value in stored.items() if key not in (*ADDRESSES, HTTP_ADDRESSES)}
-    values = {**stored, **values}
+    stored: Mapping[str, Any] = {}
     try:
-        return _cluster(Settings(**values))
-    except (NSQException, OSError, TypeError, ValueError) as error:
+        # Unlike Path.exists(), this raises nothing if the directory must not be read.
+        if config_file or name or os.path.exists(path):
+            stored = _stored(path, name)
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror or error}") from error
+    except (TypeError, ValueError, RecursionError) as error:  # also a number or a nesting above Python's limits
+        raise click.UsageError(f"{path}: {error}") from error
+    stored, given = ({key: value for key, value in values.items() if value not in _EMPTY} for values in (stored, given))
+    if "nsqd" in given or "lookupd" in given:
+        stored = {key: value for key, value in stored.items() if key not in ADDRESSES}
+    try:
+        return Cluster(**{**stored, **given}).checked()
+    except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
 
 
-def _cluster(settings: Settings) -> Cluster:
-    if any("://" in nsqd for nsqd in _split(settings.nsqd)):
-        raise click.UsageError("--nsqd takes host:port, of nsqd's TCP port; --lookupd takes the URL of an nsqlookupd")
-    nsqds = tuple(parse_addresses(_split(settings.nsqd)))
-    lookupds = tuple(_split(settings.lookupd))
-    if not nsqds and not lookupds:
-        raise click.UsageError(
-            "no address: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, or name a cluster in "
-            f"{config_path()} with --cluster"
-        )
-    timeout = settings.timeout
-    connection: dict[str, Any] = {"timeout": timeout, "user_agent": _USER_AGENT}
-    if any(getattr(settings, name) for name in SETTINGS if name.startswith("tls")):
-        connection |= {"tls_v1": True, "tls_options": _tls(settings), "server_hostname": settings.tls_server_name}
-    # For addresses that begin with https.
-    http: dict[str, Any] = {"ca_certs": settings.tls_ca, "cert_file": settings.tls_cert, "key_file": settings.tls_key}
-    http |= {"timeout": min(timeout, 5.0), "cert_reqs": "CERT_NONE" if settings.tls_insecure else "CERT_REQUIRED"}
-    if settings.auth_secret_file:
-        connection["auth_secret"] = _secret(settings.auth_secret_file)
-    if settings.compression != "none":
-        connection[settings.compression] = True
-    ConnectionOptions(**connection)  # checks the options
-    parse_lookupds(lookupds, http)  # checks the addresses
-    cluster = Cluster(nsqds, lookupds, connection, http, timeout, tuple(_split(settings.nsqd_http)))
-    for address in cluster.nsqds_http:
-        cluster.nsqd_client(address)  # checks the address
-    return cluster
-
-
-_USER_AGENT = ConnectionOptions().user_agent.replace("/", "-cli/", 1)
-
-
-def _split(addresses: tuple[str, ...]) -> list[str]:
-    """Split values with commas or spaces, as an environment variable may have them."""
-    return [address for value in addresses for address in re.split(r"[\s,]+", value) if address]
-
-
-def _tls(settings: Settings) -> dict[str, Any]:
-    import ssl
-
-    if settings.tls_key and not settings.tls_cert:
-        raise click.UsageError("--tls-key is given without --tls-cert")
-    files = {"ca_certs": settings.tls_ca, "certfile": settings.tls_cert, "keyfile": settings.tls_key}
-    options: dict[str, Any] = {key: file for key, file in files.items() if file}
-    return options | ({"cert_reqs": ssl.CERT_NONE} if settings.tls_insecure else {})
-
-
-def _secret(path: str) -> bytes:
-    secret = Path(path).read_bytes().strip()
-    if not secret:
-        raise click.UsageError(f"--auth-secret-file {path} is empty")
-    return secret
+# What counts as a setting that is not given.
+_EMPTY = (None, (), "")
 
 
 def _stored(path: Path, name: str | None) -> dict[str, Any]:
-    """Read the settings of a cluster in a file.
-
-    Raises:
-        click.UsageError: If the file can't be read, or something in it is not valid.
-    """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise click.UsageError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # also a number or a nesting above Python's limits
-        raise click.UsageError(f"{path}: {error}") from error
+    """Read the settings of a cluster in a file. Raise ValueError or TypeError if something in it is not valid."""
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := sorted(set(content) - {"cluster", "clusters"}):
-        raise click.UsageError(f"{path}: {unknown[0]} is unknown; known are cluster and the tables [clusters.NAME]")
+        raise ValueError(f"{unknown[0]} is unknown; known are cluster and the tables [clusters.NAME]")
     clusters = content.get("clusters", {})
     if not isinstance(clusters, dict) or not all(isinstance(table, dict) for table in clusters.values()):
-        raise click.UsageError(f"{path}: clusters must be tables [clusters.NAME]")
+        raise ValueError("clusters must be tables [clusters.NAME]")
     if name is None:
         name = content.get("cluster")
         if name is None:
             return {}
     if not isinstance(name, str):
-        raise click.UsageError(f"{path}: cluster must be the name of a cluster, not {name!r}")
+        raise TypeError(f"cluster must be the name of a cluster, not {name!r}")
     if name not in clusters:
-        raise click.UsageError(f"{path}: there is no cluster {name!r}{nearest([name], clusters, 'clusters are')}")
+        raise ValueError(f"there is no cluster {name!r}{nearest([name], clusters, 'clusters are')}")
     if unknown := sorted(set(clusters[name]) - set(SETTINGS)):
-        text = f"clusters.{name}.{unknown[0]} is unknown{nearest(unknown[:1], SETTINGS, 'settings are')}"
-        raise click.UsageError(f"{path}: {text}")
+        text = nearest(unknown[:1], SETTINGS, "settings are")
+        raise ValueError(f"clusters.{name}.{unknown[0]} is unknown{text}")
     try:
         return {key: _read(_FIELDS[key], value, path.parent) for key, value in clusters[name].items()}
     except (TypeError, ValueError) as error:
-        raise click.UsageError(f"{path}: clusters.{name}.{error}") from error
+        raise ValueError(f"clusters.{name}.{error}") from error
 
 
 def _read(field: Field, value: object, folder: Path) -> Any:  # Any: each setting has its own type

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import Iterable
 
@@ -12,16 +11,17 @@ import click
 from gevent import socket
 
 from gnsq.addresses import parse_address
-from gnsq.cli.cluster import Cluster, Command, cluster_options, target_options
+from gnsq.cli.cluster import Cluster, target_of
+from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
-from gnsq.cli.names import CHANNEL, TOPIC
-from gnsq.cli.parameters import PAUSE, RATE
+from gnsq.cli.parameters import COUNT, PAUSE, RATE
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
-from gnsq.cli.running import running
+from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.producer import Producer
 from gnsq.producer.publish import is_topic_error
+from gnsq.running import StopSignals
 
 __all__ = ["copy"]
 
@@ -39,15 +39,16 @@ LOOP_CHECK_INTERVAL = 1.0
 @click.argument("source", type=TOPIC)
 @click.argument("target_topic", metavar="[TARGET]", required=False, type=TOPIC)
 @click.option("--channel", default="copy", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of SOURCE.")
-@click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N copied messages.")
-@click.option("--idle", metavar="TIME", type=PAUSE, help="End when no message has come for this time: 10, 10m or 2h.")
+@COUNT
+@click.option("--idle", metavar="TIME", type=PAUSE, help="End when no message has come for this time: 10s, 10m or 2h.")
 @filter_options
-@click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
-@target_options
-@cluster_options
+@RATE
+@click.option("--to-nsqd", multiple=True, metavar="HOST:PORT", help="TCP address of a target nsqd. Repeat.")
+@click.option("--to-lookupd", multiple=True, metavar="HOST:PORT", help="Publish to all nsqds of an nsqlookupd.")
+@click.option("--to-cluster", metavar="NAME", help="Publish to a cluster of the file.")
 def copy(
     cluster: Cluster,
-    target: Cluster | None,
+    stop: StopSignals,
     source: str,
     target_topic: str | None,
     channel: str,
@@ -55,7 +56,10 @@ def copy(
     idle: float | None,
     body_filter: BodyFilter,
     rate: float | None,
-) -> None:
+    to_nsqd: tuple[str, ...],
+    to_lookupd: tuple[str, ...],
+    to_cluster: str | None,
+) -> int:
     """Publish the messages of the topic SOURCE to the topic TARGET, until Ctrl-C.
 
     With a --to option, the target is another cluster, and TARGET may be left out: then it has the same name.
@@ -68,13 +72,14 @@ def copy(
     It stays, and collects messages while this command does not run: delete it if it is no longer needed. At the end of
     --idle, messages may still be deferred, or in flight to another consumer of the channel.
     """
+    target = target_of(cluster, to_cluster, to_nsqd, to_lookupd)
     topic = target_topic or source
     if target is None and topic == source:
         raise click.UsageError("source and target are the same topic: give another TARGET, or a --to option")
     if target is not None and topic == source and (same := _resolved(cluster.nsqds) & _resolved(target.nsqds)):
         raise click.UsageError(f"source and target are the same topic of the nsqd {_shown(same)}: give another TARGET")
     policy = FailurePolicy(0.0, REFUSED_DELAY, RETRY_DELAY, True, is_topic_error)
-    with running() as stop, contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         inbox = Inbox()
         consumer = cluster.consumer(
             *(source, channel),
@@ -105,7 +110,7 @@ def copy(
         elif copier.is_idle and (failures := consumer.stats().failures):
             text = "; ".join(f"{address}: {error}" for address, error in failures.items())
             raise click.ClickException(f"not all nsqds could be reached, so messages may be left there: {text}")
-    sys.exit(status)
+    return status
 
 
 class _Decision:

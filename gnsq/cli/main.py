@@ -1,10 +1,10 @@
-"""The group of all commands."""
+"""The group of all commands; and gnsq completion, which prints the script that lets a shell complete arguments."""
 
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
-from gnsq.cli.completion import completion
 from gnsq.cli.copy import copy
 from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
@@ -33,6 +33,19 @@ and so on), or in ~/.config/gnsq.toml:
 Exit status: 0 done, or stopped if the command runs until it is stopped; 1 failed, with the reason on stderr; 2 wrong
 options or settings; 130 or 143 stopped by Ctrl-C or SIGTERM before the end, or ended at once by a second one.
 """
+_COMPLETION_HELP = """Print the script that lets a shell complete commands, options, and names of topics and channels.
+
+The names come from the servers of the connection options on the line, of the environment, or of ~/.config/gnsq.toml.
+Those that have not answered after 2 seconds are left out.
+
+\b
+bash 4.4 or later, in ~/.bashrc:
+    eval "$(gnsq completion bash)"
+zsh, in ~/.zshrc after compinit:
+    eval "$(gnsq completion zsh)"
+fish:
+    gnsq completion fish > ~/.config/fish/completions/gnsq.fish
+"""
 
 
 @click.group(help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,5 +54,16 @@ def command_line() -> None:  # the text of --help is above
     pass
 
 
-for _command in (completion, copy, ping, pub, requeue_dead, stats, tail, to_file):
+@command_line.command(help=_COMPLETION_HELP)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:  # the text of --help is above
+    found = get_completion_class(shell)
+    assert found is not None  # click has these three
+    script = found(context.find_root().command, {}, "gnsq", "_GNSQ_COMPLETE")
+    # The method source() would start bash, to see whether it is old.
+    click.echo(script.source_template % script.source_vars(), nl=False)
+
+
+for _command in (copy, ping, pub, requeue_dead, stats, tail, to_file):
     command_line.add_command(_command)

@@ -1,4 +1,4 @@
-"""Options made from fields, and types of arguments: paths, numbers, rates, sizes and durations."""
+"""Options made from fields, options that several commands have, and types: paths, rates, sizes and durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from gnsq.options import option
 from gnsq.settings import Field, flag_name, is_list, read_value
 
-__all__ = ["DURATION", "FILE", "PAUSE", "RATE", "SIZE", "FilePath", "setting_option"]
+__all__ = ["COUNT", "DURATION", "FILE", "FilePath", "PAUSE", "RATE", "SIZE", "setting_option"]
 
 
 class FilePath(click.Path):
@@ -43,11 +43,17 @@ def _number(name: str, unit: str, minimum: float = 0) -> _Value:
 
 
 FILE = FilePath(exists=True, dir_okay=False)
-RATE = _number("rate", "messages a second", 0.001)
 SIZE = _number("size", "bytes")
 DURATION = _number("time", "s")
 # Time without a message that ends a command, or between two polls: servers need some time to answer.
 PAUSE = _number("time", "s", 0.1)
+RATE = click.option(
+    "--rate",
+    metavar="N",
+    type=_number("rate", "messages a second", 0.001),
+    help="Limit of messages a second.",
+)
+COUNT = click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N messages.")
 
 
 def setting_option(field: Field, prefix: str) -> click.Option:
@@ -57,14 +63,15 @@ def setting_option(field: Field, prefix: str) -> click.Option:
         prefix: What the names of all variables of the program begin with, such as ``GNSQ_``.
     """
     name, default, choices = field.name, field.default, field.metadata["choices"]
-    form = field.metadata["form"] or {"s": "TIME"}.get(field.metadata["unit"], field.metadata["unit"].upper())
+    unit = field.metadata["unit"]
+    form = field.metadata["form"] or {"s": "TIME"}.get(unit, unit.upper())
     is_switch = field.type == "bool"
     flag = flag_name(name, is_list=is_list(field))
     sentences = field.metadata["meaning"].split("; ")
     if is_list(field):
         sentences.append("repeat for several")
     elif default not in ("", None, False):
-        sentences.append(f"default: {default:g}" if isinstance(default, float) else f"default: {default}")
+        sentences.append(f"default: {default:g}{unit}" if isinstance(default, float) else f"default: {default}")
     return click.Option(
         [f"--{flag}/--no-{flag}" if default is True else f"--{flag}", name],
         envvar=prefix + name.upper(),

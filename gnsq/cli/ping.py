@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from gnsq.cli.checks import Check, NsqdChecker, Status, Target, check_lookupd
-from gnsq.cli.cluster import Cluster, Command, cluster_options
-from gnsq.cli.names import TOPIC
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import Command
 from gnsq.cli.nodes import short_address
-from gnsq.cli.running import running
+from gnsq.cli.topics import TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 from gnsq.texts import counted
@@ -63,8 +63,7 @@ class _Server:
     help="Use this topic. It is made if it does not exist, and not deleted. Its channels get the test message, too.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@cluster_options
-def ping(cluster: Cluster, topic: str | None, as_json: bool) -> None:  # the text of --help is above
+def ping(cluster: Cluster, stop: StopSignals, topic: str | None, as_json: bool) -> int:  # the text of --help is above
     if cluster.nsqds_http and len(cluster.nsqds_http) != len(cluster.nsqds):
         raise click.UsageError(
             f"--nsqd-http is given {len(cluster.nsqds_http)} times and --nsqd {len(cluster.nsqds)} times: give one for "
@@ -75,19 +74,18 @@ def ping(cluster: Cluster, topic: str | None, as_json: bool) -> None:  # the tex
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     servers = []
-    with running() as stop:
-        for server in _servers(cluster, topic, stop):
-            servers.append(server)
-            if not as_json:
-                _print(console, server)
-        if stop.number is not None:
-            sys.exit(128 + stop.number)
-        is_ok = not any(check.status is Status.FAILED for server in servers for check in server.checks)
-        if as_json:
-            click.echo(json.dumps({"ok": is_ok, "checks": [each for server in servers for each in _documents(server)]}))
-        else:
-            _summarize(console, servers)
-    sys.exit(0 if is_ok else 1)
+    for server in _servers(cluster, topic, stop):
+        servers.append(server)
+        if not as_json:
+            _print(console, server)
+    if stop.number is not None:
+        return 128 + stop.number
+    is_ok = not any(check.status is Status.FAILED for server in servers for check in server.checks)
+    if as_json:
+        click.echo(json.dumps({"ok": is_ok, "checks": [each for server in servers for each in _documents(server)]}))
+    else:
+        _summarize(console, servers)
+    return 0 if is_ok else 1
 
 
 def _servers(cluster: Cluster, topic: str | None, stop: StopSignals) -> Iterator[_Server]:

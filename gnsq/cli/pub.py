@@ -12,11 +12,11 @@ import click
 import gevent
 from gevent.socket import wait_read
 
-from gnsq.cli.cluster import Cluster, Command, cluster_options
-from gnsq.cli.names import TOPIC
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import Command
 from gnsq.cli.parameters import DURATION, RATE, FilePath
 from gnsq.cli.progress import Counter, RateLimiter
-from gnsq.cli.running import running
+from gnsq.cli.topics import TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
 from gnsq.producer import Producer
@@ -60,17 +60,23 @@ class _Stopped(Exception):
         )
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, says_why=True)
 @click.argument("topic", type=TOPIC)
 @click.argument("file", default="-", type=FilePath(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--raw", is_flag=True, help="Publish the whole input as one message.")
 @click.option("--defer", metavar="TIME", type=DURATION, help="Let nsqd deliver the messages later.")
 @click.option("--from-line", default=1, metavar="N", type=click.IntRange(min=1), help="Begin with this line.")
-@click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
-@cluster_options
+@RATE
 def pub(
-    cluster: Cluster, topic: str, file: str, raw: bool, defer: float | None, from_line: int, rate: float | None
-) -> None:
+    cluster: Cluster,
+    stop: StopSignals,
+    topic: str,
+    file: str,
+    raw: bool,
+    defer: float | None,
+    from_line: int,
+    rate: float | None,
+) -> int:
     """Publish each line of FILE, or of stdin, as a message; without its newline. Empty lines are left out.
 
     Ends when nsqd has confirmed all messages. If a line can't be published, says which one, and how to go on there.
@@ -78,7 +84,7 @@ def pub(
     if raw and from_line != 1:
         raise click.UsageError("--raw has one message, and no lines: leave out --from-line")
     defer_ms = None if defer is None else round(defer * 1000)
-    with running(says_why=True) as stop, contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         descriptor = 0
         if file != "-":
             # Without O_NONBLOCK, opening a named pipe that no process writes would wait, also after a signal.
@@ -96,7 +102,7 @@ def pub(
                 *(producer, topic, defer_ms, counter, limiter, stop), is_raw=raw, from_line=from_line
             )
             publisher.publish(descriptor)
-        sys.exit(publisher.report())
+        return publisher.report()
 
 
 def _is_file(descriptor: int) -> bool:

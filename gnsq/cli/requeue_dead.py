@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,16 +10,16 @@ from datetime import datetime, timedelta
 
 import click
 
-from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import harmless
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
-from gnsq.cli.names import CHANNEL, TOPIC
 from gnsq.cli.output import Output
-from gnsq.cli.parameters import DURATION, PAUSE, RATE
+from gnsq.cli.parameters import COUNT, DURATION, PAUSE, RATE
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
-from gnsq.cli.running import running
+from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.contrib.dead_letter import DeadLetter, decode_dead_letter
 from gnsq.errors import NSQNotSent
 from gnsq.message import Message
@@ -34,17 +33,17 @@ MAX_IN_FLIGHT = 1000
 MAX_DRY_RUN = 2500
 
 
-@click.command("requeue-dead", cls=Command)
+@click.command("requeue-dead", cls=Command, says_why=True)
 @click.argument("dead_topic", type=TOPIC)
 @click.option("--all", "is_all", is_flag=True, help="All dead letters. Needed if no condition is given.")
 @click.option("--error", metavar="TYPE", help="Only if the last exception is of this class, such as ValueError.")
 @click.option("--reason", metavar="TEXT", help="Only if the text of the last exception contains this.")
-@click.option("--older", metavar="TIME", type=DURATION, help="Only if given up before this time: 90, 10m, 2h or 3d.")
+@click.option("--older", metavar="TIME", type=DURATION, help="Only if given up before this time: 90s, 10m, 2h or 3d.")
 @click.option("--newer", metavar="TIME", type=DURATION, help="Only if given up within this time.")
 @filter_options
 @click.option("--to", metavar="TOPIC", type=TOPIC, help="Publish to this topic. Needed for bodies without an envelope.")
-@click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N requeued messages.")
-@click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
+@COUNT
+@RATE
 @click.option("--dry-run", is_flag=True, help="Only list what would be done.")
 @click.option(
     "--channel", default="requeue-dead", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of DEAD_TOPIC."
@@ -60,9 +59,9 @@ MAX_DRY_RUN = 2500
 @click.option(
     "--idle", default="3s", show_default=True, metavar="TIME", type=PAUSE, help="End when none came for this time."
 )
-@cluster_options
 def requeue_dead(
     cluster: Cluster,
+    stop: StopSignals,
     dead_topic: str,
     is_all: bool,
     error: str | None,
@@ -77,7 +76,7 @@ def requeue_dead(
     channel: str,
     leave_for: float,
     idle: float,
-) -> None:
+) -> int:
     """Publish dead letters to the topics that they came from: messages that consumers gave up, in the topic DEAD_TOPIC.
 
     The give-up handlers of gnsq.contrib.giveup write dead letters with envelope=True. The bodies in them are published.
@@ -98,7 +97,7 @@ def requeue_dead(
     if to == dead_topic:
         raise click.UsageError(f"--to {to} is the topic of the dead letters: give another topic")
     policy = FailurePolicy(leave_for, leave_for, leave_for, False, lambda error: isinstance(error, NSQNotSent))
-    with running(says_why=True) as stop, contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         inbox = Inbox()
         consumer = cluster.consumer(
             *(dead_topic, channel),
@@ -126,7 +125,7 @@ def requeue_dead(
     if is_starved:
         text = f"a dry run keeps the letters in flight, so it looked at the first {len(run.seen):,} only"
         click.echo(f"{text}; there may be more", err=True)
-    sys.exit(status)
+    return status
 
 
 def _report(run: _Run, requeuer: Republisher, counter: Counter, leave_for: float, *, is_dry: bool) -> None:

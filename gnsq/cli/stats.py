@@ -13,13 +13,13 @@ import gevent
 from rich.console import Console
 from rich.live import Live
 
-from gnsq.cli.cluster import Cluster, Command, cluster_options
-from gnsq.cli.names import CHANNEL, TOPIC
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import Command
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
-from gnsq.cli.running import running
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import SORTS, History, StatsView, failures
+from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 
@@ -77,14 +77,14 @@ Exit status: 1 if no nsqd could be reached, with --once.
     "--interval",
     metavar="TIME",
     type=PAUSE,
-    help=f"Time between two polls. Default: {DEFAULT_INTERVAL:g}. With --once: poll twice, for rates; default: once.",
+    help=f"Time between two polls. Default: {DEFAULT_INTERVAL:g}s. With --once: poll twice, for rates; default: once.",
 )
 @click.option("--once", is_flag=True, help="Print one table, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and end.")
 @click.option("--by-nsqd", is_flag=True, help="Show the numbers of each nsqd, too.")
-@cluster_options
 def stats(
     cluster: Cluster,
+    stop: StopSignals,
     topic: str | None,
     channel: str | None,
     sort: str,
@@ -93,29 +93,29 @@ def stats(
     once: bool,
     as_json: bool,
     by_nsqd: bool,
-) -> None:  # the text of --help is above
+) -> int:  # the text of --help is above
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH, highlight=False)
     # The table shows failures of nsqlookupds.
     logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
     poller = NodePoller(cluster, topic, channel)
     view = functools.partial(StatsView, sort=sort, reverse=reverse, by_nsqd=by_nsqd)
-    with running() as stop:
-        if once or as_json or not console.is_terminal:
-            snapshot = _poll_once(poller, interval, stop)
-            if snapshot is None:
-                assert stop.number is not None  # only a signal ends the polls early
-                sys.exit(128 + stop.number)
-            if as_json:
-                click.echo(json.dumps(snapshot.document()))
-            else:
-                console.print(view(snapshot))
-            sys.exit(_report(snapshot, topic, channel))
-        history = History()
-        with Live(console=console, auto_refresh=False, screen=True) as live:
-            while (polled := _poll(poller, stop)) is not None:
-                history.add(polled)
-                live.update(view(polled, history=history, is_live=True), refresh=True)
-                _wait(interval or DEFAULT_INTERVAL, stop, live)
+    if once or as_json or not console.is_terminal:
+        snapshot = _poll_once(poller, interval, stop)
+        if snapshot is None:
+            assert stop.number is not None  # only a signal ends the polls early
+            return 128 + stop.number
+        if as_json:
+            click.echo(json.dumps(snapshot.document()))
+        else:
+            console.print(view(snapshot))
+        return _report(snapshot, topic, channel)
+    history = History()
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while (polled := _poll(poller, stop)) is not None:
+            history.add(polled)
+            live.update(view(polled, history=history, is_live=True), refresh=True)
+            _wait(interval or DEFAULT_INTERVAL, stop, live)
+    return 0
 
 
 def _poll(poller: NodePoller, stop: StopSignals) -> Snapshot | None:

@@ -11,15 +11,15 @@ import click
 import gevent
 from rich.console import Console
 
-from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
 from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive, requeue_all, touching
-from gnsq.cli.names import CHANNEL, TOPIC
 from gnsq.cli.output import Output
-from gnsq.cli.parameters import RATE
+from gnsq.cli.parameters import COUNT, RATE
 from gnsq.cli.progress import Counter, RateLimiter
-from gnsq.cli.running import running
+from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.consumer import Consumer
 from gnsq.message import Message, finish_all
 from gnsq.running import StopSignals
@@ -37,16 +37,16 @@ FIRST_BATCH = 3
 @click.command(cls=Command)
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, type=TOPIC)
 @click.option("--channel", metavar="NAME", type=CHANNEL, help="Default: a new one, which nsqd deletes at the end.")
-@click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N messages.")
+@COUNT
 @click.option("--raw", is_flag=True, help="Unchanged bodies and newlines. Default unless stdout is a terminal.")
 @click.option("--json", "is_json", is_flag=True, help="A line of JSON for each message, with its id, topic and so on.")
 @click.option("--meta", is_flag=True, help="Before each body, a line with time, id, attempts, nsqd and topic.")
 @filter_options
-@click.option("--rate", metavar="N", type=RATE, help="Limit of messages a second.")
+@RATE
 @click.option("--sample", metavar="PERCENT", type=click.IntRange(1, 100), help="Part of the messages to receive.")
-@cluster_options
 def tail(
     cluster: Cluster,
+    stop: StopSignals,
     topics: tuple[str, ...],
     channel: str | None,
     count: int | None,
@@ -56,7 +56,7 @@ def tail(
     body_filter: BodyFilter,
     rate: float | None,
     sample: int | None,
-) -> None:
+) -> int:
     """Print the messages of one or more topics as they come, until Ctrl-C.
 
     On a terminal, JSON is indented and colored, and control characters are escaped. Otherwise each body is written
@@ -70,38 +70,38 @@ def tail(
     if is_json and (raw or meta):
         raise click.UsageError(f"--json and {'--raw' if raw else '--meta'} exclude each other; --json has all data")
     channel = channel or f"tail{os.urandom(4).hex()}#ephemeral"
-    with running() as stop:
-        output = Output(stop)
-        console = Console() if sys.stdout.isatty() and not raw and not is_json else None
-        inbox = Inbox()
-        most = in_flight_for(rate, None if body_filter else count, MAX_IN_FLIGHT)
-        consumers = [
-            cluster.consumer(
-                *(topic, channel),
-                message_handler=inbox,
-                max_tries=0,
-                max_in_flight=min(FIRST_BATCH, most),
-                # nsqd takes 100 % as a part that is not valid.
-                sample_rate=0 if sample in (None, 100) else sample,
-            )
-            for topic in dict.fromkeys(topics)
-        ]
-        write = _format(console, is_json=is_json, meta=meta)
-        with contextlib.ExitStack() as opened:
-            opened.enter_context(output.watch())
-            # A count would disturb messages on the same terminal.
-            counter = None if sys.stdout.isatty() else opened.enter_context(Counter("written"))
-            opened.enter_context(receive(cluster, consumers, inbox, stop))
-            batch = BATCH if console is None else TERMINAL_BATCH
-            limiter = RateLimiter(rate, stop.requested)
-            printer = _Printer(consumers, inbox, output, write, body_filter, counter, limiter, stop, most)
-            printer.run(count, batch)
-        if counter is not None and sys.stderr.isatty():
-            skipped = f"; {counted(printer.skipped, 'other', spec=',')} not chosen" if body_filter else ""
-            click.echo(counter.summary() + skipped, err=True)
-        if stop.number is not None and count is not None and printer.written < count:
-            click.echo(f"{stop.number.name}: stopped before the end", err=True)
-            sys.exit(128 + stop.number)
+    output = Output(stop)
+    console = Console() if sys.stdout.isatty() and not raw and not is_json else None
+    inbox = Inbox()
+    most = in_flight_for(rate, None if body_filter else count, MAX_IN_FLIGHT)
+    consumers = [
+        cluster.consumer(
+            *(topic, channel),
+            message_handler=inbox,
+            max_tries=0,
+            max_in_flight=min(FIRST_BATCH, most),
+            # nsqd takes 100 % as a part that is not valid.
+            sample_rate=0 if sample in (None, 100) else sample,
+        )
+        for topic in dict.fromkeys(topics)
+    ]
+    write = _format(console, is_json=is_json, meta=meta)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(output.watch())
+        # A count would disturb messages on the same terminal.
+        counter = None if sys.stdout.isatty() else opened.enter_context(Counter("written"))
+        opened.enter_context(receive(cluster, consumers, inbox, stop))
+        batch = BATCH if console is None else TERMINAL_BATCH
+        limiter = RateLimiter(rate, stop.requested)
+        printer = _Printer(consumers, inbox, output, write, body_filter, counter, limiter, stop, most)
+        printer.run(count, batch)
+    if counter is not None and sys.stderr.isatty():
+        skipped = f"; {counted(printer.skipped, 'other', spec=',')} not chosen" if body_filter else ""
+        click.echo(counter.summary() + skipped, err=True)
+    if stop.number is not None and count is not None and printer.written < count:
+        click.echo(f"{stop.number.name}: stopped before the end", err=True)
+        return 128 + stop.number
+    return 0
 
 
 def _format(console: Console | None, *, is_json: bool, meta: bool) -> Format:

@@ -19,15 +19,15 @@ import click
 import gevent
 from gevent.event import Event
 
-from gnsq.cli.cluster import Cluster, Command, cluster_options
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import Command
 from gnsq.cli.formats import message_record
 from gnsq.cli.inbox import BATCH_SIZE, MAX_WAITING_SIZE, requeue_all
-from gnsq.cli.names import CHANNEL, TOPIC
-from gnsq.cli.parameters import DURATION, SIZE, FilePath
+from gnsq.cli.parameters import COUNT, DURATION, SIZE, FilePath
 from gnsq.cli.progress import Counter
 from gnsq.cli.rotating_file import LEVELS, Recovery, RotatingFile, compression, file_stem, recover
-from gnsq.cli.running import running
 from gnsq.cli.starting import start
+from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.consumer import Consumer
@@ -118,7 +118,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
 @click.option(
     "--sync-interval",
     metavar="TIME",
-    default="1",
+    default="1s",
     show_default=True,
     type=DURATION,
     help="Longest time between the arrival of a message and fsync and FIN.",
@@ -131,10 +131,10 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
     type=click.IntRange(min=1),
     help="Limit of the messages that wait for fsync.",
 )
-@click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after this number of messages.")
-@cluster_options
+@COUNT
 def to_file(
     cluster: Cluster,
+    stop: StopSignals,
     topic: str,
     directory: Path,
     channel: str,
@@ -173,26 +173,25 @@ def to_file(
         interval=rotate_interval or None,
         on_complete=_log_complete,
     )
-    with running() as stop:
-        io_thread = BlockingIOThread()
-        for recovery in io_thread.call(_prepare, directory, files):
-            click.echo(_recovery_text(recovery), err=True)
-        with Counter("written") as counter:
-            writer = _MessageWriter(
-                *(files, io_thread, counter, functools.partial(encode, topic)),
-                sync_interval=sync_interval,
-                max_in_flight=max_in_flight,
-                count=count,
-            )
-            consumer = cluster.consumer(
-                *(topic, channel, functools.partial(_BatchConsumer, writer.add)),
-                max_in_flight=writer.max_in_flight,
-                max_tries=0,
-            )
-            writer.run(cluster, consumer, stop)
-        click.echo(f"{counter.summary()}, to {counted(files.completed, 'file', spec=',')} in {directory}", err=True)
-        if writer.error is not None:
-            raise click.ClickException(writer.error)
+    io_thread = BlockingIOThread()
+    for recovery in io_thread.call(_prepare, directory, files):
+        click.echo(_recovery_text(recovery), err=True)
+    with Counter("written") as counter:
+        writer = _MessageWriter(
+            *(files, io_thread, counter, functools.partial(encode, topic)),
+            sync_interval=sync_interval,
+            max_in_flight=max_in_flight,
+            count=count,
+        )
+        consumer = cluster.consumer(
+            *(topic, channel, functools.partial(_BatchConsumer, writer.add)),
+            max_in_flight=writer.max_in_flight,
+            max_tries=0,
+        )
+        writer.run(cluster, consumer, stop)
+    click.echo(f"{counter.summary()}, to {counted(files.completed, 'file', spec=',')} in {directory}", err=True)
+    if writer.error is not None:
+        raise click.ClickException(writer.error)
 
 
 def _host() -> str:

@@ -8,7 +8,8 @@ import pytest
 
 import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
-from gnsq.cli.cluster import Command, cluster_options, target_options
+from gnsq.cli.cluster import target_of
+from gnsq.cli.command import Command
 from gnsq.cli.running import _OPTIONS
 from tests.helpers import bodies, refused_port
 
@@ -32,8 +33,7 @@ def load(invoke):
         clusters = []
 
         @click.command(cls=Command)
-        @cluster_options
-        def command(cluster):
+        def command(cluster, stop):
             clusters.append(cluster)
 
         result = invoke(*arguments, command=command, **environment)
@@ -160,9 +160,10 @@ def test_target_is_a_second_cluster_with_the_settings_of_the_first(invoke, file)
     seen = []
 
     @click.command(cls=Command)
-    @target_options
-    @cluster_options
-    def copy(cluster, target):
+    @click.option("--to-nsqd", multiple=True)
+    @click.option("--to-cluster")
+    def copy(cluster, stop, to_nsqd, to_cluster):
+        target = target_of(cluster, to_cluster, to_nsqd, ())
         seen.append((cluster.nsqds, target and (target.nsqds or target.lookupds, target.timeout)))
 
     invoke("--nsqd", "a", "--timeout", "7", command=copy)
@@ -174,6 +175,14 @@ def test_target_is_a_second_cluster_with_the_settings_of_the_first(invoke, file)
         (("a:4150",), (("b:4150",), 7.0)),
         (("a:4150",), (("lookupd-1:4161", "lookupd-2"), 3.0)),
     ]
+
+
+def test_empty_setting_of_the_file_is_as_if_it_was_not_given(load, file):
+    file.write_text('cluster = "a"\n[clusters.a]\nnsqd = "a"\ntls_ca = ""\nauth_secret_file = ""\n')
+
+    cluster = load()
+
+    assert (cluster.connection.get("tls_v1"), cluster.http["ca_certs"]) == (None, None)
 
 
 def test_help_lists_the_connection_options_apart(invoke):

@@ -99,15 +99,14 @@ HOSTILE = [b"x$(touch x)", b"x\\u001b]0;y", b"`x`", b"x;y", b"x y"]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_that_are_not_valid_never_reach_the_shell(fakecluster, name):
-    nsqd, lookupd = fakecluster.nsqds[0], fakecluster.lookupds[0]
-    nsqd.add(on.http("/stats"), answer(200, b'{"topics": [{"topic_name": "%b", "channels": []}]}' % name))
-    lookupd.add(on.http("/topics"), answer(200, b'{"topics": ["%b"]}' % name))
-    lookupd.add(on.http("/channels"), answer(200, b'{"channels": ["%b"]}' % name))
-    options = [*options_of(nsqd), "--lookupd", lookupd.http_address]
+def test_names_that_are_not_valid_never_reach_the_shell(fakensqd, name):
+    topics = (
+        b'{"topics": [{"topic_name": "%b", "channels": []}, {"topic_name": "t", "channels": [{"channel_name": "%b"}]}]}'
+    )
+    fakensqd.add(on.http("/stats").always(), answer(200, topics % (name, name)))
 
-    assert completions("stats", *options, "") == []
-    assert completions("stats", *options, "t", "") == []
+    assert completions("stats", *options_of(fakensqd), "") == []
+    assert completions("stats", *options_of(fakensqd), "t", "") == []
 
 
 # --- scripts
