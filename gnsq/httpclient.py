@@ -168,11 +168,10 @@ class HTTPClient:
 
         Connections of other threads are closed as soon as their hub runs.
         """
-        own = getattr(self._local, "connections", None)
         for reference in self._all.valuerefs():
             connections = reference()
             if connections is not None and not connections.closed:
-                connections.close(in_own_thread=connections is own)
+                connections.close()
 
     @clears_locals  # of the header Authorization
     def request(

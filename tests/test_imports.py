@@ -66,7 +66,9 @@ CLIENT = {*NSQD, "discovery", "lifecycle", "lookupd", "nsqd"}
 FOLDERS = {
     "protocol": {"errors", "options", "texts"},
     "concurrency": {"clock", "errors", "texts"},
-    "http": {"addresses", "concurrency", "errors", "options", "protocol", "texts", "tls", "transport"},
+    "http": {
+        *["addresses", "backofftimer", "concurrency", "errors", "options", "protocol", "texts", "tls", "transport"]
+    },
     "nsqd": NSQD,
     "consumer": CLIENT,
     "producer": CLIENT,

@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import io
 import ssl
-import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -23,15 +22,16 @@ from gevent.lock import BoundedSemaphore
 from requests.adapters import HTTPAdapter
 from urllib3.util.ssltransport import SSLTransport
 
+from gnsq.backofftimer import exponential_delay
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.sockets import CooperativeSocket
-from gnsq.concurrency.threads import hub_call_queue
+from gnsq.concurrency.threads import get_hub_if_exists, hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.options import HttpOptions
 from gnsq.http.responses import Response, shown
 from gnsq.texts import option_text, printable
 
-__all__ = ["Call", "Connections"]
+__all__ = ["Call", "Connections", "explain"]
 
 # Seconds before the first retry. Each further retry waits twice as long as the one before, up to _MAX_RETRY_DELAY.
 _RETRY_DELAY = 0.1
@@ -46,25 +46,6 @@ _TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
-class NoResponse(Exception):
-    """A request got no complete, valid response.
-
-    Attributes:
-        sent: True if any byte of the request may have been sent.
-        reused: True if the request was sent on a connection that an earlier request had opened.
-        timed_out: True if the reason is a timeout.
-        final: True if a retry would fail for the same reason.
-    """
-
-    def __init__(self, error: Exception, call: Call) -> None:
-        causes = list(_causes(error))
-        text, self.final = _explain(causes)
-        super().__init__(text)
-        self.sent = call.sent
-        self.reused = call.sent and not call.connected
-        self.timed_out = any(isinstance(cause, TimeoutError) for cause in causes)
-
-
 class Connections:
     """The connections of one client in one hub, that of the thread that makes this object, and the calls over them.
 
@@ -77,6 +58,7 @@ class Connections:
 
     Attributes:
         closed: Reason why the connections were closed; empty while they are open.
+        slots: Limits the requests that run at the same time.
     """
 
     def __init__(
@@ -86,17 +68,17 @@ class Connections:
         self.closed = ""
         self.options = options
         self.headers = headers
+        self.adapter = _Adapter(context, options.maxsize)
+        self.slots = BoundedSemaphore(options.maxsize)
         self._address = address
         self._queue = hub_call_queue()
-        self._adapter = _Adapter(context, options.maxsize)
-        self._slots = BoundedSemaphore(options.maxsize)
         self._calls: set[Call] = set()
         register_after_fork(self)
 
-    def close(self, *, in_own_thread: bool) -> None:
-        """Close all connections, so that waiting calls fail. If in_own_thread is False, their hub does so later."""
+    def close(self) -> None:
+        """Close all connections, so that waiting calls fail. In another thread: let their hub do so."""
         self.closed = "client was closed while it waited for a response"
-        if not in_own_thread:
+        if get_hub_if_exists() is not self.hub:
             # If the hub was destroyed, its queue raises ValueError, and the connections are closed here.
             with contextlib.suppress(ValueError):
                 self._queue.call_soon_threadsafe(self._end)
@@ -106,24 +88,22 @@ class Connections:
     def after_fork_in_child(self, parent: int) -> None:
         """Close this child process's copies of the connections. The parent continues to use the connections."""
         self.closed = f"connection belongs to process {parent}, and this is its child"
-        for call in self._calls:
-            if call.socket is not None:
-                # Close the socket before the call fails. Otherwise the call could read bytes that the parent waits for.
-                _close_descriptor(call.socket)
         self._end()
 
     def _end(self) -> None:
         for call in self._calls:
             self.hub.loop.run_callback(self._interrupt, call)
-        self._adapter.close()
+        self.adapter.close()
 
     def _interrupt(self, call: Call) -> None:
         # The hub runs this callback. So the greenlet of an unfinished call waits now, and throw() raises in it.
         if call in self._calls:
             call.greenlet.throw(call.deadline)
 
-    def _closed_error(self) -> NSQHttpError:
-        return NSQHttpError(f"{self._address}: {self.closed}")
+    def check_open(self) -> None:
+        """Raise NSQHttpError if the connections were closed."""
+        if self.closed:
+            raise NSQHttpError(f"{self._address}: {self.closed}")
 
     @contextlib.contextmanager
     def call(self, what: str, timeout: float) -> Iterator[Call]:
@@ -144,45 +124,12 @@ class Connections:
         except gevent.Timeout as expired:
             if expired is not call.deadline:
                 raise
-            raise (self._closed_error() if self.closed else call.timeout_error()) from None
+            self.check_open()
+            raise call.timeout_error() from None
         finally:
             self._calls.discard(call)
             call.deadline.close()
             _current_call.reset(token)
-
-    def exchange(self, call: Call, request: requests.Request, *, fresh: bool) -> Response:
-        """Send a request and read the response. Does not follow redirects.
-
-        Args:
-            fresh: True: close the idle connections first, so that the request uses a new one.
-
-        Raises:
-            NoResponse: If no connection can be made, or the connection or the response is broken.
-            NSQHttpError: If the client is closed, or the response is too long or has an encoding such as gzip.
-        """
-        with self._slots:
-            call.connected = call.sent = False
-            call.received = call.body_size = 0
-            if self.closed:
-                raise self._closed_error()
-            if fresh:
-                # Empty the pool. Until the send no other greenlet runs, so no other call can put a connection back.
-                self._adapter.close()
-            seconds = max(call.ends - time.monotonic(), 0.001)
-            timeout = (min(self.options.connect_timeout or seconds, seconds), None)
-            try:
-                # Do not use a requests.Session: it would use proxies and passwords of the environment, and would read
-                # the whole body of each redirect.
-                response = self._adapter.send(
-                    request.prepare(), stream=True, timeout=timeout, proxies=self.options.proxies
-                )
-                # closing() closes a broken connection. After a complete response the pool has the connection already.
-                with contextlib.closing(response):
-                    return _read(call, response, self.options.max_response_size)
-            except _FAILURES as error:
-                raise (self._closed_error() if self.closed else NoResponse(error, call)) from error
-            finally:
-                call.socket = None
 
 
 class Call:
@@ -191,77 +138,105 @@ class Call:
     Attributes:
         greenlet: The greenlet that waits for the call.
         deadline: The gevent.Timeout that is raised in the greenlet when the timeout is over or the client is closed.
-        ends: Time at which the timeout is over, as time.monotonic().
-        connected: True if the current request has begun to make a connection.
         sent: True if any byte of the current request may have been sent.
-        received: Number of the bytes that were received for the current request.
-        body_size: Number of these bytes that belong to the body of its response.
-        what: The request, for error texts.
-        socket: The socket to which the current request is sent; None before and after.
     """
 
     def __init__(self, connections: Connections, what: str, timeout: float) -> None:
         self._connections = connections
-        self.what = what
+        self._what = what
         self._timeout = timeout
         self.greenlet = gevent.getcurrent()
-        self.ends = time.monotonic() + timeout
         self.deadline = gevent.Timeout.start_new(timeout)
-        self.connected = self.sent = False
-        self.received = self.body_size = 0
-        self.socket: Any = None  # Any: gevent has no types
+        self.sent = False
+        # Bytes that were received for the current request, and how many of them belong to the body of its response.
+        self._received = self._body_size = 0
 
     def send(self, method: str, url: str, params: Mapping[str, str], body: bytes | None) -> Response:
-        """Send a request and return the response. Retry if that is safe.
+        """Send a request and return the response. Retry if that is safe: nothing was sent, or it is a GET.
 
         Raises:
-            NSQHttpError: If there is no response, or it is refused: too long, or with an encoding such as gzip.
+            NSQHttpError: If the client is closed, there is no response, or it is refused: too long, or with an encoding
+                such as gzip.
         """
-        self.what = f"{method} {url}"
-        request = requests.Request(method, url, self._connections.headers, data=body, params=params)
-        retries, fresh = 0, False
+        self._what = f"{method} {url}"
+        connections = self._connections
+        request = requests.Request(method, url, connections.headers, data=body, params=params)
+        retries = 0
         while True:
             try:
-                return self._connections.exchange(self, request, fresh=fresh)
-            except NoResponse as failure:
-                if failure.reused and method == "GET" and not fresh:
-                    # The server has probably closed the idle connection. Trying a new one does not count as a retry.
-                    fresh = True
-                    continue
-                if retries >= self._connections.options.retries or not _may_be_repeated(method, failure):
-                    raise self._error(failure) from failure.__cause__
-            gevent.sleep(min(_RETRY_DELAY * 2**retries, _MAX_RETRY_DELAY))
+                with connections.slots:
+                    connections.check_open()
+                    return self._exchange(request.prepare())
+            except _FAILURES as error:
+                connections.check_open()
+                text, is_final = explain(error)
+                is_safe = not self.sent or method == "GET"
+                if is_final or not is_safe or retries == connections.options.retries:
+                    reason = text if self.sent else f"can't connect: {text}"
+                    raise (NSQHttpError if self.sent else NSQHttpUnreachable)(
+                        f"{self._what}: no response: {reason}"
+                    ) from error
             retries += 1
+            gevent.sleep(exponential_delay(retries, _RETRY_DELAY, _MAX_RETRY_DELAY))
+            if self.sent:
+                # What has broken this connection may have broken the idle ones, too.
+                connections.adapter.close()
+
+    def _exchange(self, request: requests.PreparedRequest) -> Response:
+        self.sent = False
+        self._received = self._body_size = 0
+        options = self._connections.options
+        # Do not use a requests.Session: it would use proxies and passwords of the environment. Only connecting has a
+        # limit of its own.
+        timeout = (options.connect_timeout or self._timeout, None)
+        response = self._connections.adapter.send(request, stream=True, timeout=timeout, proxies=options.proxies)
+        # closing() closes a broken connection. After a complete response the pool has the connection already.
+        with contextlib.closing(response):
+            return self._read(response, options.max_response_size)
+
+    def _read(self, response: requests.Response, max_size: int) -> Response:
+        headers = response.headers
+        encoding = headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            raise NSQHttpError(
+                f"{self._what}: response has the encoding {shown(encoding)}, which was not allowed",
+                response.status_code,
+            )
+        announced = headers.get("Content-Length", "")
+        too_large = NSQHttpError(
+            f"{self._what}: response of more than {max_size} bytes exceeds max_response_size {max_size}",
+            response.status_code,
+        )
+        if announced.isdecimal() and int(announced) > max_size:
+            raise too_large
+        body = io.BytesIO()
+        for chunk in response.iter_content(_CHUNK):
+            self._body_size += body.write(chunk)
+            if self._body_size > max_size:
+                raise too_large
+        return Response(
+            response.status_code,
+            response.reason or "",
+            headers.get("Content-Type", ""),
+            body.getvalue(),
+            headers.get("Location", ""),
+        )
 
     def count(self, size: int) -> None:
         """Count received bytes. Raises NSQHttpError if they are too many beside the body."""
-        self.received += size
-        if self.received > _MAX_OVERHEAD + 2 * self.body_size:
-            text = f"{self.what}: more than {_MAX_OVERHEAD} bytes of status lines, headers, chunk sizes or trailers"
+        self._received += size
+        if self._received > _MAX_OVERHEAD + 2 * self._body_size:
+            text = f"{self._what}: more than {_MAX_OVERHEAD} bytes of status lines, headers, chunk sizes or trailers"
             raise (NSQHttpError if self.sent else NSQHttpUnreachable)(text)
 
     def timeout_error(self) -> NSQHttpError:
         """Make the error for a call whose timeout is over."""
         if self.sent:
-            return NSQHttpTimeout(f"{self.what}: no response within {self._timeout:.6g} s")
-        return NSQHttpUnreachable(f"{self.what}: no response: nothing could be sent within {self._timeout:.6g} s")
-
-    def _error(self, failure: NoResponse) -> NSQHttpError:
-        if failure.timed_out and failure.sent:
-            return self.timeout_error()
-        if failure.sent:
-            return NSQHttpError(f"{self.what}: no response: {failure}")
-        return NSQHttpUnreachable(f"{self.what}: no response: can't connect: {failure}")
+            return NSQHttpTimeout(f"{self._what}: no response within {self._timeout:.6g} s")
+        return NSQHttpUnreachable(f"{self._what}: no response: nothing could be sent within {self._timeout:.6g} s")
 
 
-def _may_be_repeated(method: str, failure: NoResponse) -> bool:
-    """Return True if a retry may succeed and is safe: nothing was sent, or it is a GET that has not timed out."""
-    if failure.final:
-        return False
-    return not failure.sent or (method == "GET" and not failure.timed_out)
-
-
-# The call of the current greenlet. The connection that the call uses sets connected, sent and socket of the call.
+# The call of the current greenlet. The connection that the call uses sets its attribute ``sent``.
 _current_call: ContextVar[Call] = ContextVar("gnsq.http.call")
 
 
@@ -295,51 +270,53 @@ class _Adapter(HTTPAdapter):
 
 
 class _Socket(CooperativeSocket):
-    """A gevent socket that counts the received bytes of its call."""
+    """A gevent socket that counts the received bytes of its call. A forked child closes its copy."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Any: arguments of gevent's socket
+        super().__init__(*args, **kwargs)
+        register_after_fork(self)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         data = super().recv(size, flags)
         _current_call.get().count(len(data))
         return data
 
+    def after_fork_in_child(self, parent: int) -> None:
+        """Close the descriptor now. Otherwise a call that waits could read bytes that the parent waits for."""
+        self._sock.close()
+
+    def close(self) -> None:
+        if self.hub.loop is None:
+            # The hub was destroyed. gevent's close() would fail, since it needs the loop of the hub.
+            self._sock.close()
+        else:
+            super().close()
+
 
 class _Connection(urllib3.connection.HTTPConnection):
-    """A connection on a gevent socket, which records the progress of its call."""
+    """A connection on a gevent socket, which records whether the request of its call was sent."""
 
     sock: Any  # gevent has no types
-    gevent_socket: Any = None
 
     def _new_conn(self) -> Any:
-        connected = socket.create_connection((self._dns_host, self.port), self.timeout)
-        self.gevent_socket = _Socket.take_over(connected)
+        sock = _Socket.take_over(socket.create_connection((self._dns_host, self.port), self.timeout))
         for option in self.socket_options or ():
-            self.gevent_socket.setsockopt(*option)
-        return self.gevent_socket
+            sock.setsockopt(*option)
+        return sock
 
     def connect(self) -> None:
-        call = _current_call.get()
-        call.connected = True
         try:
             super().connect()
         finally:
-            call.sent = False  # only CONNECT may have been sent, to a proxy
+            _current_call.get().sent = False  # only CONNECT may have been sent, to a proxy
         # From now on the timeout of the whole call is the only limit.
         self.sock.settimeout(None)
 
     def send(self, data: Any) -> None:
         if self.sock is None:
             self.connect()
-        call = _current_call.get()
-        call.sent, call.socket = True, self.gevent_socket
+        _current_call.get().sent = True
         super().send(data)
-
-    def close(self) -> None:
-        sock = self.gevent_socket
-        if sock is not None and sock.hub.loop is None:
-            # The hub was destroyed. gevent's close() would fail, since it needs the loop of the hub.
-            _close_descriptor(sock)
-            self.sock = None
-        super().close()
 
 
 class _TLSConnection(_Connection, urllib3.connection.HTTPSConnection):
@@ -371,52 +348,11 @@ class _BufferedTLS:
     def __getattr__(self, name: str) -> Any:  # Any: an attribute of any type
         return getattr(self._context, name)
 
-    def wrap_socket(self, sock: Any, server_hostname: str | None = None) -> SSLTransport:  # Any: gevent has no types
-        try:
-            if self._context.check_hostname and not server_hostname:
-                # SSLContext.wrap_socket() checks this. SSLTransport calls wrap_bio() instead, which does not check it.
-                raise ValueError("check_hostname requires server_hostname")
-            return SSLTransport(sock, self._context, server_hostname)
-        except BaseException:
-            sock.close()
-            raise
+    def wrap_socket(self, sock: Any, server_hostname: str) -> SSLTransport:  # Any: gevent has no types
+        return SSLTransport(sock, self._context, server_hostname)
 
 
-def _close_descriptor(sock: Any) -> None:  # Any: gevent has no types
-    """Close a gevent socket without using its hub."""
-    sock._sock.close()
-
-
-# --- responses and errors ---
-
-
-def _read(call: Call, response: requests.Response, max_size: int) -> Response:
-    headers = response.headers
-    encoding = headers.get("Content-Encoding", "identity")
-    if encoding.lower() != "identity":
-        raise NSQHttpError(
-            f"{call.what}: response has the encoding {shown(encoding)}, which was not allowed",
-            response.status_code,
-        )
-    announced = headers.get("Content-Length", "")
-    too_large = NSQHttpError(
-        f"{call.what}: response of more than {max_size} bytes exceeds max_response_size {max_size}",
-        response.status_code,
-    )
-    if announced.isdecimal() and int(announced) > max_size:
-        raise too_large
-    body = io.BytesIO()
-    for chunk in response.iter_content(_CHUNK):
-        call.body_size += body.write(chunk)
-        if call.body_size > max_size:
-            raise too_large
-    return Response(
-        response.status_code,
-        response.reason or "",
-        headers.get("Content-Type", ""),
-        body.getvalue(),
-        headers.get("Location", ""),
-    )
+# --- errors ---
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -432,12 +368,13 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [*current.args, getattr(current, "reason", None), current.__cause__]
 
 
-def _explain(causes: list[BaseException]) -> tuple[str, bool]:
-    """Describe an error in a few words, with a hint if there is one.
+def explain(error: BaseException) -> tuple[str, bool]:
+    """Describe an error of requests in a few words, with a hint if there is one.
 
     Returns:
         The text, and True if a retry would fail for the same reason.
     """
+    causes = list(_causes(error))
     for cause in reversed(causes):
         if isinstance(cause, ssl.SSLCertVerificationError):
             words = cause.verify_message or str(cause)
