@@ -67,6 +67,8 @@ class TcpTransport:
 
     def __init__(self, sock: Any, peer: str) -> None:  # Any: gevent has no type hints
         self._socket = sock
+        # After close() it is -1: another socket may get the same descriptor.
+        self._fd: int = sock.fileno()
         self._peer = peer
         self._let_others_run = CooperativeYield()
         self._readable: Any = None  # Any: a watcher of gevent's
@@ -94,7 +96,7 @@ class TcpTransport:
             NSQSocketError: In the cases of recv().
         """
         reader = gevent.getcurrent()
-        hub, fd = gevent.get_hub(), self._socket.fileno()
+        hub, fd = gevent.get_hub(), self._fd
         if fd < 0:
             return self.recv(size)  # raises
         if self._readable is None:
@@ -135,7 +137,7 @@ class TcpTransport:
         after an error, which a later sendall() raises."""
         try:
             # If the send buffer is full, os.write() fails at once, but the socket's send() would wait.
-            return os.write(self._socket.fileno(), data)
+            return os.write(self._fd, data)
         except OSError:
             return 0
 
@@ -143,7 +145,7 @@ class TcpTransport:
         """Return True if the peer has closed its side, or the connection is broken. Bytes may still be unread."""
         poller = _poll()
         try:
-            poller.register(self._socket.fileno(), select.POLLRDHUP)
+            poller.register(self._fd, select.POLLRDHUP)
             return bool(poller.poll(0))
         except (OSError, ValueError):
             return True
@@ -163,6 +165,7 @@ class TcpTransport:
             # Wake the reader only from its own thread: in a forked child, the reader's thread may not exist.
             if self._reader is not None and self._reader.parent is get_hub_if_exists():
                 self._reader.parent.loop.run_callback(self._wake_reader, self._reader)
+        self._fd = -1
         self._socket.close()
 
     def _wake_reader(self, reader: Any) -> None:  # Any: a greenlet; gevent has no types

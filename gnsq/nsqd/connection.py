@@ -35,7 +35,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Self
 
 import gevent
@@ -117,12 +117,13 @@ class InternalError(NSQException):
 
 
 class ConnectionListener(AnswerListener["Connection"]):
-    """Is told what happens on connections, in their thread. This class itself ignores it."""
+    """Is told what happens on connections, in their thread. This class itself ignores it.
 
-    @property
-    def wants_responses(self) -> bool:
-        """While this is False, on_response() is called only during the handshake."""
-        return True
+    Attributes:
+        response_receivers: While this collection is empty, on_response() is called only during the handshake.
+    """
+
+    response_receivers: Sized = (True,)
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
         """One read contained these messages."""
@@ -180,13 +181,14 @@ class Connection:
         self.last_message = 0.0
         self._listener = listener if listener is not None else ConnectionListener()
         self._clock = clock if clock is not None else RealClock()
-        self._owner = owner if owner is not None else LogOwner("", self._clock.monotonic)
+        self._now = self._clock.monotonic
+        self._owner = owner if owner is not None else LogOwner("", self._now)
         self._subject = self._owner.at(self.address)
         self._error_frame_grace = error_frame_grace
         self._opened = False
         self._stack = TransportStack(host, port, self.options, subject=self._subject)
         self._stack.on_frame = self._handle_handshake
-        self.writer = Writer(self._clock.monotonic, self._check_open)
+        self.writer = Writer(self._now, self._check_open)
         self.in_flight_messages = InFlightMessages(
             *(self.address, self.writer.send, self._check_open, self._clock, self._owner),
             finish=self.writer.finish,
@@ -240,7 +242,7 @@ class Connection:
         self.in_flight_messages.max_msg_timeout = self.identity.max_msg_timeout
         if self.identity.auth:
             self.writer.pending.check_topics()
-        self._last_read = self._clock.monotonic()
+        self._last_read = self._now()
         self.state = ConnectionState.CONNECTED
         self._hub_monitor = HubMonitor.acquire()
         for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("liveness", self._liveness_loop)):
@@ -498,7 +500,7 @@ class Connection:
                 raise decoder.failure
             if self.writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count:
                 raise NSQTimeout(f"nsqd does not read: {self.writer.unsent} commands wait to be sent")
-            if len(data) > FEW_BYTES or not isinstance(transport, TcpTransport):
+            if len(data) > FEW_BYTES or decoder.pending or not isinstance(transport, TcpTransport):
                 data = recv(READ_SIZE)
             else:
                 # Usually no more data waits now.
@@ -508,37 +510,34 @@ class Connection:
                 return
             if not data:
                 raise NSQConnectionClosed("nsqd closed the connection")
-            self._last_read = self._clock.monotonic()
+            self._last_read = self._now()
 
     def _handle_few(self, data: bytes) -> bool:
         """Handle, in the hub itself, data that has only a few complete messages or OK frames. Return False if it has
-        something else, or if it can't be handled now: then the reader's greenlet handles it."""
+        something else, or if it can't be handled now: then the reader's greenlet handles it.
+
+        OK frames are handled here only if the listener wants no responses. The decoder must have no bytes left.
+        """
         if data[4:8] != _MESSAGE_TYPE:
-            return self._resolve_oks(data)
-        in_flight, decoder = self.in_flight_messages, self._stack.decoder
-        if len(data) > FEW_BYTES or decoder.pending or not self._listener.may_handle_in_hub():
+            if self._listener.response_receivers or not self.writer.pending.resolve_oks(data):
+                return False
+            self._last_read = self._now()
+            return True
+        if len(data) > FEW_BYTES or not self._listener.may_handle_in_hub():
             return False
+        in_flight = self.in_flight_messages
         if in_flight.in_flight > self.highest_ready_count:
             return False  # the listener may have to look why
-        now = self._clock.monotonic()
+        now = self._now()
         messages: list[Message] = []
         try:
-            if read_messages(messages, in_flight, now, data, 0, decoder.max_frame_size) != len(data):
+            if read_messages(messages, in_flight, now, data, 0, self._stack.decoder.max_frame_size) != len(data):
                 return False
         except NSQFrameError:
             return False  # the reader's greenlet finds the same error
         self._last_read = self.last_message = now
         in_flight.add(len(messages))
         self._listener.on_messages(self, messages)
-        return True
-
-    def _resolve_oks(self, data: bytes) -> bool:
-        """If the data has only complete OK frames, and the listener wants no responses, resolve pending requests and
-        return True; otherwise return False. A connection that only publishes receives mostly OK frames.
-        """
-        if self._listener.wants_responses or self._stack.decoder.pending or not self.writer.pending.resolve_oks(data):
-            return False
-        self._last_read = self._clock.monotonic()
         return True
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
@@ -555,7 +554,7 @@ class Connection:
             self.writer.pending.resolve(data)
         else:
             raise NSQProtocolError(f"response {data[:80]!r}, but no command waits for one")
-        if self._listener.wants_responses:
+        if self._listener.response_receivers:
             self._listener.on_response(self, data)
 
     def _handle_error(self, error: NSQErrorCode) -> None:
@@ -576,13 +575,13 @@ class Connection:
             raise
 
     def _liveness_loop(self) -> None:
-        monitor = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval, self._clock.monotonic())
+        monitor = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval, self._now())
         while True:
-            self._clock.sleep(monitor.next_check(self._clock.monotonic(), self._last_read))
-            if monitor.check(self._clock.monotonic(), self._last_read, self.writer.sending_since) is not None:
+            self._clock.sleep(monitor.next_check(self._now(), self._last_read))
+            if monitor.check(self._now(), self._last_read, self.writer.sending_since) is not None:
                 # If this process did not run for a while, data may wait in the socket: let the reader read it first.
                 self._clock.sleep(HUB_ROUND)
-                error = monitor.check(self._clock.monotonic(), self._last_read, self.writer.sending_since)
+                error = monitor.check(self._now(), self._last_read, self.writer.sending_since)
                 if error is not None:
                     raise error
 

@@ -1,7 +1,8 @@
 """Pending requests of one connection: commands that wait to be sent, or for their response.
 
-A request is never sent after its deadline: all requests are sent by next_batch(), which first removes those that are
-overdue. Nothing else must check that, neither for the first try nor for a retry, and however long the hub was blocked.
+A request is never sent after its deadline: requests are sent by next_batch(), which first removes those that are
+overdue, or at once, if no other is pending and there is time left. Nothing else must check that, neither for the first
+try nor for a retry, and however long the hub was blocked.
 
 nsqd responds in the order of the commands. This module knows which requests were sent: if the connection is lost, the
 unsent requests were certainly not executed. When nsqd refuses a publish, it closes the connection and executes no later
@@ -28,15 +29,16 @@ __all__ = ["ConfirmedLimits", "PendingCall", "PendingRequest", "PendingRequests"
 # Bytes. If a connection is reset and a sent request larger than this has no response, nsqd may have refused its body.
 RISKY_SIZE = 1024
 _OK_FRAME = encode_frame(RESPONSE, OK)
+_OK_FRAME_SIZE = len(_OK_FRAME)
 
 
 class PendingRequest(Protocol):
     """A command that has a response. One of its five ``on_`` methods is called once, unless cancel_unsent() removes it.
 
     Attributes:
-        command: The bytes to send.
         size: Number of bytes of the command.
         largest_message: Bytes of the largest message in the command.
+        plain_size: The same for a PUB or a command that is no publish; infinite for a DPUB or MPUB.
         mpub_body_size: Bytes of an MPUB's body; 0: the command is not an MPUB.
         defer: Delay of a DPUB in milliseconds; 0: no delay, or the command is not a DPUB.
         topic: Topic of a publish; empty: the command is not a publish.
@@ -45,13 +47,14 @@ class PendingRequest(Protocol):
 
     size: int
     largest_message: int
+    plain_size: float
     mpub_body_size: int
     defer: int
     topic: str
     deadline: float
 
-    @property
-    def command(self) -> bytes: ...
+    def encode(self) -> bytes:
+        """Return the bytes to send."""
 
     def on_response(self, data: bytes) -> None:
         """Handle nsqd's response."""
@@ -74,14 +77,20 @@ class ConfirmedLimits:
 
     Attributes:
         largest_message: Bytes of the largest confirmed message.
+        plain_size: nsqd refuses no request whose plain_size is not larger. Faster to compare than may_be_refused().
         topics: Topics with a confirmed publish. nsqd may refuse all other topics. None: nsqd allows all topics.
     """
 
     def __init__(self) -> None:
-        self.largest_message = 0
+        self.largest_message = self.plain_size = 0
         self.topics: set[str] | None = None
         self._mpub_body_size = 0
         self._defer = 0
+
+    def check_topics(self) -> None:
+        """Let nsqd refuse the first publish to each topic from now on."""
+        self.topics = {""}
+        self.plain_size = -1
 
     def may_be_refused(self, request: PendingRequest) -> bool:
         """Return True if a request exceeds what nsqd has confirmed: nsqd may refuse it."""
@@ -97,21 +106,26 @@ class ConfirmedLimits:
         self.largest_message = max(self.largest_message, request.largest_message)
         self._mpub_body_size = max(self._mpub_body_size, request.mpub_body_size)
         self._defer = max(self._defer, request.defer)
-        if self.topics is not None:
+        if self.topics is None:
+            self.plain_size = self.largest_message
+        else:
             self.topics.add(request.topic)
 
 
 class PendingCall(AsyncResult):  # type: ignore[misc]  # gevent has no types
     """A pending request that is an AsyncResult. Its get() returns the response's data or raises the error."""
 
-    largest_message = mpub_body_size = defer = 0
+    largest_message = plain_size = mpub_body_size = defer = 0
     topic = ""
     deadline = math.inf
 
     def __init__(self, command: bytes) -> None:
         super().__init__()
-        self.command = command
+        self._command = command
         self.size = len(command)
+
+    def encode(self) -> bytes:
+        return self._command
 
     def on_response(self, data: bytes) -> None:
         self.set(data)
@@ -165,7 +179,7 @@ class PendingRequests:
 
     def check_topics(self) -> None:
         """Send the first publish to each topic alone from now on, since nsqd may refuse the topic."""
-        self._limits.topics = {""}
+        self._limits.check_topics()
 
     def put(self, request: PendingRequest) -> None:
         """Add a request after all others."""
@@ -173,15 +187,15 @@ class PendingRequests:
         self.unsent_bytes += request.size
         if request.deadline < self.due:
             self.due = request.deadline
-        limits = self._limits
-        # Called for each publish. So this is a coarser and faster check than ConfirmedLimits.may_be_refused().
-        if (
-            request.largest_message > limits.largest_message
-            or request.mpub_body_size
-            or request.defer
-            or limits.topics is not None
-        ):
+        if request.plain_size > self._limits.plain_size:
             self._risky = self._unsorted = True
+
+    def put_sent(self, request: PendingRequest) -> None:
+        """Add a request that is sent now. There must be no other, so it is sent alone even if nsqd may refuse it."""
+        if request.plain_size > self._limits.plain_size and self._limits.may_be_refused(request):
+            self._risky = self.blocked = self._alone = True
+            self._drained = False
+        self.sent.append(request)
 
     def expire_unsent(self, now: float) -> None:
         """Remove the unsent requests whose deadline has passed, and tell them."""
@@ -208,7 +222,7 @@ class PendingRequests:
         batch = self.unsent[:number]
         del self.unsent[:number]
         self.sent.extend(batch)
-        data = b"".join([request.command for request in batch])
+        data = b"".join([request.encode() for request in batch])
         self.unsent_bytes -= len(data)
         return data
 
@@ -274,8 +288,8 @@ class PendingRequests:
 
     def resolve_oks(self, data: bytes) -> bool:
         """If the data is only complete OK frames for sent requests, resolve these and return True; otherwise False."""
-        count, rest = divmod(len(data), len(_OK_FRAME))
-        if rest or count > len(self.sent) or data != _OK_FRAME * count:
+        count = len(data) // _OK_FRAME_SIZE
+        if count > len(self.sent) or data != _OK_FRAME * count:
             return False
         for _ in range(count):
             self.resolve(OK)

@@ -53,9 +53,11 @@ class Writer:
         # The unsent rest of what _send_now() has sent in part.
         self._unsent_tail = b""
         self._sent_at = 0.0
-        self._peer_closed = False
-        # The transport, if submit() may send directly; None with TLS or compression: then only run() sends.
+        # The transport, if it can send without waiting; None with TLS or compression, or after nsqd has closed it.
         self._direct_transport: TcpTransport | None = None
+        # The same while the greenlet sleeps, so that others may send; None while only run() sends.
+        self._idle_transport: TcpTransport | None = None
+        self._peer_closed = False
         self._greenlet: gevent.Greenlet | None = None
         self._flushed = Event()
         self._closed = False
@@ -85,12 +87,12 @@ class Writer:
         self._unfinished = unfinished
         self._finished_ids.append(message_id)
         if self._needs_attention:
-            if unfinished or self._direct_transport is None or self._closed:
+            if unfinished or self._idle_transport is None:
                 self._attend()
             else:
                 data = finish_all(self._finished_ids, check=False)
                 self._finished_ids.clear()
-                self._send_now(self._direct_transport, data)
+                self._send_now(self._idle_transport, data)
 
     def _attend(self) -> None:
         if self._closed:
@@ -107,18 +109,25 @@ class Writer:
         self._finished_ids.clear()
 
     def submit(self, request: PendingRequest) -> None:
-        """Queue a request or send it now. This method does not wait."""
-        if not self._needs_attention:
-            self.pending.put(request)
-            return
-        if self._closed:
-            self._refuse()
-        transport = self._direct_transport if not self.pending else None
-        self.pending.put(request)
-        if transport is not None:
-            self._send_directly(transport)
-        elif not self.pending.blocked:
-            self._wake()
+        """Queue a request, or send it now if no other is pending. This method does not wait.
+
+        Sending it without waking the writer's greenlet saves a quarter of a publish's CPU time.
+        """
+        pending, transport = self.pending, self._idle_transport
+        if transport is not None and not pending.sent and not pending.unsent:
+            now = self._now()
+            if now < request.deadline and not (now - self._sent_at > PEER_CHECK_AFTER and self._peer_has_closed(now)):
+                self._sent_at = now
+                data = request.encode()
+                pending.put_sent(request)
+                self._send_now(transport, data)
+                return
+        if self._needs_attention:
+            if self._closed:
+                self._refuse()
+            if not pending.blocked:
+                self._wake()
+        pending.put(request)
 
     def run(self, transport: Transport) -> None:
         """Send queued commands, joined into sends of up to SEND_SIZE, until the writer is closed.
@@ -171,16 +180,6 @@ class Writer:
         self._closed = self._needs_attention = True
         self._flushed.set()
 
-    def _send_directly(self, transport: TcpTransport) -> None:
-        """Send the only pending request without waking the writer's greenlet. That saves 15 us of a publish's 60 us."""
-        now = self._now()
-        if self._peer_has_closed(now):
-            return
-        data = self.pending.next_batch(SEND_SIZE, now)
-        if not data:
-            return  # the deadline of the request has passed
-        self._send_now(transport, data)
-
     def _send_now(self, transport: TcpTransport, data: bytes) -> None:
         """Send data while the greenlet sleeps. If the buffer of the socket is full, the greenlet sends the rest."""
         sent = transport.send_nowait(data)
@@ -194,8 +193,9 @@ class Writer:
         Checked only after PEER_CHECK_AFTER without requests. If True, no request must be sent: the reader will notice.
         """
         before, self._sent_at = self._sent_at, now
-        if now - before > PEER_CHECK_AFTER and self._direct_transport is not None:
-            self._peer_closed = self._direct_transport.peer_has_closed()
+        transport = self._direct_transport
+        if now - before > PEER_CHECK_AFTER and transport is not None and transport.peer_has_closed():
+            self._peer_closed, self._direct_transport = True, None
         return self._peer_closed
 
     # The greenlet sleeps by a switch to the hub, and a callback wakes it. With an Event, a publish takes 3 us longer.
@@ -203,12 +203,14 @@ class Writer:
     def _sleep(self) -> None:
         self._greenlet = gevent.getcurrent()
         self._needs_attention = True
+        self._idle_transport = self._direct_transport
         self._flushed.set()
         gevent.get_hub().switch()  # returns after _wake()
 
     def _wake(self) -> None:
         assert self._greenlet is not None  # the greenlet sleeps, so it has started
         self._needs_attention = False
+        self._idle_transport = None
         gevent.get_hub().loop.run_callback(self._greenlet.switch)
 
     def _wake_if_sendable(self) -> None:

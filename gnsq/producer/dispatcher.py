@@ -17,7 +17,7 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
 #  6. `TcpLink.submit` in producer/routing.py, the link over one connection, calls `Writer.submit` in nsqd/writer.py,
 #     which passes the publish to `PendingRequests.put` in nsqd/pending.py.
-#  7. `Writer.run` in nsqd/writer.py sends `PendingPublish.command` in producer/publish.py. But if nothing else is
+#  7. `Writer.run` in nsqd/writer.py sends `PendingPublish.encode` in producer/publish.py. But if nothing else is
 #     pending on the connection, the caller's greenlet sends it by `TcpTransport.send_nowait` in transport.py.
 #  8. `Dispatcher.publish` waits. If no other publish is pending, the event loop may
 #     poll for the response instead of sleeping.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from datetime import timedelta
 from typing import Any, Literal, Self, Unpack, overload
 
@@ -123,6 +123,9 @@ class Producer:
         """nsqd has accepted the AUTH of a connection. ``conn`` has the ``address`` of the nsqd."""
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         """The producer has closed. Sent once."""
+        # While this is empty, handle_response() need not be called.
+        overridden = type(self).handle_response is not Producer.handle_response
+        self._response_receivers: Sized = (True,) if overridden else self.on_response.receivers
         self.clock = clock if clock is not None else RealClock()
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name of a producer must be a str, not {name!r}")
@@ -189,7 +192,7 @@ class Producer:
             owner=self.log_owner,
             counts=self._counts,
         )
-        runtime = ProducerRuntime(config, self, self._has_response_receivers)
+        runtime = ProducerRuntime(config, self, self._response_receivers)
         runtime.start()
         return runtime
 
@@ -330,9 +333,6 @@ class Producer:
     def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
         """Send on_auth."""
         notify(self.on_auth, self, conn=conn, response=response)
-
-    def _has_response_receivers(self) -> bool:
-        return bool(self.on_response.receivers) or type(self).handle_response is not Producer.handle_response
 
     # --- publishing
 

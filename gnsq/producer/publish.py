@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -283,7 +284,7 @@ class PendingPublish:
         error: Why the publish was not confirmed; None if it was confirmed or has not ended.
         body: The message. Empty in a MultiPublish, or if the message is no longer needed.
         size: Length of the command in bytes.
-        largest_message: Length of the largest message in bytes.
+        largest_message, plain_size: Length of the largest message in bytes, as in nsqd.pending.PendingRequest.
         mpub_body_size: Length of an MPUB's body in bytes; 0 for other commands.
         defer: Milliseconds; 0: not deferred.
         messages: Number of messages.
@@ -322,15 +323,15 @@ class PendingPublish:
     def __init__(self, topic: str, body: bytes, started: float, deadline: float) -> None:
         self.topic = topic
         self.body = body
-        self.largest_message = size = len(body)
+        size = self.largest_message = len(body)
+        self.plain_size: float = size
         # "PUB topic\n", then 4 bytes of size.
         self.size = len(topic) + size + 9
         self.started = started
         self.deadline = deadline
 
-    @property
-    def command(self) -> bytes:
-        """The bytes to send. They are built when they are sent; before that, only the bodies take memory."""
+    def encode(self) -> bytes:
+        """Build the bytes to send. Called when they are sent; before that, only the bodies take memory."""
         return commands.publish(self.topic, self.body)
 
     @property
@@ -405,11 +406,11 @@ class DeferredPublish(PendingPublish):
     def __init__(self, topic: str, body: bytes, defer: int, started: float, deadline: float) -> None:
         super().__init__(topic, body, started, deadline)
         self.defer = defer
+        self.plain_size = math.inf
         # "DPUB topic defer\n" in place of "PUB topic\n".
         self.size += len(str(defer)) + 2
 
-    @property
-    def command(self) -> bytes:
+    def encode(self) -> bytes:
         return commands.deferpublish(self.topic, self.body, self.defer)
 
 
@@ -424,12 +425,12 @@ class MultiPublish(PendingPublish):
         sizes = list(map(len, bodies))
         self.messages = len(sizes)
         self.largest_message = max(sizes)
+        self.plain_size = math.inf
         self.mpub_body_size = 4 * (len(sizes) + 1) + sum(sizes)
         # "MPUB topic\n", then 4 bytes of size.
         self.size = len(topic) + self.mpub_body_size + 10
 
-    @property
-    def command(self) -> bytes:
+    def encode(self) -> bytes:
         return commands.multipublish(self.topic, self._bodies)
 
     @property

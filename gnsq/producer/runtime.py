@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,7 +79,7 @@ class ProducerRuntime(ConnectionListener):
     """The connections and greenlets of a running producer. Made in its thread; other threads only read it or abort it.
 
     Args:
-        has_receivers: Returns True if handle_response() of the events must be called.
+        response_receivers: While this collection is empty, handle_response() of the events is not called.
 
     Attributes:
         owner_thread: The thread in which the runtime was made.
@@ -88,12 +88,12 @@ class ProducerRuntime(ConnectionListener):
         now: Returns monotonic seconds.
     """
 
-    def __init__(self, config: RuntimeConfig, events: ProducerEvents, has_receivers: Callable[[], bool]) -> None:
+    def __init__(self, config: RuntimeConfig, events: ProducerEvents, response_receivers: Sized) -> None:
         self.owner_thread = OwnerThread()
         options = self._options = config.options
         self._config = config
         self._events = events
-        self._has_receivers = has_receivers
+        self.response_receivers = response_receivers
         self._clock = config.clock
         self.now = self._clock.monotonic
         self.waiters = ResultWaiters(self.owner_thread, self.now, config.owner.label)
@@ -315,11 +315,6 @@ class ProducerRuntime(ConnectionListener):
         if connection.is_open:
             link = self._links[connection] = TcpLink(connection)
             self.dispatcher.add(link)
-
-    @property
-    def wants_responses(self) -> bool:
-        """True if somebody wants the responses of nsqds."""
-        return self._has_receivers()
 
     def on_response(self, connection: Connection, data: bytes) -> None:
         """Call handle_response(), which may be overridden."""

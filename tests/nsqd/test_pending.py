@@ -15,9 +15,10 @@ class FakeRequest:
     """A request that records how it ended."""
 
     def __init__(self, command, largest_message=0, mpub_body_size=0, defer=0, topic="", deadline=60.0):
-        self.command = command
+        self.encode = lambda: command
         self.size = len(command)
         self.largest_message = largest_message
+        self.plain_size = float("inf") if mpub_body_size or defer else largest_message
         self.mpub_body_size = mpub_body_size
         self.defer = defer
         self.topic = topic
@@ -115,6 +116,22 @@ def test_request_that_may_be_refused_is_sent_alone(requests, unblocked, claim):
     assert requests.next_batch(100, 0.0) == b"2"
     assert requests.next_batch(100, 0.0) == b""
     requests.resolve(OK)
+    assert requests.next_batch(100, 0.0) == b"4"
+
+
+@pytest.mark.parametrize("claim", DOUBTFUL)
+def test_request_sent_at_once_that_may_be_refused_lets_others_wait(requests, unblocked, claim):
+    requests.put_sent(FakeRequest(b"1", **claim))
+    put(requests, FakeRequest(b"2"))
+    assert requests.next_batch(100, 0.0) == b""
+
+    requests.resolve(OK)
+
+    assert (requests.blocked, unblocked) == (False, [True])
+    assert requests.next_batch(100, 0.0) == b"2"
+    requests.resolve(OK)
+    requests.put_sent(FakeRequest(b"3", **claim))
+    put(requests, FakeRequest(b"4"))
     assert requests.next_batch(100, 0.0) == b"4"
 
 
@@ -381,7 +398,7 @@ def test_larger_confirmed_size_is_kept_when_a_smaller_one_is_confirmed():
 
 def test_each_topic_may_be_refused_once_with_auth():
     limits = ConfirmedLimits()
-    limits.topics = {""}
+    limits.check_topics()
     limits.record_confirmed(Size(10, topic="t"))
 
     assert not limits.may_be_refused(Size(10, topic="t"))
@@ -391,6 +408,6 @@ def test_each_topic_may_be_refused_once_with_auth():
 def test_command_without_a_topic_is_not_refused_for_one():
     limits = ConfirmedLimits()
 
-    limits.topics = {""}
+    limits.check_topics()
 
     assert not limits.may_be_refused(Size(topic=""))

@@ -116,5 +116,5 @@ def test_copy_of_an_error_has_its_text_and_cause_and_no_traceback():
     ],
 )
 def test_size_of_a_publish_is_that_of_its_command(publish):
-    assert publish.size == len(publish.command)
+    assert publish.size == len(publish.encode())
     assert publish.largest_message == max(map(len, publish.bodies))
