@@ -29,8 +29,6 @@ from gnsq.errors import ERROR_CODES
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
 
 __all__ = [
-    "ACTIONS",
-    "action",
     "answer",
     "corrupt",
     "delay",

@@ -1,7 +1,6 @@
 """Fault rules. A rule is a condition on events, and actions: ``on.reply("PUB", topic="orders").nth(3), drop()``.
 
-Pure: events carry the time. Defines the type of actions, but imports no action, so that a server without rules does not
-load the actions. FaultControl decides which rule of a server acts on an event.
+Pure: events carry the time. FaultControl decides which rule of a server acts on an event.
 """
 
 from __future__ import annotations
