@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 from urllib.parse import parse_qsl
 
+from fakensqd.effects import HttpResponse
+from fakensqd.http.router import JSON_TYPE, Request
 from fakensqd.http.server import HttpPort
 from fakensqd.nsqd.auth import Grant
 from fakensqd.server import Server
@@ -109,27 +111,22 @@ class FakeAuthServer(Server):
         else:
             self.grants[secret] = answer
 
-    def _application(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        if environ["PATH_INFO"] == "/auth":
-            text = environ.get("QUERY_STRING", "")
-            parameters = dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
-            query = AuthQuery(
-                secret=parameters.get("secret", ""),
-                remote_ip=parameters.get("remote_ip", ""),
-                common_name=parameters.get("common_name", ""),
-                tls=parameters.get("tls") == "true",
-                accept=environ.get("HTTP_ACCEPT", ""),
-                parameters=parameters,
-            )
-            self.queries.append(query)
-            status, document = self._respond(query)
-        else:
-            status, document = 404, {}
+    def _application(self, request: Request) -> HttpResponse:
+        status, document = self._respond(request) if request.path == "/auth" else (404, {})
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
-        start_response(f"{status} Answer", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
-        return [body]
+        return HttpResponse(status, body, (JSON_TYPE,))
 
-    def _respond(self, query: AuthQuery) -> tuple[int, object]:
+    def _respond(self, request: Request) -> tuple[int, object]:
+        parameters = dict(parse_qsl(request.query_string, keep_blank_values=True, errors="surrogateescape"))
+        query = AuthQuery(
+            secret=parameters.get("secret", ""),
+            remote_ip=parameters.get("remote_ip", ""),
+            common_name=parameters.get("common_name", ""),
+            tls=parameters.get("tls") == "true",
+            accept=request.header("accept"),
+            parameters=parameters,
+        )
+        self.queries.append(query)
         answer = self.grants.get(query.secret)
         if answer is None and self._answer is not None:
             try:

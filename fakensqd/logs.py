@@ -14,7 +14,7 @@ import time
 
 from fakensqd.options import LOG_LEVELS
 
-__all__ = ["LineFormatter", "NonBlockingLogHandler", "configure", "set_level"]
+__all__ = ["LineFormatter", "NonBlockingLogHandler", "configure"]
 
 # Bytes that a pipe takes without blocking if poll() calls it writable. Source: pipe(7), PIPE_BUF.
 _MAX_WRITE = 4096
@@ -73,10 +73,5 @@ def configure(level: str, prefix: str, descriptor: int = 2) -> NonBlockingLogHan
     logger = logging.getLogger("fakensqd")
     logger.handlers = [handler]
     logger.propagate = False
-    set_level(level)
+    logger.setLevel(_LEVELS[level])
     return handler
-
-
-def set_level(level: str) -> None:
-    """Set the level of fakensqd's log, one of LOG_LEVELS, for the whole process."""
-    logging.getLogger("fakensqd").setLevel(_LEVELS[level])

@@ -147,7 +147,7 @@ class NsqdOptions(Options):
     )
     log_level: str = option(
         "info",
-        f"level in /config until PUT changes it: {', '.join(LOG_LEVELS)}; programs log from this level on",
+        f"programs log from this level on: {', '.join(LOG_LEVELS)}",
         choices=LOG_LEVELS,
     )
     node_id: int = option(0, "number of this nsqd, which is a part of each message id", minimum=0, maximum=1023)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import gevent
 from gevent import socket
@@ -31,12 +31,13 @@ from fakensqd.addresses import (
 from fakensqd.clock import Clock, RealClock
 from fakensqd.daemon.connection import Connection, TransportStack
 from fakensqd.daemon.session import ConnectionSession
-from fakensqd.effects import AskAuth, Close, Execute, IoResult, Reset, Wait
+from fakensqd.effects import AskAuth, Close, Execute, HttpResponse, IoResult, Reset, Wait
 from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
-from fakensqd.http.server import Application, HttpPort
+from fakensqd.http.router import Application, Request
+from fakensqd.http.server import HttpPort
 from fakensqd.server import Server
 from fakensqd.transcript import Entry, Transcript, wait_until
 from gnsq.concurrency.greenlets import spawn, supervised
@@ -123,7 +124,7 @@ class Daemon(Server):
 
     @abstractmethod
     def _application(self, *, secure: bool) -> Application:
-        """Make the WSGI function of the HTTP port, or of the HTTPS port."""
+        """Make the application of the HTTP port, or of the HTTPS port."""
 
     def _on_started(self) -> None:
         """Continue the start. The addresses of all ports are known by now."""
@@ -386,13 +387,13 @@ class Daemon(Server):
             self._reserved.pop().close()
 
     def _apply_state(self, application: Application) -> Application:
-        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: of WSGI
+        def respond(request: Request) -> HttpResponse:
             self._resumed.wait()  # until resume_reading() sets the event, or stop() kills this greenlet
             if self._processing_delay:
                 self.clock.sleep(self._processing_delay)
-            return application(environ, start_response)
+            return application(request)
 
-        return answer
+        return respond
 
     # --- connections --------------------------------------------------------------------------------------------------
 

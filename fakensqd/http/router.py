@@ -1,4 +1,4 @@
-"""HTTP API of nsqd and nsqlookupd: routes, error bodies and redirects, as a WSGI function around handlers.
+"""HTTP API of nsqd and nsqlookupd: requests, and a Router, which is a function from a Request to an HttpResponse.
 
 Pure. A handler takes a Request and returns text, a value to be encoded as JSON, or None for an empty body. Source: nsq
 internal/http_api; httprouter, which both programs use.
@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import html
 import json
-import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
+from fakensqd.effects import HttpResponse
 from fakensqd.golang import encoding_json
 from fakensqd.options import LATEST, Release
 
 __all__ = [
     "JSON_TYPE",
     "NSQ_TYPE",
-    "Headers",
+    "Application",
     "HttpError",
     "LegacyRouter",
     "Request",
     "Route",
     "Router",
-    "profiling_routes",
     "topic_and_channel_names",
 ]
 
-
-Headers = list[tuple[str, str]]
 
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
@@ -52,13 +48,24 @@ class HttpError(Exception):
 
 
 class Request:
-    """One HTTP request."""
+    """One HTTP request.
 
-    def __init__(self, environ: Mapping[str, Any]) -> None:  # Any: WSGI's environ holds anything
+    Args:
+        environ: That of WSGI.
+        socket: The socket of the client; None in tests without sockets.
+
+    Attributes:
+        argument: Last part of the path, if the path of the route ends with a colon.
+        received: What read() has returned so far.
+    """
+
+    def __init__(self, environ: Mapping[str, Any], socket: Any = None) -> None:  # Any: gevent has no types
         self.method: str = environ["REQUEST_METHOD"]
         self.path: str = environ["PATH_INFO"]
         self.query_string: str = environ.get("QUERY_STRING", "")
         self.argument = ""
+        self.socket = socket
+        self.received: list[bytes] = []
         self._environ = environ
 
     @cached_property
@@ -86,6 +93,11 @@ class Request:
             raise HttpError(400, f"MISSING_ARG_{name.upper()}")
         return self.query[name]
 
+    def header(self, name: str) -> str:
+        """Return the value of a header; empty without this header."""
+        value: str = self._environ.get(f"HTTP_{name.upper()}", "")
+        return value
+
     @property
     def content_length(self) -> int:
         """Value of the header Content-Length; 0 without this header."""
@@ -101,7 +113,12 @@ class Request:
             data: bytes = self._environ["wsgi.input"].read(limit)
         except OSError:
             raise HttpError(500, "INTERNAL_ERROR") from None
+        self.received.append(data)
         return data
+
+
+# What a port serves: one function for all requests.
+Application = Callable[[Request], HttpResponse]
 
 
 def _unquote(text: str) -> str:
@@ -117,7 +134,7 @@ class Route:
 
 
 class Router:
-    """The WSGI function of a daemon.
+    """The function that responds to the requests of a daemon.
 
     Args:
         routes: Routes by path, then by method. The path ``/a/:`` matches ``/a/x``, and x is the request's argument.
@@ -128,28 +145,18 @@ class Router:
         self._routes = routes
         self._on_error = on_error
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Respond to a request. Source: PEP 3333."""
-        request = Request(environ)
-        status, headers, body = self._answer(request)
-        headers.append(("Content-Length", str(len(body))))
-        start_response(f"{status} {HTTPStatus(status).phrase}", headers)
-        return [] if request.method == "HEAD" else [body]
-
-    def _answer(self, request: Request) -> tuple[int, Headers, bytes]:
-        if request.path == "*":
-            # ``OPTIONS *`` asks about the server, not about a path. Source: net/http globalOptionsHandler; httprouter.
-            known = {method for methods in self._routes.values() for method in methods}
-            return (200, [], b"") if request.method == "OPTIONS" else _not_allowed(known)
+    def __call__(self, request: Request) -> HttpResponse:
+        """Respond to a request."""
         methods, request.argument = self._match(request.path)
         route = methods.get(request.method)
         if route is not None:
             return self._respond(request, route)
-        if (path := self._correct_path(request)) is not None:
-            return _redirect(request, path)
         if not methods:
-            return _error(HttpError(404, "NOT_FOUND"))
-        return (200, [_allow(methods)], b"") if request.method == "OPTIONS" else _not_allowed(methods)
+            return self._respond_to_unknown(request)
+        if request.method == "OPTIONS":
+            return HttpResponse(200, b"", (_allow(methods),))
+        refusal = self._error(405, self._not_allowed_text(request, methods))
+        return replace(refusal, headers=(*refusal.headers, _allow(methods)))
 
     def _match(self, path: str) -> tuple[Mapping[str, Route], str]:
         if path in self._routes:
@@ -157,67 +164,43 @@ class Router:
         head, _, argument = path.rpartition("/")
         return (self._routes.get(f"{head}/:", {}), argument) if argument else ({}, "")
 
-    def _respond(self, request: Request, route: Route) -> tuple[int, Headers, bytes]:
+    def _respond(self, request: Request, route: Route) -> HttpResponse:
         try:
             value = route.handler(request)
         except HttpError as error:
-            return _error(error)
+            return self._error(error.status, error.text)
         except Exception as error:  # noqa: BLE001  # nsqd, too, responds when a handler panics
             self._on_error(error)
-            return _error(HttpError(500, "INTERNAL_ERROR"))
-        extra = [] if route.plain else [NSQ_TYPE]
+            return self._error(500, "INTERNAL_ERROR")
+        extra = () if route.plain else (NSQ_TYPE,)
         match value:
             case None | "":
-                return 200, extra, b""
+                return HttpResponse(200, b"", extra)
             case str():
-                return 200, [_TEXT, *extra], value.encode()
+                return HttpResponse(200, value.encode(), (_TEXT, *extra))
             case _:
-                return 200, [JSON_TYPE, *extra], encoding_json.encode(value)
+                return HttpResponse(200, encoding_json.encode(value), (JSON_TYPE, *extra))
 
-    def _correct_path(self, request: Request) -> str | None:
-        """Find a path that has this method and differs from the request's only in slashes, ``.``, ``..`` or case."""
-        cleaned = posixpath.normpath(re.sub("/+", "/", request.path))
-        head, _, argument = cleaned.rpartition("/")
-        for path, methods in self._routes.items():
-            if request.method in methods:
-                if path.lower() == cleaned.lower():
-                    return path
-                if argument and path.lower() == f"{head}/:".lower():
-                    return path[:-1] + quote(argument.encode("latin-1"))
-        return None
+    def _respond_to_unknown(self, request: Request) -> HttpResponse:
+        path = request.path.rstrip("/")
+        if request.method == "GET" and "GET" in self._match(path)[0]:
+            location = f"{path}?{request.query_string}" if request.query_string else path
+            body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'.encode("latin-1")
+            return HttpResponse(301, body, (("Location", location), ("Content-Type", "text/html; charset=utf-8")))
+        return self._error(404, self._not_found_text(request))
 
+    def _not_found_text(self, request: Request) -> str:
+        return "NOT_FOUND"
 
-def _error(error: HttpError) -> tuple[int, Headers, bytes]:
-    return error.status, [JSON_TYPE, NSQ_TYPE], encoding_json.encode({"message": error.text})
+    def _not_allowed_text(self, request: Request, methods: Iterable[str]) -> str:
+        return "METHOD_NOT_ALLOWED"
+
+    def _error(self, status: int, text: str) -> HttpResponse:
+        return HttpResponse(status, encoding_json.encode({"message": text}), (JSON_TYPE, NSQ_TYPE))
 
 
 def _allow(methods: Iterable[str]) -> tuple[str, str]:
     return "Allow", ", ".join(sorted([*methods, "OPTIONS"]))
-
-
-def _not_allowed(methods: Iterable[str]) -> tuple[int, Headers, bytes]:
-    status, headers, body = _error(HttpError(405, "METHOD_NOT_ALLOWED"))
-    return status, [*headers, _allow(methods)], body
-
-
-def _redirect(request: Request, path: str) -> tuple[int, Headers, bytes]:
-    location = f"{path}?{request.query_string}" if request.query_string else path
-    if request.method != "GET":
-        return 307, [("Location", location)], b""
-    body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'
-    return 301, [("Location", location), ("Content-Type", "text/html; charset=utf-8")], body.encode("latin-1")
-
-
-def profiling_routes(index: str) -> dict[str, dict[str, Route]]:
-    """Make routes for the paths of Go's profiles. Each of them responds with the same fixed text.
-
-    Args:
-        index: Path of the index. It is not the same in nsqd and nsqlookupd.
-    """
-    route = Route(lambda request: "no Go program, no profiles\n", plain=True)
-    names = ("cmdline", "symbol", "profile", "heap", "goroutine", "block", "threadcreate")
-    routes = {index: {"GET": route}} | {f"/debug/pprof/{name}": {"GET": route} for name in names}
-    return routes | {"/debug/pprof/symbol": {"GET": route, "POST": route}}
 
 
 def topic_and_channel_names(request: Request, release: Release = LATEST) -> tuple[str, str]:
@@ -271,16 +254,17 @@ class LegacyRouter(Router):
             known |= {path: methods for path, methods in routes.items() if path not in known}
         super().__init__(known, on_error)
 
-    def _respond(self, request: Request, route: Route) -> tuple[int, Headers, bytes]:
-        status, headers, body = super()._respond(request, route)
+    def _respond(self, request: Request, route: Route) -> HttpResponse:
+        response = super()._respond(request, route)
+        status, body = response.status, response.body
         if request.path in _LEGACY_PATHS and request.path not in _PUBLISHING:
-            return status, headers, body
-        if status == 200 and body and JSON_TYPE not in headers:
-            return status, headers, body
+            return response
+        if status == 200 and body and JSON_TYPE not in response.headers:
+            return response
         text = "OK" if status == 200 else json.loads(body)["message"]
         data = body if body and status == 200 else b"null"
         envelope = b'{"status_code":%d,"status_txt":%s,"data":%s}' % (status, encoding_json.encode(text), data)
-        return status, [JSON_TYPE, NSQ_TYPE], envelope
+        return HttpResponse(status, envelope, (JSON_TYPE, NSQ_TYPE))
 
 
 def _for_get_and_post(path: str, methods: Mapping[str, Route]) -> Mapping[str, Route]:

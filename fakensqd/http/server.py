@@ -1,4 +1,4 @@
-"""HTTP and HTTPS ports on gevent.pywsgi: listen, serve a WSGI function, stop without waiting for requests.
+"""HTTP and HTTPS ports on gevent.pywsgi: listen, serve an application, stop without waiting for requests.
 
 Owns the sockets and the greenlets of the requests. Knows no endpoint.
 """
@@ -6,8 +6,8 @@ Owns the sockets and the greenlets of the requests. Knows no endpoint.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable
+from http.client import responses
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -16,25 +16,20 @@ from gevent.pool import Pool
 from gevent.pywsgi import WSGIServer
 
 from fakensqd.addresses import bound_address, join_address, listen, listen_address, remove_socket_file
+from fakensqd.http.router import Application, Request
 from gnsq.concurrency.sockets import CooperativeHandler
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["SOCKET_KEY", "Application", "HttpPort"]
-
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # Any: WSGI's environ holds anything
+__all__ = ["HttpPort"]
 
 # Key of the socket in the environ of a request.
-SOCKET_KEY = "fakensqd.socket"
+_SOCKET_KEY = "fakensqd.socket"
 # Source: Go's net/http server.go badRequestError, badRequestHeaders.
 _BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
 )
-
-
-# A request's target with a scheme: its host, then path and query; without a host, only a path after a slash counts.
-_ABSOLUTE_TARGET = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?]*)?([/?].*)?")
 
 
 class _Handler(CooperativeHandler):
@@ -51,15 +46,13 @@ class _Handler(CooperativeHandler):
         super().read_request(raw_requestline.replace("HEAD", "GET", 1) if is_head else raw_requestline)
         if is_head:
             self.command = "HEAD"
-        if self.command != "CONNECT" and self.path != "*" and not self.path.startswith("/"):
-            if (target := _ABSOLUTE_TARGET.match(self.path)) is None:
-                raise ValueError("invalid URI for request")
-            self.path = target[1] or ""
+        if not self.path.startswith("/"):
+            raise ValueError("invalid URI for request")
         return True
 
     def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
         environ: dict[str, Any] = super().get_environ()
-        environ[SOCKET_KEY] = self.socket
+        environ[_SOCKET_KEY] = self.socket
         return environ
 
     def handle_error(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:  # Any: a traceback
@@ -90,6 +83,22 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
 
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             super().wrap_socket_and_handle(sock, address)
+
+
+def _wsgi(application: Application) -> Callable[..., Iterable[bytes]]:
+    """Make the WSGI function of an application. Source: PEP 3333."""
+
+    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        request = Request(environ, environ[_SOCKET_KEY])
+        response = application(request)
+        size = len(response.body) if response.size is None else response.size
+        headers = [*response.headers, ("Content-Length", str(size))]
+        if response.size is not None:
+            headers.append(("Connection", "close"))
+        start_response(f"{response.status} {responses.get(response.status, 'Status')}", headers)
+        return [] if request.method == "HEAD" else [response.body]
+
+    return respond
 
 
 class HttpPort:
@@ -141,7 +150,7 @@ class HttpPort:
             return
         arguments = {} if self._context is None else {"ssl_context": self._context}
         # log=None: requests are not logged. error_log=None: the application records its errors itself.
-        self._server = _Server(self._listener, application, log=None, error_log=None, spawn=Pool(), **arguments)
+        self._server = _Server(self._listener, _wsgi(application), log=None, error_log=None, spawn=Pool(), **arguments)
         self._server.start()
 
     def close(self) -> None:

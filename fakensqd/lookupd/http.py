@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API as a WSGI function over a Registry.
+"""nsqlookupd's HTTP API over a Registry.
 
 Pure: knows no socket and no clock. Source: nsqlookupd http.go.
 """
@@ -13,7 +13,6 @@ from fakensqd.http.router import (
     Request,
     Route,
     Router,
-    profiling_routes,
     topic_and_channel_names,
 )
 from fakensqd.lookupd.registry import Key, Peer, Producer, Registry
@@ -30,7 +29,7 @@ def lookupd_application(
     wall_ns: Callable[[float], int],
     on_error: Callable[[BaseException], None],
 ) -> Router:
-    """Make the WSGI function.
+    """Make the application.
 
     Args:
         now: Returns the monotonic time, seconds.
@@ -56,7 +55,6 @@ def lookupd_application(
     routes = {"/ping": {"GET": Route(lambda request: "OK", plain=True)}}
     routes |= {path: {"GET": Route(handler)} for path, handler in get.items()}
     routes |= {path: {"POST": Route(handler)} for path, handler in post.items()}
-    routes |= profiling_routes("/debug/pprof")
     return (LegacyRouter if options.wrapped_answers else Router)(routes, on_error)
 
 

@@ -12,7 +12,7 @@ from typing import Unpack
 from fakensqd.clock import Clock
 from fakensqd.daemon.daemon import Daemon
 from fakensqd.faults.rules import LOOKUPD
-from fakensqd.http.server import Application
+from fakensqd.http.router import Application
 from fakensqd.lookupd.http import lookupd_application
 from fakensqd.lookupd.registry import Registry
 from fakensqd.lookupd.session import LookupdSession

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API as a WSGI function over a Broker.
+"""nsqd's HTTP API over a Broker.
 
 Pure: uses only those members of its server that NsqdFacts has, and no socket. Source: nsqd http.go; for /config:
 options.go, internal/lg, and responses of a real nsqd.
@@ -12,16 +12,17 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from fakensqd.effects import HttpResponse
 from fakensqd.golang.text import int64
 from fakensqd.http.router import (
     JSON_TYPE,
     NSQ_TYPE,
+    Application,
     HttpError,
     LegacyRouter,
     Request,
     Route,
     Router,
-    profiling_routes,
     topic_and_channel_names,
 )
 from fakensqd.input_buffer import CommandError, InputBuffer
@@ -64,11 +65,10 @@ class NsqdFacts(Protocol):
     def sessions(self) -> Iterable[Session]: ...
     def now(self) -> float: ...
     def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None: ...
-    def set_log_level(self, level: str) -> None: ...
 
 
 def nsqd_application(server: NsqdFacts) -> Router:
-    """Make the WSGI function."""
+    """Make the application."""
     api = _Api(server)
     now = server.now
     post: dict[str, Callable[[Request], object]] = {
@@ -91,24 +91,19 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/info": {"GET": Route(api.info)},
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
-        # nsqd executes these two requests, but responds with status 500. Here they do nothing else.
-        "/debug/setblockrate": {"PUT": Route(_fail)},
-        "/debug/freememory": {"POST": Route(_fail)},
     }
-    routes |= profiling_routes("/debug/pprof/")
     options = server.options
     if options.wrapped_answers:
         return LegacyRouter(routes, server.errors.append, options.emulated if options.release else None)
     return Router(routes, server.errors.append)
 
 
-def tls_required_application(server: NsqdFacts) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
-    """Make the WSGI function of an HTTP port if clients must use HTTPS. Each response is a 403 with the HTTPS port."""
+def tls_required_application(server: NsqdFacts) -> Application:
+    """Make the application of an HTTP port if clients must use HTTPS. Each response is a 403 with the HTTPS port."""
 
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def application(request: Request) -> HttpResponse:
         body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % server.https_port
-        start_response("403 Forbidden", [JSON_TYPE, NSQ_TYPE, ("Content-Length", str(len(body)))])
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+        return HttpResponse(403, body, (JSON_TYPE, NSQ_TYPE))
 
     return application
 
@@ -294,7 +289,7 @@ class _Api:
                 level = body.decode("latin-1").lower()
                 if level not in LOG_LEVELS:
                     raise HttpError(400, "INVALID_VALUE")
-                self._server.set_log_level(level)
+                self._server.log_level = level
             case "nsqlookupd_tcp_addresses":
                 self._server.set_lookupd_tcp_addresses(_addresses(body))
             case _:
@@ -311,10 +306,6 @@ def _addresses(body: bytes) -> tuple[str, ...]:
     if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
         raise HttpError(400, "INVALID_VALUE")
     return tuple(addresses)
-
-
-def _fail(request: Request) -> object:
-    raise HttpError(500, "INTERNAL_ERROR")
 
 
 def _nanoseconds(seconds: float) -> int:

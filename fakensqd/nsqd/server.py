@@ -6,14 +6,12 @@ clients. Modules that take long to import and that few tests need are imported a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
-from fakensqd.http.server import Application
-from fakensqd.logs import set_level
+from fakensqd.http.router import Application
 from fakensqd.nsqd.broker import Broker, BrokerEvents, Channel, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from fakensqd.lookupd.client import LookupPeer
 
 __all__ = ["FakeNsqd"]
-
-_logger = logging.getLogger("fakensqd")
 
 
 class FakeNsqd(MessageAssertions, Daemon):
@@ -84,8 +80,6 @@ class FakeNsqd(MessageAssertions, Daemon):
             self._ask_auth = AuthClient(self.options, self.clock).ask
         self.lookupd_tcp_addresses = self.options.lookupd_tcp_addresses
         self.log_level = self.options.log_level
-        # The level of fakensqd's logger before set_log_level(); None if it was not changed.
-        self._logger_level: int | None = None
         self._published = PublishedBodies()
         self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
         events = BrokerEvents(
@@ -219,9 +213,6 @@ class FakeNsqd(MessageAssertions, Daemon):
             self._timer = None
         self._peers.clear()
         super()._close()
-        if self._logger_level is not None:
-            _logger.setLevel(self._logger_level)
-            self._logger_level = None
         if was_running and self._data_path is not None:
             self._data_path.close(self.broker)
 
@@ -229,13 +220,6 @@ class FakeNsqd(MessageAssertions, Daemon):
         """Wait until each nsqlookupd has registered this nsqd, or one attempt to connect to it has failed."""
         for peer in list(self._peers.values()):
             peer.wait_attempted()
-
-    def set_log_level(self, level: str) -> None:
-        """Set the lowest level that is logged, one of LOG_LEVELS, until stop(); for all servers in this process."""
-        if self._logger_level is None:
-            self._logger_level = _logger.level
-        self.log_level = level
-        set_level(level)
 
     def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
         """Register with these nsqlookupds, and disconnect from all others."""

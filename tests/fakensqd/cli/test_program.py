@@ -202,7 +202,7 @@ def test_program_imports_only_the_modules_that_it_needs():
 
     late = {
         *["nsqd.auth", "nsqd.auth_client", "lookupd.client", "tls"],
-        *["faults.actions", "faults.json_rules", "faults.relay"],
+        *["faults.json_rules", "faults.relay"],
     }
     assert not {*(f"fakensqd.{name}" for name in late), "gnsq.tls", "cryptography", "click", "requests"} & loaded
 

@@ -7,15 +7,14 @@ import pytest
 from gevent import socket
 from gevent.ssl import SSLContext
 
+from fakensqd.effects import HttpResponse
 from fakensqd.http.server import HttpPort
 from tests.fakensqd.wire import request
 
 
-def application(environ, start_response):
-    """Read ten bytes of the body; answer with the last two letters of the scheme, the path and these bytes."""
-    answer = environ["wsgi.url_scheme"][-2:].encode() + environ["PATH_INFO"].encode() + environ["wsgi.input"].read(10)
-    start_response("200 OK", [("Content-Length", str(len(answer)))])
-    return [answer]
+def application(request):
+    """Read ten bytes of the body; answer with the path and these bytes."""
+    return HttpResponse(200, request.path.encode() + request.read(10))
 
 
 @contextlib.contextmanager
@@ -46,7 +45,7 @@ def test_bind_sets_the_port(port):
     assert HttpPort("127.0.0.1:0").port == 0
     assert port.port != 0
     assert port.address == f"127.0.0.1:{port.port}"
-    assert request(port.address, "GET", "/") == "tp/"
+    assert request(port.address, "GET", "/") == "/"
 
 
 def test_stop_frees_the_port_and_bind_takes_it_again(port):
@@ -59,7 +58,7 @@ def test_stop_frees_the_port_and_bind_takes_it_again(port):
     port.bind()
     port.serve(application)
 
-    assert request(address, "GET", "/") == "tp/"
+    assert request(address, "GET", "/") == "/"
 
 
 def test_stop_closes_a_port_that_is_bound_and_not_served():
@@ -73,7 +72,7 @@ def test_stop_closes_a_port_that_is_bound_and_not_served():
 
 def test_https_port_ends_connections_without_tls(server_context, client_context, capfd):
     with serving("127.0.0.1:0", server_context) as port:
-        assert request(port.address, "GET", "/", context=client_context) == "ps/"
+        assert request(port.address, "GET", "/", context=client_context) == "/"
         with pytest.raises(ssl.SSLCertVerificationError):
             request(port.address, "GET", "/", context=SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         with contextlib.suppress(ConnectionResetError):
@@ -115,14 +114,14 @@ def test_request_after_a_body_that_was_not_read_is_answered(port, data):
     answer = exchange(port, data + b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n")
 
     assert answer.count(b"HTTP/1.1 200 OK\r\n") == 2
-    assert b"\r\n\r\ntp/pbbbbbbbbbb" in answer
-    assert answer.endswith(b"\r\n\r\ntp/last")
+    assert b"\r\n\r\n/pbbbbbbbbbb" in answer
+    assert answer.endswith(b"\r\n\r\n/last")
 
 
 def test_malformed_chunk_ends_the_connection_after_the_response(port, capfd):
     answer = exchange(port, CHUNKED + b"a\r\nbbbbbbbbbb\r\nzz\r\n")
 
-    assert answer.endswith(b"\r\n\r\ntp/pbbbbbbbbbb")
+    assert answer.endswith(b"\r\n\r\n/pbbbbbbbbbb")
     assert capfd.readouterr().err == ""
 
 
@@ -133,7 +132,7 @@ def test_unix_socket_is_served_and_removed(tmp_path):
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
         answer = sock.makefile("rb").read()
 
-    assert answer.endswith(b"\r\n\r\ntp/")
+    assert answer.endswith(b"\r\n\r\n/")
     assert (port.address, port.port) == (path, -1)
     assert list(tmp_path.iterdir()) == []
 

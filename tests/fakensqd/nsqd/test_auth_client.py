@@ -7,7 +7,7 @@ import pytest
 
 from fakensqd import Certificates, FakeAuthServer, Grant
 from fakensqd.clock import ManualClock, RealClock
-from fakensqd.effects import AskAuth
+from fakensqd.effects import AskAuth, HttpResponse
 from fakensqd.http.server import HttpPort
 from fakensqd.nsqd.auth_client import AuthClient, query_url
 from fakensqd.options import NsqdOptions
@@ -28,10 +28,9 @@ def serving(status, body=b"", context=None):
     """A server with the same response to each request; yields its port and the requested paths."""
     paths = []
 
-    def application(environ, start_response):
-        paths.append(environ["PATH_INFO"])
-        start_response(status, [("Content-Length", str(len(body)))])
-        return [body]
+    def application(request):
+        paths.append(request.path)
+        return HttpResponse(status, body)
 
     port = HttpPort("127.0.0.1:0", context)
     port.bind()
@@ -57,13 +56,11 @@ def test_auth_client_returns_a_valid_response():
 
 @pytest.mark.parametrize("body", [b"nope", b"[]", b"{}"])
 def test_auth_client_ignores_a_malformed_response(body):
-    with serving("200 OK", body) as (port, _):
+    with serving(200, body) as (port, _):
         assert ask(port.address) is None
 
 
-@pytest.mark.parametrize(
-    "status", ["201 Created", "302 Found", "304 Not Modified", "404 Not Found", "500 Internal Server Error"]
-)
+@pytest.mark.parametrize("status", [201, 302, 304, 404, 500])
 def test_auth_client_ignores_another_status(status):
     with serving(status) as (port, _):
         assert ask(port.address) is None
@@ -88,8 +85,8 @@ def test_auth_client_skips_a_server_that_speaks_no_http():
 
 def test_auth_client_uses_the_https_port_of_a_403(certificates, server_context):
     with (
-        serving("200 OK", GOOD, server_context) as (port, paths),
-        serving("403 Forbidden", b'{"https_port": %d}' % port.port) as (plain, _),
+        serving(200, GOOD, server_context) as (port, paths),
+        serving(403, b'{"https_port": %d}' % port.port) as (plain, _),
     ):
         assert ask(plain.address, tls_root_ca_file=certificates.ca).ttl == 1.0
 
@@ -98,12 +95,12 @@ def test_auth_client_uses_the_https_port_of_a_403(certificates, server_context):
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"https_port": 0}'])
 def test_auth_client_ignores_a_403_without_a_port(body):
-    with serving("403 Forbidden", body) as (port, _):
+    with serving(403, body) as (port, _):
         assert ask(port.address) is None
 
 
 def test_auth_client_asks_over_https(certificates, server_context):
-    with serving("200 OK", GOOD, server_context) as (port, paths):
+    with serving(200, GOOD, server_context) as (port, paths):
         address = f"https://{port.address}/x"
         options = NsqdOptions(auth_http_addresses=address, tls_root_ca_file=certificates.ca)
         client = AuthClient(options, RealClock())
@@ -116,7 +113,7 @@ def test_auth_client_asks_over_https(certificates, server_context):
 
 
 def test_auth_client_ignores_the_port_of_a_403_over_https(server_context, certificates):
-    with serving("403 Forbidden", b'{"https_port": 1}', server_context) as (port, paths):
+    with serving(403, b'{"https_port": 1}', server_context) as (port, paths):
         assert ask(f"https://{port.address}/", tls_root_ca_file=certificates.ca) is None
 
     assert paths == ["/"]
@@ -126,7 +123,7 @@ def test_auth_client_refuses_an_expired_certificate(tmp_path):
     certificates = Certificates(tmp_path)
     files = certificates.server(expired=True)
     context = server_context(NsqdOptions(tls_cert=files.certificate, tls_key=files.key))
-    with serving("200 OK", GOOD, context) as (port, _):
+    with serving(200, GOOD, context) as (port, _):
         assert ask(f"https://{port.address}/", tls_root_ca_file=certificates.ca) is None
 
 

@@ -2,17 +2,16 @@
 
 import io
 import json
-import logging
 
 import pytest
 
 from fakensqd import FakeNsqd
+from fakensqd.http.router import Request
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import multipublish_body
-from tests.fakensqd.programs import FREE_PORTS, program
-from tests.fakensqd.wire import call, environ, request
+from tests.fakensqd.wire import call, environ
 
 
 class Facts:
@@ -37,9 +36,6 @@ class Facts:
 
     def set_lookupd_tcp_addresses(self, addresses):
         self.lookupd_tcp_addresses = addresses
-
-    def set_log_level(self, level):
-        self.log_level = level
 
 
 @pytest.fixture
@@ -68,18 +64,12 @@ def bodies(server, topic="t"):
 
 
 def test_body_without_content_length_is_limited(server):
-    status, _, _ = call_chunked(server, "/pub", b"x" * 11)
-    assert status == 413
-
-    status, _, _ = call_chunked(server, "/mpub", b"x" * 31)
-    assert status == 413
+    assert call_chunked(server, "/pub", b"x" * 11) == 413
+    assert call_chunked(server, "/mpub", b"x" * 31) == 413
 
 
 def call_chunked(server, path, body):
-    started = []
-    request = environ("POST", path, "topic=t", body) | {"CONTENT_LENGTH": ""}
-    data = b"".join(nsqd_application(server)(request, lambda *start: started.append(start)))
-    return int(started[0][0][:3]), started[0][1], data
+    return nsqd_application(server)(Request(environ("POST", path, "topic=t", body) | {"CONTENT_LENGTH": ""})).status
 
 
 def test_mpub_without_messages_makes_the_topic(api, server):
@@ -92,7 +82,6 @@ def test_mpub_without_messages_makes_the_topic(api, server):
     [
         ("GET", "/ping", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
         ("POST", "/nothing", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
-        ("HEAD", "/ping", b""),
     ],
 )
 def test_http_port_names_the_https_port_if_tls_is_required(server, method, path, body):
@@ -158,22 +147,10 @@ def test_config_refuses_bad_values(api, name, body, answer):
     assert api("PUT", f"/config/{name}", body) == answer
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "said"),
-    [
-        ("PUT", "/debug/setblockrate", 500, "INTERNAL_ERROR"),
-        ("POST", "/debug/freememory", 500, "INTERNAL_ERROR"),
-        ("GET", "/debug/pprof/", 200, "no Go program, no profiles\n"),
-    ],
-)
-def test_endpoints_of_the_go_runtime_have_no_data(api, method, path, status, said):
-    assert api(method, path) == (status, said)
-
-
 def test_bytes_after_binary_messages_are_not_read(server):
     source = io.BytesIO(multipublish_body([b"a", b"b"]) + b"x" * 1_000_000)
     request = environ("POST", "/mpub", "topic=t&binary=true") | {"wsgi.input": source, "CONTENT_LENGTH": ""}
-    nsqd_application(server)(request, lambda status, headers: None)
+    nsqd_application(server)(Request(request))
 
     assert bodies(server) == [b"a", b"b"]
     assert source.tell() < 100_000
@@ -182,44 +159,6 @@ def test_bytes_after_binary_messages_are_not_read(server):
 # --- log level --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def logger():
-    logger = logging.getLogger("fakensqd")
-    level = logger.level
-    yield logger
-    logger.setLevel(level)
-
-
-def test_log_level_applies_until_the_stop(logger):
-    logger.setLevel(logging.WARNING)
-    with FakeNsqd() as nsqd:
-        assert request(nsqd.http_address, "GET", "/config/log_level") == "2"
-        assert logger.level == logging.WARNING
-
-        assert request(nsqd.http_address, "PUT", "/config/log_level", b"fatal") == "5"
-        assert logger.level == logging.CRITICAL
-        assert request(nsqd.http_address, "PUT", "/config/log_level", b"debug") == "1"
-        assert logger.level == logging.DEBUG
-
-    assert logger.level == logging.WARNING
-
-
 def test_log_level_that_nsqd_does_not_have_is_refused():
     with pytest.raises(ValueError, match="log_level 'loud' must be one of debug, info, warn, error, fatal"):
         FakeNsqd(log_level="loud")
-
-
-@pytest.mark.subprocess
-def test_program_logs_from_the_configured_level_on():
-    with program("nsqd", *FREE_PORTS) as nsqd:
-        http = nsqd.addresses["HTTP"]
-        assert request(http, "GET", "/config/log_level") == "2"
-        request(http, "PUT", "/config/nsqlookupd_tcp_addresses", b'["nowhere"]')
-        request(http, "PUT", "/config/log_level", b"error")
-        request(http, "PUT", "/config/nsqlookupd_tcp_addresses", b"[]")
-        request(http, "PUT", "/config/nsqlookupd_tcp_addresses", b'["elsewhere"]')
-        nsqd.stop(15)
-
-    log = b"".join(nsqd.lines)
-    assert b"nsqlookupd nowhere: " in log
-    assert b"nsqlookupd elsewhere: " not in log
