@@ -142,7 +142,8 @@ class Writer:
                 self._wait_for_finishes()
                 if self._closed:
                     return
-                self._build_finishes()
+                if self._finished_ids:  # send() may have built them meanwhile
+                    self._build_finishes()
             data = self._unsent_tail + b"".join(self._commands)
             self._unsent_tail = b""
             self._commands.clear()

@@ -87,6 +87,14 @@ def test_finishes_of_handlers_that_yield_are_sent_together(running_writer, trans
     assert transport.sends == [b"FIN a\nFIN b\nFIN c\n", b"FIN d\n"]
 
 
+def test_command_between_finishes_that_are_waited_for_is_sent_after_them(running_writer, transport):
+    finish_in_rounds(running_writer, [b"a", b"b"])
+    running_writer.send(b"RDY 0\n")
+    running_writer.wait_flushed()
+
+    assert transport.sends == [b"FIN a\nFIN b\nRDY 0\n"]
+
+
 def test_finishes_are_not_waited_for_in_many_rounds(running_writer, transport):
     finish_in_rounds(running_writer, *([b"%d" % number, b"x"] for number in range(FINISH_ROUNDS + 2)))
     running_writer.wait_flushed()
