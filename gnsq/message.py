@@ -27,10 +27,10 @@ from gnsq.concurrency.threads import checked_seconds
 from gnsq.errors import NSQException
 from gnsq.options import Milliseconds, Seconds
 from gnsq.protocol.commands import checked_milliseconds
-from gnsq.protocol.frames import MESSAGE, MESSAGE_FRAME, decode_message
+from gnsq.protocol.frames import MessageFields
 from gnsq.texts import counted, shown_argument
 
-__all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
+__all__ = ["Message", "Responder", "deliver", "enable_async_all", "finish_all"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +39,12 @@ DEFAULT_TOUCH_INTERVAL = 20.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_unpack_frame = MESSAGE_FRAME.unpack_from
-_FRAME_HEADER_SIZE = MESSAGE_FRAME.size
-_new = object.__new__
 _responder_of = operator.attrgetter("_responder")
 
 
 class Responder(Protocol):
     """Sends the answers of messages to nsqd. InFlightMessages is a Responder. All methods may be called from any OS
-    thread. A responder may also have a method ``requeue_after(attempts)``, which returns the delay, in milliseconds, of
-    a requeue() that is called without time_ms.
+    thread. requeue_after() returns the delay, in milliseconds, of a requeue() that is called without time_ms.
     """
 
     @property
@@ -61,6 +57,7 @@ class Responder(Protocol):
     def finish(self, message_id: bytes) -> None: ...
     def finish_all(self, message_ids: Sequence[bytes]) -> None: ...
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None: ...
+    def requeue_after(self, attempts: int) -> int: ...
     def touch(self, message_id: bytes) -> None: ...
     def track_async(self, *messages: Message) -> None: ...
     def untrack_async(self, messages: Sequence[Message]) -> None: ...
@@ -68,7 +65,7 @@ class Responder(Protocol):
     def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]: ...
 
 
-class Message:
+class Message(MessageFields):
     """A message that nsqd has delivered.
 
     Call exactly one of finish() and requeue(), from any OS thread; a second call raises. If the message's connection is
@@ -87,8 +84,8 @@ class Message:
     """
 
     __slots__ = (
-        *("__weakref__", "_async", "_tracked", "_open", "_responder", "_finished_by_return", "_signals", "_touched"),
-        *("attempts", "body", "id", "timed_out", "received", "timestamp"),
+        *("__weakref__", "_async", "_open", "_responder", "_finished_by_return", "_signals", "_touched"),
+        *("timed_out", "received"),
     )
 
     def __init__(
@@ -110,8 +107,6 @@ class Message:
         # interpreter, only one of two threads that answer succeeds. A lock would double the time of the constructor.
         self._open = True
         self._async = False
-        # True if the responder's untrack_async() must be called before the answer is sent.
-        self._tracked = False
         self.timed_out = False
         self._signals: dict[str, Signal] | None = None
 
@@ -165,13 +160,8 @@ class Message:
             NSQException: If the message was finished, requeued or dropped before.
             NSQConnectionClosed: If the message's connection is closed; nsqd will deliver the message again.
         """
-        try:
-            del self._open
-        except AttributeError:
-            raise self._answered_twice_error() from None
+        self._close()
         if self._responder is not None:
-            if self._tracked:
-                self._responder.untrack_async((self,))
             self._responder.finish(self.id)
         if self._signals is not None:
             self._send("on_finish")
@@ -190,21 +180,29 @@ class Message:
             NSQException: In the cases of finish().
         """
         if time_ms is None:
-            requeue_after = getattr(self._responder, "requeue_after", None)
-            time_ms = 0 if requeue_after is None else requeue_after(self.attempts)
+            time_ms = 0 if self._responder is None else self._responder.requeue_after(self.attempts)
         delay = checked_milliseconds("time_ms", time_ms)
         if backoff not in (True, False):
             raise TypeError(f"backoff must be True or False, not {shown_argument(backoff)}")
+        self._close()
+        if self._responder is not None:
+            self._responder.requeue(self.id, delay, backoff)
+        if self._signals is not None:
+            self._send("on_requeue", timeout=delay, backoff=backoff)
+
+    def _close(self) -> None:
+        """Mark the message as answered, before its answer is sent."""
         try:
             del self._open
         except AttributeError:
             raise self._answered_twice_error() from None
-        if self._responder is not None:
-            if self._tracked:
-                self._responder.untrack_async((self,))
-            self._responder.requeue(self.id, delay, backoff)
-        if self._signals is not None:
-            self._send("on_requeue", timeout=delay, backoff=backoff)
+        if self._responder is not None and self._is_tracked:
+            self._responder.untrack_async((self,))
+
+    @property
+    def _is_tracked(self) -> bool:
+        """True if the responder's untrack_async() must be called before the answer is sent."""
+        return self._async or self.timed_out
 
     def touch(self) -> None:
         """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery.
@@ -261,16 +259,14 @@ class Message:
         """Mark a message whose timeout is over as answered, but send no answer: nsqd delivers the message again."""
         if self.has_responded():
             return
-        del self._open
+        self._close()
         if self._responder is not None:
-            if self._tracked:
-                self._responder.untrack_async((self,))
             self._responder.mark_timed_out(self)
 
     def mark_timed_out(self) -> None:
         """Count an unanswered message as timed out: its handler runs, or it is async. nsqd will refuse its answer."""
         if not self.has_responded() and not self.timed_out and self._responder is not None:
-            self._tracked = self.timed_out = True
+            self.timed_out = True
             self._responder.mark_timed_out(self)
 
     def finish_if_unanswered(self) -> bool:
@@ -285,7 +281,7 @@ class Message:
             return True
         self._finished_by_return = True
         if self._responder is not None:
-            if self._tracked:
+            if self.timed_out:
                 self._responder.untrack_async((self,))
             self._responder.finish(self.id)
         if self._signals is not None:
@@ -295,7 +291,7 @@ class Message:
     def enable_async(self) -> None:
         """Make the message async: it is not finished when its handler returns. Finish or requeue it later."""
         if not self._async:
-            self._async = self._tracked = True
+            self._async = True
             if self._responder is not None:
                 self._responder.track_async(self)
 
@@ -348,60 +344,18 @@ class Message:
                 logger.exception("a receiver of %s of %r raised", name, self)
 
 
-def read_messages(
-    messages: list[Message],
-    responder: Responder,
-    received: float,
-    data: bytes,
-    start: int,
-    max_size: int,
-    large: bytes | None = None,
-) -> int:
-    """Make a message of each frame in the data. Stop before a frame that is not a message, not complete or not valid.
-    Return the index in the data at which the last of these messages ends.
+def deliver(messages: list[Message], responder: Responder, received: float) -> None:
+    """Complete messages of which only the fields of MessageFields are set, as Message() does.
 
     Args:
-        messages: The messages are appended to this list.
-        received: The responder's now() when the data arrived.
-        start: Index at which the first frame begins. The first frame must be complete.
-        max_size: Limit of the size in the header of a frame.
-        large: None, or the body of a large message. With a body, the data has only the headers of this message.
-
-    Raises:
-        NSQFrameError: In the cases of decode_message(), for the first frame.
+        received: The responder's now() when the messages arrived.
     """
-    # The code of FrameDecoder.feed(), decode_message() and Message() is repeated here: without calls of them, a message
-    # costs 0.5 us instead of 0.9 us. If protocol/frames.py returned the fields, and this module made the messages of
-    # them, a message would cost 0.08 us more.
-    append = messages.append
-    first, end = start, len(data)
-    if large is not None:
-        timestamp, attempts, message_id, _ = decode_message(data[start + 8 :])
-        append(Message(timestamp, attempts, message_id, large, responder, received))
-        return end
-    while end - start >= _FRAME_HEADER_SIZE:
-        size, kind, timestamp, attempts, message_id = _unpack_frame(data, start)
-        stop = start + 4 + size
-        body = start + _FRAME_HEADER_SIZE
-        # isalnum() as in decode_message(); it takes 0.02 us.
-        if kind != MESSAGE or size > max_size or not body <= stop <= end or not message_id.isalnum():
-            break
-        message = _new(Message)
-        message.timestamp = timestamp
-        message.attempts = attempts
-        message.id = message_id
-        message.body = data[body:stop]
+    for message in messages:
         message._responder = responder
         message.received = received
         message._open = True
-        message._async = message._tracked = message.timed_out = False
+        message._async = message.timed_out = False
         message._signals = None
-        append(message)
-        start = stop
-    if start == first:
-        size = int.from_bytes(data[start : start + 4])
-        decode_message(data[start + 8 : start + 4 + size])  # raises
-    return start
 
 
 def finish_all(messages: Iterable[Message]) -> list[Message]:
@@ -431,7 +385,7 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
             answered.append(message)
     for responder, run in _group_by_responder(answered):
         if responder is not None:
-            tracked = [message for message in run if message._tracked]
+            tracked = [message for message in run if message._is_tracked]
             try:
                 if tracked:
                     responder.untrack_async(tracked)
@@ -455,7 +409,7 @@ def enable_async_all(messages: Iterable[Message]) -> list[Message]:
         if not hasattr(message, "_open"):
             answered.append(message)
             continue
-        message._async = message._tracked = True
+        message._async = True
         made_async.append(message)
     for responder, run in _group_by_responder(made_async):
         if responder is not None:

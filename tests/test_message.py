@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError
-from gnsq.message import Message, enable_async_all, finish_all, read_messages
-from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.errors import NSQConnectionClosed, NSQException
+from gnsq.message import Message, deliver, enable_async_all, finish_all
+from gnsq.protocol.frames import MESSAGE, MessageFields, decode_messages, encode_frame, encode_message
 from tests.helpers import tracing_bytecodes
 
 
@@ -34,6 +34,9 @@ class Responder:
 
     def requeue(self, message_id, timeout, backoff):
         self.calls.append(("requeue", message_id, timeout, backoff))
+
+    def requeue_after(self, attempts):
+        return 0
 
     def touch(self, message_id):
         self.calls.append(("touch", message_id))
@@ -457,37 +460,15 @@ def framed(body):
 
 def test_message_of_a_frame_is_as_one_made_by_hand(responder):
     messages = []
-    read_messages(messages, responder, 5.0, framed(b"body"), 0, 1000)
+    decode_messages(Message, framed(b"body"), 0, 1000, messages)
+    deliver(messages, responder, 5.0)
     made = Message(123, 2, ID, b"body", responder, 5.0)
 
     def slots(message):
-        return {name: getattr(message, name, None) for name in Message.__slots__ if name != "__weakref__"}
+        return {
+            name: getattr(message, name, None)
+            for name in (*MessageFields.__slots__, *Message.__slots__)
+            if name != "__weakref__"
+        }
 
     assert [slots(message) for message in messages] == [slots(made)]
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        b"",
-        framed(b"cut")[:-1],
-        framed(b"cut")[:33],
-        framed(b"of more than max_size"),
-        encode_frame(MESSAGE, bytes(25)) + bytes(99),
-        encode_frame(RESPONSE, b"x" * 99),
-        b"\xff\xff\xff\xff" + bytes(99),
-    ],
-    ids=["nothing", "part of a message", "part of its header", "too large", "too short", "response", "negative size"],
-)
-def test_messages_are_read_up_to_a_frame_of_another_type(responder, rest):
-    messages = []
-    front = framed(b"") + framed(b"2")
-
-    assert read_messages(messages, responder, 5.0, b"head" + front + rest, 4, 35) == 4 + len(front)
-
-    assert [message.body for message in messages] == [b"", b"2"]
-
-
-def test_frame_that_is_too_short_for_a_message_is_refused(responder):
-    with pytest.raises(NSQFrameError, match="message frame of 25 bytes, at least 26 wanted"):
-        read_messages([], responder, 0.0, encode_frame(MESSAGE, bytes(25)) + framed(b"next"), 0, 1000)

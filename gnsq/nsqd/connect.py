@@ -22,7 +22,7 @@ from gnsq.errors import (
 from gnsq.nsqd.wire_log import LoggedTransport, logged
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import require_snappy
-from gnsq.protocol.frames import ERROR, Frame, FrameDecoder, ReadMessages
+from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
 from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, with_hint
 from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
@@ -108,7 +108,7 @@ class TransportStack:
     @clears_locals  # of AUTH
     def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         """Perform the steps of a handshake, and return its result."""
-        before = self.decoder.set_max_frame_size(self._max_response_size)
+        before, self.decoder.max_frame_size = self.decoder.max_frame_size, self._max_response_size
         try:
             return self._perform(steps)
         except NSQErrorCode:
@@ -120,7 +120,7 @@ class TransportStack:
                 raise
             raise NSQException(f"{self._peer}: {error}") from error
         finally:
-            self.decoder.set_max_frame_size(before)
+            self.decoder.max_frame_size = before
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         response: Frame | None = None
@@ -147,24 +147,21 @@ class TransportStack:
 
     def allow_messages(self) -> None:
         """Accept frames of up to max_frame_size from now on. Before this call, the limit of a response applies."""
-        self.decoder.set_max_frame_size(self._options.max_frame_size)
+        self.decoder.max_frame_size = self._options.max_frame_size
 
-    def read_frame(self, read_messages: ReadMessages | None = None) -> Frame:
+    def read_frame(self) -> Frame:
         """Wait for one frame.
-
-        Args:
-            read_messages: As that of FrameDecoder.next_frame().
 
         Raises:
             NSQConnectionClosed: If the connection is closed before the frame is complete.
             NSQFrameError: If the bytes are not a frame.
         """
-        frame = self.decoder.next_frame(b"", read_messages)
+        frame = self.decoder.next_frame()
         while frame is None:
             data = self.connected.recv(READ_SIZE)
             if not data:
                 raise NSQConnectionClosed(f"{self._peer}: nsqd closed the connection")
-            frame = self.decoder.next_frame(data, read_messages)
+            frame = self.decoder.next_frame(data)
         return frame
 
     @property

@@ -8,8 +8,8 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 #  1. `Connection._read_loop` waits in `TcpTransport.recv` or `TcpTransport.recv_unless_handled` in transport.py. If few
 #     bytes come, the hub itself takes steps 2 to 6 in `Connection._handle_few`, without a switch to the reader.
 #  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it calls
-#     `read_messages` in message.py, which makes a Message of each message frame.
-#  3. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
+#     `decode_messages` in protocol/frames.py, which makes a Message of each message frame.
+#  3. `deliver` in message.py completes the messages. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
 #  4. `MessageDispatcher.on_messages` in consumer/dispatcher.py is called with the list of messages.
 #  5. `RdyController.on_messages` in consumer/rdy_controller.py sends a new RDY count if one is needed.
 #  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages and wakes a parked worker. `WorkerPool._work` in
@@ -33,7 +33,6 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 from __future__ import annotations
 
 import enum
-import functools
 import logging
 from collections.abc import Callable, Sized
 from typing import Self
@@ -50,20 +49,19 @@ from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
     NSQException,
-    NSQFrameError,
     NSQProtocolError,
     NSQTimeout,
     make_error,
 )
 from gnsq.logs import LogOwner
-from gnsq.message import Message, read_messages
+from gnsq.message import Message, deliver
 from gnsq.nsqd.connect import TransportStack
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
 from gnsq.nsqd.pending import PendingCall, connection_lost_error
 from gnsq.nsqd.writer import Writer
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
-from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, MESSAGE_FRAME, OK, RESPONSE
+from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, MESSAGE_FRAME, OK, RESPONSE, decode_messages
 from gnsq.protocol.handshake import Identity, handshake, with_hint
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import ConnectionStats
@@ -482,20 +480,17 @@ class Connection:
 
     def _read_loop(self) -> None:
         transport, decoder = self._stack.connected, self._stack.decoder
-        recv, feed, in_flight = transport.recv, decoder.feed, self.in_flight_messages
+        recv, feed = transport.recv, decoder.feed
         data = decoder.take_remaining()  # bytes that came with the last response of the handshake
         while True:
             messages: list[Message] = []
-            read = functools.partial(read_messages, messages, in_flight, self._last_read)
-            for frame_type, payload in feed(data, read):
+            for frame_type, payload in feed(data, messages, Message):
                 if frame_type == RESPONSE:
                     self._handle_response(payload)
                 else:
                     self._handle_error(with_hint(make_error(payload)))
             if messages:
-                self.last_message = self._last_read
-                in_flight.add(len(messages))
-                self._listener.on_messages(self, messages)
+                self._deliver(messages, self._last_read)
             if decoder.failure is not None:
                 raise decoder.failure
             if self.writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count:
@@ -525,20 +520,20 @@ class Connection:
             return True
         if len(data) > FEW_BYTES or not self._listener.may_handle_in_hub():
             return False
-        in_flight = self.in_flight_messages
-        if in_flight.in_flight > self.highest_ready_count:
+        if self.in_flight > self.highest_ready_count:
             return False  # the listener may have to look why
-        now = self._now()
         messages: list[Message] = []
-        try:
-            if read_messages(messages, in_flight, now, data, 0, self._stack.decoder.max_frame_size) != len(data):
-                return False
-        except NSQFrameError:
-            return False  # the reader's greenlet finds the same error
-        self._last_read = self.last_message = now
-        in_flight.add(len(messages))
-        self._listener.on_messages(self, messages)
+        if decode_messages(Message, data, 0, self._stack.decoder.max_frame_size, messages) != len(data):
+            return False
+        self._last_read = self._now()
+        self._deliver(messages, self._last_read)
         return True
+
+    def _deliver(self, messages: list[Message], received: float) -> None:
+        self.last_message = received
+        deliver(messages, self.in_flight_messages, received)
+        self.in_flight_messages.add(len(messages))
+        self._listener.on_messages(self, messages)
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
         """Tell the listener of a frame that was read during the handshake. The handshake itself uses the frame."""

@@ -21,7 +21,7 @@ from gnsq.addresses import format_address, is_host, is_unix, parse_address
 from gnsq.clock import RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFrameError, NSQTimeout, make_error
-from gnsq.message import Message, read_messages
+from gnsq.message import Message
 from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
 from gnsq.options import ConnectionOptions, Milliseconds, MoreConnectionOptionsDict, TlsOptionsDict
@@ -284,16 +284,8 @@ class NsqdTCPClient:
             NSQFrameError: If the bytes are not a frame. Then the connection is closed.
         """
         stack = self._connected
-        large: list[Message] = []
-        in_flight = self._in_flight_messages
-        read = functools.partial(read_messages, large, in_flight, in_flight.now())
         with self._close_on_error(resumable=True), self._time_limit("nothing came"):
-            # An override of handle_message() gets the data, in which the body is a copy.
-            is_plain = type(self).handle_message is NsqdTCPClient.handle_message
-            frame_type, data = stack.read_frame(read if is_plain else None)
-        if large:
-            large[0].received = in_flight.now()
-            return frame_type, self._receive(large[0])
+            frame_type, data = stack.read_frame()
         if frame_type == MESSAGE:
             return frame_type, self.handle_message(data)
         if frame_type == ERROR:
@@ -357,11 +349,8 @@ class NsqdTCPClient:
         except NSQFrameError:
             self.close_stream()
             raise
-        return self._receive(message)
-
-    def _receive(self, message: Message) -> Message:
         self.last_message = time.time()
-        self._in_flight_messages.in_flight += 1
+        messages.in_flight += 1
         self.on_message.send(self, message=message)
         return message
 

@@ -2,7 +2,6 @@
 
 import socket
 import struct
-import tracemalloc
 
 import gevent
 import gevent.event
@@ -237,25 +236,6 @@ def test_malformed_frame_closes(opened):
         with pytest.raises(NSQFrameError, match="frame size -1"):
             client.read_response()
         assert not client.is_connected
-
-
-def test_large_message_is_held_once(opened):
-    size = 8 << 20
-    frame = encode_frame(MESSAGE, encode_message(1, 1, b"0123456789abcdef", bytes(size)))
-    with scripted(*(frame[start : start + 65536] for start in range(0, len(frame), 65536))) as address:
-        client = opened(address)
-        client.identify()
-        client.subscribe("t", "c")
-        tracemalloc.start()
-        try:
-            kind, message = client.read_response()
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-
-    assert (kind, len(message.body), client.in_flight) == (MESSAGE, size, 1)
-    # What a growing buffer has too much, and the chunks of the peer.
-    assert peak < 1.4 * size
 
 
 def test_short_message_closes(opened):

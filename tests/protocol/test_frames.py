@@ -1,18 +1,18 @@
 """Frames from chunks of every size, and malformed frames."""
 
-import functools
 import tracemalloc
 
 import pytest
 
 from gnsq.errors import NSQFrameError
-from gnsq.message import read_messages
 from gnsq.protocol.frames import (
     ERROR,
     MESSAGE,
     RESPONSE,
     FrameDecoder,
+    MessageFields,
     decode_message,
+    decode_messages,
     encode_frame,
     encode_message,
 )
@@ -99,9 +99,11 @@ BAD_SIZES = [
 def test_bad_size_is_refused_at_its_fourth_byte(head, words):
     decoder = FrameDecoder()
     decoder.feed(head[:3])
+    assert decoder.failure is None
 
-    with pytest.raises(NSQFrameError, match=words):
-        decoder.feed(head[3:])
+    decoder.feed(head[3:])
+
+    assert words in str(decoder.failure)
 
 
 @pytest.mark.parametrize(("head", "words"), BAD_SIZES)
@@ -141,29 +143,17 @@ LARGE = 8 * 1024 * 1024
 HEAD = encode_frame(MESSAGE, encode_message(1, 2, b"0123456789abcdef", bytes(LARGE)))[:40]
 
 
-def take_whole(decoder):
-    frames = [decoder.next_frame(HEAD), *(decoder.next_frame(bytes(65536)) for _ in range(LARGE // 65536))]
-    return next(frame[1] for frame in frames if frame is not None)
-
-
-def feed_whole(decoder):
-    messages = []
-    reading = functools.partial(read_messages, messages, None, 0.0)
-    for chunk in [HEAD, *[bytes(65536)] * (LARGE // 65536)]:
-        decoder.feed(chunk, reading)
-    return messages[0].body
-
-
-@pytest.mark.parametrize("read", [pytest.param(take_whole, id="next_frame"), pytest.param(feed_whole, id="feed")])
-def test_large_frame_is_not_copied(read):
+def test_large_message_is_not_copied():
+    decoder, messages = FrameDecoder(), []
     tracemalloc.start()
     try:
-        data = read(FrameDecoder())
+        for chunk in [HEAD, *[bytes(65536)] * (LARGE // 65536)]:
+            decoder.feed(chunk, messages)
         current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert LARGE <= len(data) <= current
+    assert LARGE <= len(messages[0].body) <= current
     # What a growing buffer has too much, and the chunk that came.
     assert peak < 1.3 * LARGE
 
@@ -176,21 +166,17 @@ def test_large_frame_that_next_frame_has_started_is_read_by_feed():
     frame = encode_frame(MESSAGE, MESSAGE_DATA)
 
     assert decoder.next_frame(frame[:60]) is None
-    others = decoder.feed(frame[60:] + frame[:60], functools.partial(read_messages, messages, None, 0.0))
+    others = decoder.feed(frame[60:] + frame[:60], messages) + decoder.feed(frame[60:], messages)
 
     assert others == []
-    assert [message.body for message in messages] == [b"x" * 100]
-    # The other way round.
-    assert decoder.next_frame(frame[60:] + b"next") == (MESSAGE, MESSAGE_DATA)
-    assert decoder.take_remaining() == b"next"
+    assert [message.body for message in messages] == [b"x" * 100] * 2
 
 
 def test_large_frame_of_unknown_type_is_left_in_failure():
     decoder, messages = FrameDecoder(large_frame_size=50), []
-    reading = functools.partial(read_messages, messages, None, 0.0)
     frame = encode_frame(7, b"x" * 100)
 
-    assert decoder.feed(frame[:60], reading) == decoder.feed(frame[60:], reading) == []
+    assert decoder.feed(frame[:60], messages) == decoder.feed(frame[60:], messages) == []
     assert "frame type 7 is not one of" in str(decoder.failure)
 
 
@@ -208,3 +194,38 @@ def test_attempts_are_unsigned_and_wrap():
 def test_short_message_is_a_frame_error():
     with pytest.raises(NSQFrameError, match="message frame of 25 bytes"):
         decode_message(bytes(25))
+
+
+def framed(body):
+    return encode_frame(MESSAGE, encode_message(123, 2, b"0123456789abcdef", body))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"",
+        framed(b"cut")[:-1],
+        framed(b"cut")[:33],
+        framed(b"of more than max_size"),
+        encode_frame(MESSAGE, bytes(25)) + bytes(99),
+        encode_frame(RESPONSE, b"x" * 99),
+        b"\xff\xff\xff\xff" + bytes(99),
+    ],
+    ids=["nothing", "part of a message", "part of its header", "too large", "too short", "response", "negative size"],
+)
+def test_messages_are_decoded_up_to_a_frame_of_another_type(rest):
+    messages = []
+    front = framed(b"") + framed(b"2")
+
+    assert decode_messages(MessageFields, b"head" + front + rest, 4, 35, messages) == 4 + len(front)
+
+    assert [message.body for message in messages] == [b"", b"2"]
+
+
+def test_frame_that_is_too_short_for_a_message_is_refused():
+    decoder, messages = FrameDecoder(), []
+
+    decoder.feed(framed(b"1") + encode_frame(MESSAGE, bytes(25)) + framed(b"next"), messages)
+
+    assert "message frame of 25 bytes, at least 26 wanted" in str(decoder.failure)
+    assert [message.body for message in messages] == [b"1"]
