@@ -5,29 +5,18 @@ The client has connections of its own in each hub that uses it. Subclasses know 
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import gevent
 
-from gnsq.addresses import format_address
-from gnsq.concurrency.threads import call_in_thread, checked_timeout, local
+from gnsq.addresses import format_address, is_host, parse_address
+from gnsq.concurrency.threads import checked_timeout, local
 from gnsq.errors import NSQHttpError
-from gnsq.http.options import (
-    PORTS,
-    HttpClientOptionsDict,
-    HttpOptions,
-    HttpOptionsDict,
-    check_header,
-    check_host,
-    check_path,
-    check_port,
-    check_scheme,
-)
-from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
+from gnsq.http.options import HttpClientOptionsDict, HttpOptions, HttpOptionsDict, check_header
+from gnsq.http.responses import is_unknown_path, parse_result
 from gnsq.options import USER_AGENT, Seconds
 from gnsq.texts import shown_argument
 from gnsq.tracebacks import clears_locals
@@ -43,7 +32,6 @@ USERAGENT = USER_AGENT
 
 # The value of the header Accept. Without this value, servers from 0.3 to 0.3.8 wrap their responses in old envelopes.
 _ACCEPT = "application/vnd.nsq; version=1.0"
-_MAX_REDIRECTS = 5
 
 
 class HTTPClient:
@@ -53,9 +41,9 @@ class HTTPClient:
     which stay open between calls. A connection that the server has closed is replaced. If the client notices the close
     only after sending, it retries a GET. A request with another method fails: the server may have executed it.
 
-    A POST is sent again only if nothing was sent, or the server redirects it or does not know its path. So the client
-    duplicates nothing. After an NSQHttpUnreachable, the caller can safely send the POST again. After another
-    NSQHttpError whose status is None, such as NSQHttpTimeout, the server may have executed the POST already.
+    A POST is sent again only if nothing was sent, or the server does not know its path. So the client duplicates
+    nothing. After an NSQHttpUnreachable, the caller can safely send the POST again. After another NSQHttpError whose
+    status is None, such as NSQHttpTimeout, the server may have executed the POST already. Redirects are not followed.
 
     After a fork the child makes new connections. Calls that were waiting during the fork fail in the child.
 
@@ -94,10 +82,11 @@ class HTTPClient:
                 "connection_class is not supported: gnsq uses requests; for HTTPS pass an https:// URL to from_url(), "
                 "or scheme='https'"
             )
-        self.host = check_host(host)
-        self.port = check_port(port)
-        self.scheme = check_scheme(scheme)
-        self._path = check_path(path)
+        self.host, self.port = _host_and_port(host, port)
+        if scheme not in ("http", "https"):
+            raise ValueError(f"scheme {shown_argument(scheme)} must be http or https")
+        self.scheme = scheme
+        self._path = _checked_path(path)
         self.useragent = useragent
         self.options = HttpOptions.from_keywords(type(self), options)
         self._headers = _headers(useragent, self.options)
@@ -130,8 +119,6 @@ class HTTPClient:
             port, host = parts.port, parts.hostname
         except ValueError:
             raise ValueError(f"{shown}: port must be a number from 1 to 65535, IPv6 stands in brackets") from None
-        if parts.scheme not in PORTS:
-            raise ValueError(f"{shown}: scheme must be http or https")
         if "@" in parts.path:
             raise ValueError(f"{shown}: the characters / ? # @ of a password must be quoted with %")
         if parts.query or parts.fragment:
@@ -206,15 +193,13 @@ class HTTPClient:
 
     def _connections(self) -> Connections:
         """Return the connections of the calling thread's hub."""
-        # Load the class before the attribute is read: loading may wait, and other greenlets may set the attribute then.
-        make_connections = _connections_class()
+        from gnsq.http.connections import Connections  # not above, since it loads requests, which takes 0.1 s
+
         found: Connections | None = getattr(self._local, "connections", None)
         if found is None or found.closed or found.hub is not gevent.get_hub():
-            found = make_connections(self.address, self.options, self._headers, self._context)
+            found = Connections(self.address, self.options, self._headers, self._context)
             self._local.connections = self._all[id(found)] = found
         return found
-
-    # --- paths and redirects
 
     def _remember_path(
         self,
@@ -245,46 +230,29 @@ class HTTPClient:
         raise errors[0]  # the server has neither path
 
     def _result(self, call: Call, method: str, path: str, query: Mapping[str, str], body: bytes | None) -> Any:
-        url, params = f"{self.address}{path}", query
-        for _ in range(_MAX_REDIRECTS + 1):
-            response = call.send(method, url, params, body)
-            if not response.redirects(method):
-                return parse_result(f"{method} {url}", response)
-            url, params = self._redirected(f"{method} {url}", url, response), {}
-        raise NSQHttpError(f"{method} {self.address}{path}: more than {_MAX_REDIRECTS} redirects", response.status)
-
-    def _redirected(self, request: str, url: str, response: Response) -> str:
-        """Return the URL of a redirect. Refuse a redirect to another server: it must not get messages and passwords."""
-        try:
-            target = urlsplit(urljoin(url, response.location))
-            port = target.port or PORTS.get(target.scheme)
-            here = (target.scheme, target.hostname, port) == (self.scheme, self.host.lower(), self.port)
-        except ValueError:
-            target, here = urlsplit(""), False
-        if not here:
-            there = shown(f"{target.scheme}://{target.hostname}") if target.hostname else "nowhere"
-            raise NSQHttpError(
-                f"{request}: http error <{response.status}> redirects to {there}, which is not this address: "
-                "give the client that one if it is right",
-                response.status,
-                response.body,
-            )
-        return target._replace(netloc=format_address(self.host, self.port), fragment="").geturl()
+        url = f"{self.address}{path}"
+        return parse_result(f"{method} {url}", call.send(method, url, query, body))
 
 
 # --- helpers
 
 
-@functools.cache
-def _connections_class() -> type[Connections]:
-    """Import the class in another thread: in the caller's thread, to import ``requests`` blocks the hub for 0.1 s."""
+def _host_and_port(host: str, port: int) -> tuple[str, int]:
+    """Check two arguments. An IPv6 address may have brackets and, as in gnsq 1.0, a port may be text."""
+    bare = host[1:-1] if isinstance(host, str) and host.startswith("[") and host.endswith("]") else host
+    if isinstance(host, str) and not is_host(bare):
+        # The error does not show the host, which may be a URL with a password.
+        raise ValueError("host must be a name or an IP address; from_url() takes URLs, and host:port")
+    return parse_address(format_address(bare, port))
 
-    def load() -> type[Connections]:
-        from gnsq.http.connections import Connections
 
-        return Connections
-
-    return call_in_thread(load)
+def _checked_path(path: str) -> str:
+    """Return the prefix of each endpoint's path, without slashes around it."""
+    if not isinstance(path, str):
+        raise TypeError(f"path must be a str, not {shown_argument(path)}")
+    if not path.isprintable() or any(character in path for character in "?# "):
+        raise ValueError(f"path {shown_argument(path)} must have neither spaces nor ? nor #")
+    return path.strip("/")
 
 
 def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,8 @@ def _converted(field: dataclasses.Field[Any], value: Any) -> Any:  # Any: each o
     """Return the value of an option that was given in another form."""
     if isinstance(value, timedelta) and field.metadata.get("unit") in _UNITS:
         value /= _UNITS[field.metadata["unit"]]
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     types = str(field.type).split(" | ")
     if value is None and "None" not in types:
         return field.metadata.get("none")

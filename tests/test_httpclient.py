@@ -112,10 +112,10 @@ def test_url_parts_have_defaults(url, address):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://host", "'ftp://host': scheme must be http or https"),
+        ("ftp://host:1", "scheme 'ftp' must be http or https"),
         ("http://host:port", "'http://host:port': port must be a number"),
         ("http://host:70000", "port must be a number"),
-        ("http://host:0", "port 0 must be a number from 1 to 65535"),
+        ("http://host:0", "port '0' of address 'host:0' is not a number from 1 to 65535"),
         ("http://[::1", "IPv6 stands in brackets"),
         ("http://host:1/?topic=x", "must have neither a query"),
         ("http://host:1/#x", "nor a fragment"),
@@ -169,7 +169,7 @@ def test_authorization_is_sent_and_not_shown(prefix, options, sent):
 @pytest.mark.parametrize(
     "url",
     [
-        "ftp://user:s3cr3t@host",
+        "ftp://user:s3cr3t@host:1",
         "http://user:s3cr3t@host:port",
         "http://user:s3cr3t@host/?q",
         "http://user:s3#cr3t@host",

@@ -13,7 +13,6 @@ import pytest
 import gnsq
 from fakensqd import on
 from fakensqd.faults import delay
-from gnsq.concurrency.threads import call_in_thread
 from gnsq.contrib.batch import BatchHandler
 from gnsq.errors import NSQException, NSQNotSentClosed
 from tests.helpers import LIMIT, child, closed_by_a_signal, peer, refused_port, wait_until
@@ -139,6 +138,10 @@ def busy(fakensqd):
 
 
 KINDS = pytest.mark.parametrize("kind", ["consumer", "producer"])
+
+
+def call_in_thread(function):
+    return gevent.get_hub().threadpool.apply(function)
 
 
 @KINDS

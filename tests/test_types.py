@@ -277,7 +277,7 @@ RIGHT = [
     "Producer('nsqd', strategy='primary', batch_messages=10, tls_options={'ca_certs': 'ca.pem'}, threaded=True)",
     "NsqdTCPClient('nsqd', 4150, tls_v1=True, tls_options={'cert_reqs': 0}, msg_timeout=5)",
     "NsqdHTTPClient('nsqd', 4151, timeout=5, scheme='https')",
-    "LookupdClient.from_url('https://lookupd', timeout=(1.0, 2.0), ca_certs='ca.pem')",
+    "LookupdClient.from_url('https://lookupd', timeout=2.0, ca_certs='ca.pem')",
     "consume(concurrency=2), produce(publish_timeout=5)",
     "producer.on_error.connect(lambda sender, error: print(error.fatal), weak=False)",
     "producer.on_close.connect(lambda sender, **more: None)",

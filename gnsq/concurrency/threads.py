@@ -36,7 +36,6 @@ __all__ = [
     "ThreadEvent",
     "ThreadToken",
     "allocate_lock",
-    "call_in_thread",
     "checked_seconds",
     "checked_timeout",
     "current_thread",
@@ -311,14 +310,6 @@ class CrossThreadFuture(Generic[T]):
             # The waiting thread's hub may have ended; then nothing waits.
             with contextlib.suppress(ValueError):
                 queue.call_soon_threadsafe(event.set)
-
-
-def call_in_thread(function: Callable[[], T]) -> T:
-    """Call a blocking function in a new native thread, and wait for its result. Other greenlets run meanwhile."""
-    future: CrossThreadFuture[T] = CrossThreadFuture()
-    start_thread(future.set_from, function)
-    future.wait(NO_TIMEOUT)
-    return future.result()
 
 
 class ThreadEvent:

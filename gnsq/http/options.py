@@ -14,30 +14,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 from urllib.parse import urlsplit
 
-from gnsq.addresses import is_host
 from gnsq.options import Options, option
-from gnsq.texts import shown_argument
 
 if TYPE_CHECKING:
     import ssl
 
     import urllib3
 
-__all__ = [
-    "PORTS",
-    "HttpClientOptionsDict",
-    "HttpOptions",
-    "HttpOptionsDict",
-    "check_header",
-    "check_host",
-    "check_path",
-    "check_port",
-    "check_scheme",
-    "convert_timeout",
-]
-
-# Default port of each scheme.
-PORTS = {"http": 80, "https": 443}
+__all__ = ["HttpClientOptionsDict", "HttpOptions", "HttpOptionsDict", "check_header"]
 
 _CERT_REQS = ("CERT_NONE", "CERT_OPTIONAL", "CERT_REQUIRED")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -46,7 +30,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 class HttpOptionsDict(TypedDict, total=False):
     """Typed keywords for HttpOptions. Some allow more types than the fields there, such as those of gnsq 1.0."""
 
-    timeout: float | timedelta | tuple[float, float] | urllib3.Timeout | None
+    timeout: float | timedelta | urllib3.Timeout | None
     connect_timeout: float | timedelta | None
     retries: int | urllib3.Retry | None
     maxsize: int
@@ -76,7 +60,7 @@ class HttpOptions(Options):
 
     timeout: float = option(
         60.0,
-        "limit of a whole call: connecting, sending, the response, redirects and retries",
+        "limit of a whole call: connecting, sending, the response and retries",
         unit="s",
         minimum=0.001,
     )
@@ -106,7 +90,9 @@ class HttpOptions(Options):
         secret=True,
     )
     ca_certs: str | None = option(None, "file or directory of trusted CAs; default: the system's")
-    cert_reqs: str = option("CERT_REQUIRED", "with CERT_NONE any certificate is trusted, for any host name")
+    cert_reqs: str = option(
+        "CERT_REQUIRED", "with CERT_NONE any certificate is trusted, for any host name", choices=_CERT_REQS
+    )
     cert_file: str | None = option(None, "file with the client's own certificate")
     key_file: str | None = option(None, "file with the key of this certificate, if cert_file does not have it")
     key_password: str | bytes | None = option(None, "password of an encrypted key", secret=True)
@@ -118,20 +104,16 @@ class HttpOptions(Options):
     def from_keywords(cls, owner: type | str, values: Mapping[str, Any], *beside: type[Options]) -> Self:
         """Make options as Options.from_keywords() does. Accepts urllib3's objects as values, too, as gnsq 1.0 did."""
         known = dict(values)
-        if "timeout" in known:
-            known |= convert_timeout(known.pop("timeout"))
+        if hasattr(known.get("timeout"), "connect_timeout"):
+            known |= _limits(known.pop("timeout"))
         if "retries" in known:
-            known |= _convert_retries(known.pop("retries"))
+            known["retries"] = _retries(known["retries"])
         if "cert_reqs" in known:
-            known["cert_reqs"] = _convert_cert_reqs(known["cert_reqs"])
-        for name in ("ca_certs", "cert_file", "key_file"):
-            if isinstance(known.get(name), os.PathLike):
-                known[name] = os.fspath(known[name])
+            known["cert_reqs"] = _cert_reqs(known["cert_reqs"])
         return super().from_keywords(owner, known, *beside)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _convert_cert_reqs(self.cert_reqs)
         for name, value in (self.headers or {}).items():
             check_header(name, value)
         for proxy in (self.proxies or {}).values():
@@ -159,42 +141,6 @@ class HttpOptions(Options):
         return "Basic " + base64.b64encode(":".join(self.auth).encode()).decode()
 
 
-def check_host(host: object) -> str:
-    """Check a host name or IP address, and return it, an IPv6 address without brackets."""
-    if not isinstance(host, str):
-        raise TypeError(f"host must be a str, not {shown_argument(host)}")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not is_host(bare):
-        # The error does not show the host, which may be a URL with a password.
-        raise ValueError("host must be a name or an IP address; from_url() takes URLs, and host:port")
-    return bare
-
-
-def check_path(path: object) -> str:
-    """Return the prefix of each endpoint's path, without slashes around it."""
-    if not isinstance(path, str):
-        raise TypeError(f"path must be a str, not {shown_argument(path)}")
-    if not path.isprintable() or any(character in path for character in "?# "):
-        raise ValueError(f"path {shown_argument(path)} must have neither spaces nor ? nor #")
-    return path.strip("/")
-
-
-def check_port(port: Any) -> int:  # Any: gnsq 1.0 accepted "4151", too
-    """Return a port as an int."""
-    if isinstance(port, bool) or not isinstance(port, (int, str)):
-        raise TypeError(f"port must be an int, not {shown_argument(port)}")
-    if not str(port).isdecimal() or not 1 <= int(port) <= 65535:
-        raise ValueError(f"port {shown_argument(port)} must be a number from 1 to 65535")
-    return int(port)
-
-
-def check_scheme(scheme: str) -> str:
-    """Return the scheme if it is http or https; otherwise raise ValueError."""
-    if scheme not in PORTS:
-        raise ValueError(f"scheme {shown_argument(scheme)} must be http or https")
-    return scheme
-
-
 def check_header(name: str, value: str) -> None:
     """Raise ValueError if a header is not valid. For example, a line end in the value would start another header.
 
@@ -215,55 +161,31 @@ def _is_http_url(text: str) -> bool:
         return False
 
 
-def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: a timeout of urllib3 or requests, or a number
-    """Convert a number, a pair of limits (connect, read), or an object such as urllib3's Timeout to options.
-
-    If connect and read are given, but no total, the sum of connect and read is the limit of a whole call.
-    """
-    if isinstance(timeout, tuple) and len(timeout) == 2:
-        total, (connect, read) = None, timeout
-    elif hasattr(timeout, "connect_timeout"):
-        total, connect = _number(timeout.total), _number(timeout.connect_timeout)
-        # If there is a total, the property read_timeout of urllib3's Timeout raises, unless the Timeout was started.
-        read = None if total is not None else _number(timeout.read_timeout)
-    elif hasattr(timeout, "connect"):
-        total, connect, read = getattr(timeout, "total", None), timeout.connect, getattr(timeout, "read", None)
-    elif timeout is None:
-        # In urllib3, None means no limit. Here every call has a limit, so use the default.
-        return {}
-    else:
-        return {"timeout": timeout}
-    if total is None and connect is not None and read is not None:
-        total = connect + read
-    mapped = {"timeout": total, "connect_timeout": connect}
-    return {name: value for name, value in mapped.items() if value is not None}
+def _limits(timeout: urllib3.Timeout) -> dict[str, float]:
+    """Convert urllib3's Timeout to options. If it has no total, the sum of connect and read limits a whole call."""
+    total, connect = _number(timeout.total), _number(timeout.connect_timeout)
+    if total is None and connect is not None:
+        read = _number(timeout.read_timeout)
+        total = None if read is None else connect + read
+    limits = {"timeout": total, "connect_timeout": connect}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def _number(value: object) -> float | None:
     # If no limit is given, the value is None or an object of urllib3 that means "not given".
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
-def _convert_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or a number
-    """Convert a number, False, or an object such as urllib3's Retry to options. Of the object's attributes total,
-    connect and read, the first one that is not None is used."""
-    if retries is None:
-        return {}
-    if hasattr(retries, "total"):
-        counts = [getattr(retries, name, None) for name in ("total", "connect", "read")]
-        given = [count for count in counts if count is not None]
-        return {"retries": int(given[0])} if given else {}
-    return {"retries": 0 if retries is False else retries}
+def _retries(retries: Any) -> Any:  # Any: urllib3's Retry, False, or what the option accepts
+    """Convert urllib3's Retry to a number: the first of its counts that is given."""
+    if retries is False:
+        return 0
+    if not hasattr(retries, "total"):
+        return retries
+    given = [count for count in (retries.total, retries.connect, retries.read) if count is not None]
+    return int(given[0]) if given else None
 
 
-def _convert_cert_reqs(cert_reqs: object) -> str:
-    """Return the name of cert_reqs, such as CERT_NONE. cert_reqs is a name (CERT_ may be missing) or ssl's constant."""
-    if cert_reqs is None:
-        return "CERT_REQUIRED"
-    if isinstance(cert_reqs, int) and not isinstance(cert_reqs, bool) and 0 <= cert_reqs < len(_CERT_REQS):
-        return _CERT_REQS[cert_reqs]
-    if isinstance(cert_reqs, str):
-        name = cert_reqs if cert_reqs.startswith("CERT_") else f"CERT_{cert_reqs}"
-        if name in _CERT_REQS:
-            return name
-    raise ValueError(f"cert_reqs {cert_reqs!r} must be one of {', '.join(_CERT_REQS)}")
+def _cert_reqs(cert_reqs: Any) -> Any:  # Any: a constant of ssl, its name without CERT_, or what the option accepts
+    names = [name for number, name in enumerate(_CERT_REQS) if cert_reqs in (number, name.removeprefix("CERT_"))]
+    return names[0] if names else cert_reqs

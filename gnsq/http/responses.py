@@ -18,10 +18,6 @@ from gnsq.texts import MAX_SHOWN, printable
 
 __all__ = ["Response", "error_text", "is_unknown_path", "parse_result", "shown"]
 
-_REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
-# Methods other than GET follow only these redirects, which keep the method. Other redirects may turn a POST into a GET.
-_REDIRECTS_OF_OTHERS = {307, 308}
-
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -32,10 +28,6 @@ class Response:
     content_type: str
     body: bytes
     location: str = ""
-
-    def redirects(self, method: str) -> bool:
-        """Return True if the request must be sent to another URL. A POST is sent again only if it stays a POST."""
-        return bool(self.location) and self.status in _REDIRECTS.get(method, _REDIRECTS_OF_OTHERS)
 
     @property
     def is_json(self) -> bool:
@@ -139,6 +131,9 @@ def _is_envelope(data: object) -> bool:
 
 def _refusal(call: str, response: Response, status: int, text: str) -> NSQHttpError:
     hint = _hint(status, text, response.body)
+    if response.location:
+        # Not followed: another server must not get messages and passwords.
+        hint = f"redirects to {shown(response.location)}: give the client that address if it is right"
     parts = f"{call}: http error <{status}> {text}".rstrip()
     error = NSQHttpError(f"{parts} ({hint})" if hint else parts, status, response.body)
     if status == 413 or text in _OF_MESSAGE:

@@ -132,15 +132,6 @@ def test_waiting_for_a_slot_counts(release, client_of):
         assert peer.lines == ["GET /first"]
 
 
-def test_redirects_are_within_the_deadline(release, client_of):
-    def answer(asked, sock):
-        release.wait(0.1)
-        return reply(b"", "301 Moved", "text/html", "Location: /x")
-
-    with http_peer(answer) as peer, pytest.raises(NSQHttpTimeout):
-        client_of(peer, timeout=SHORT).request("GET", "x")
-
-
 def test_retries_are_within_the_deadline(client_of):
     with gevent.Timeout(5), pytest.raises(NSQHttpError, match=r"nothing could be sent within 0\.5 s"):
         client_of(f"127.0.0.1:{refused_port()}", timeout=SHORT, retries=1000).request("GET", "x")

@@ -181,20 +181,3 @@ def test_deep_and_long_values_are_shown_cut():
 )
 def test_unknown_path_is_distinguished_from_an_unknown_topic(status, body, unknown):
     assert is_unknown_path(NSQHttpError("x", status, body)) is unknown
-
-
-@pytest.mark.parametrize(
-    ("method", "status", "location", "redirects"),
-    [
-        ("GET", 301, "/x", True),
-        ("GET", 308, "/x", True),
-        ("GET", 304, "/x", False),
-        ("GET", 301, "", False),
-        ("POST", 307, "/x", True),
-        ("POST", 301, "/x", False),
-        ("POST", 303, "/x", False),
-        ("PUT", 308, "/x", True),
-    ],
-)
-def test_redirects_that_keep_the_method(method, status, location, redirects):
-    assert Response(status, "", "", b"", location).redirects(method) is redirects
