@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import socket as stdlib_socket
@@ -19,6 +20,7 @@ from gevent import monkey, socket
 
 from gnsq.addresses import format_address, is_unix
 from gnsq.concurrency.greenlets import CooperativeYield
+from gnsq.concurrency.reply_poller import ReplyPoller
 from gnsq.concurrency.threads import get_hub_if_exists
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
 from gnsq.protocol.compression import Codec
@@ -71,6 +73,7 @@ class TcpTransport:
         self._fd: int = sock.fileno()
         self._peer = peer
         self._let_others_run = CooperativeYield()
+        self._poller = ReplyPoller()
         self._readable: Any = None  # Any: a watcher of gevent's
         self._reader: Any = None  # Any: a greenlet; gevent has no types
 
@@ -83,7 +86,9 @@ class TcpTransport:
             raise _translate_os_error(error, self._peer) from error
         return data
 
-    def recv_unless_handled(self, size: int, handle: Callable[[bytes], bool]) -> bytes:
+    def recv_unless_handled(
+        self, size: int, handle: Callable[[bytes], bool], expects_reply: Callable[[], bool] = lambda: False
+    ) -> bytes:
         """Pass received bytes to handle(); return the first that it does not handle, or b"" at the end.
 
         Only one greenlet at a time may call this method. handle() is called in the hub itself, so it must not wait.
@@ -91,6 +96,8 @@ class TcpTransport:
 
         Args:
             handle: Called with received bytes, never with b"". Returns True if it has handled them, else False.
+            expects_reply: Called after handle(). Returns True if handle() has sent something to which the peer replies,
+                and nothing else is to be sent: then it may be worth polling for the reply.
 
         Raises:
             NSQSocketError: In the cases of recv().
@@ -102,10 +109,18 @@ class TcpTransport:
         if self._readable is None:
             self._readable = hub.loop.io(fd, _READ)
 
+        watcher, poller, read_now = self._readable, self._poller, functools.partial(os.read, fd, size)
+
         def read() -> None:
             try:
-                data = os.read(fd, size)
-                if data and handle(data):
+                data: bytes | None = os.read(fd, size)
+                poller.record_reply()
+                while data and handle(data):
+                    # handle() may have closed the socket, and another one may have its descriptor now.
+                    if self._readable is not watcher or not expects_reply():
+                        return
+                    data = poller.poll(read_now)
+                if data is None:
                     return
             except BlockingIOError:
                 return
@@ -114,7 +129,7 @@ class TcpTransport:
                 return
             reader.switch(data)
 
-        watcher, self._reader = self._readable, reader
+        self._reader = reader
         watcher.start(read)
         try:
             data: bytes = hub.switch()  # returns after read() or close()
@@ -125,6 +140,25 @@ class TcpTransport:
             if self._readable is watcher:
                 watcher.stop()
         return data
+
+    def poll_reply(self, size: int, handle: Callable[[bytes], bool]) -> None:
+        """If it is worth it, poll for the reply to what was just sent, and pass it to handle().
+
+        Does nothing while no greenlet waits in recv_unless_handled(), which returns what handle() does not handle.
+        """
+        reader, watcher = self._reader, self._readable
+        if reader is None or watcher is None:
+            return
+        try:
+            data = self._poller.poll(functools.partial(os.read, self._socket.fileno(), size))
+        except OSError:
+            return  # the reader finds the same error
+        if data is None or (data and handle(data)):
+            return
+        # The bytes are no longer in the socket: nothing else may be read before the reader has got them.
+        self._reader = None
+        watcher.stop()
+        reader.parent.loop.run_callback(reader.switch, data)
 
     def sendall(self, data: bytes) -> None:
         try:

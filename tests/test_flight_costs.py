@@ -31,6 +31,7 @@ class Costs:
         self.switches = 0
         self.greenlets = set()
         self.sends = 0
+        self.polls = 0
         self.blocks = 0
 
     def __enter__(self):
@@ -116,6 +117,8 @@ def consumed(ends, in_flight, handler):
     consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=max(in_flight, 10))
     connection = consumer._dispatcher.make_connection("nsqd:4150", ConnectionOptions())
     connection.open(transport)
+    connection.ready(in_flight)
+    gevent.sleep(0)
     theirs.recv(65536)  # the handshake
     gevent.sleep(0)
     nsqd = Nsqd(theirs, in_flight)
@@ -126,6 +129,7 @@ def consumed(ends, in_flight, handler):
         assert nsqd.ended.wait(LIMIT)
     connection.abort()
     consumer._workers.close()
+    costs.polls = transport._poller.polls
     return costs
 
 
@@ -163,6 +167,14 @@ def test_message_costs_few_switches_few_sends_and_no_greenlet(ends, handler, in_
     assert costs.sends <= sends * COUNT
     # The workers, and those that run anyway: the hub, the test, the reader, the writer and the like.
     assert len(costs.greenlets) <= in_flight + 10
+
+
+@pytest.mark.parametrize(("handler", "is_polled"), [(quick, True), (yielding, False), (waiting, False)])
+def test_next_message_is_polled_for_only_if_its_handler_did_not_wait(ends, handler, is_polled):
+    costs = consumed(ends, 1, handler)
+
+    assert (costs.polls > 0) is is_polled
+    assert costs.polls < COUNT
 
 
 @pytest.mark.parametrize("in_flight", [1, 10, 200])

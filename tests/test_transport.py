@@ -46,6 +46,79 @@ def test_end_of_the_stream_is_not_offered(pair):
     assert transport.recv_unless_handled(100, lambda data: pytest.fail("offered")) == b""
 
 
+def test_reply_that_comes_at_once_is_polled_for(pair):
+    transport, peer = pair
+    taken = []
+
+    def take(data):
+        taken.append(data)
+        peer.sendall(b"next" if not transport._poller.polls else b"last")
+        return data != b"last"
+
+    reading = gevent.spawn(transport.recv_unless_handled, 100, take, lambda: True)
+    peer.sendall(b"first")
+
+    # A busy machine may take too long for a poll. So the first polls may come late, but one comes.
+    assert reading.get(timeout=5) == b"last"
+    assert transport._poller.polls > 0
+
+
+def test_socket_that_its_handler_closes_is_not_polled(pair):
+    transport, peer = pair
+    expected = []
+    reading = gevent.spawn(
+        transport.recv_unless_handled, 100, lambda data: not transport.close(), lambda: expected.append(1)
+    )
+    peer.sendall(b"x")
+
+    with pytest.raises(NSQConnectionClosed):
+        reading.get(timeout=5)
+    assert not expected
+
+
+def ready_to_poll(transport, peer, take):
+    """Start to read, and let replies come at once until a poll is worth it; returns the reader."""
+    reading = gevent.spawn(transport.recv_unless_handled, 100, take)
+    while not transport._poller.polls:
+        transport.poll_reply(100, take)
+        peer.sendall(b"ok")
+        gevent.sleep(1e-6)
+    return reading
+
+
+def test_greenlet_that_polls_handles_the_reply(pair):
+    transport, peer = pair
+    greenlets = []
+
+    def take(data):
+        greenlets.append(gevent.getcurrent())
+        return True
+
+    ready_to_poll(transport, peer, take)
+    greenlets.clear()
+    while gevent.getcurrent() not in greenlets:
+        peer.sendall(b"ok")
+        transport.poll_reply(100, take)
+        gevent.sleep(1e-6)
+
+
+def test_what_a_poll_finds_and_nobody_handles_is_returned_to_the_reader(pair):
+    transport, peer = pair
+
+    def take(data):
+        return gevent.getcurrent() is not test and b"x" not in data
+
+    test = gevent.getcurrent()
+    reading = ready_to_poll(transport, peer, take)
+    while not reading.ready():
+        peer.sendall(b"ok")
+        transport.poll_reply(100, take)
+        peer.sendall(b"later")
+        gevent.sleep(1e-6)
+
+    assert b"ok" in reading.get()
+
+
 def test_close_ends_the_wait(pair):
     transport, _ = pair
     reading = gevent.spawn(transport.recv_unless_handled, 100, lambda data: True)

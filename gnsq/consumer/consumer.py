@@ -295,8 +295,6 @@ class Consumer:
         self._state = State.RUNNING
         register_after_fork(self)
         call_at_exit(Consumer._close_at_exit, self)
-        if self.options.busy_poll:
-            self._dispatcher.start_polling()
         # Set _state, then read _close_limit. close() sets _close_limit, then reads _state. No close() is lost.
         if self._close_limit is not None:
             self._begin_close()
@@ -792,7 +790,6 @@ class Consumer:
 
     def _end(self) -> None:
         """Wake the callers of close() and join(), and stop the thread of a threaded consumer."""
-        self._dispatcher.stop_polling()
         call_not_at_exit(self)
         self._closed.set()
         if self._hub_thread is not None:

@@ -15,7 +15,6 @@ from typing import Protocol
 from gnsq.addresses import parse_address
 from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock
-from gnsq.concurrency.busy_poller import BusyPoller
 from gnsq.consumer.handler_runner import HandlerOwner, HandlerRunner
 from gnsq.consumer.rdy_controller import RdyController
 from gnsq.consumer.worker_pool import WorkerPool
@@ -47,12 +46,6 @@ class DispatcherOwner(HandlerOwner, Protocol):
     def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None: ...
 
 
-class _Read:
-    """The next read that has messages, of any connection."""
-
-    done = False
-
-
 class MessageDispatcher(ConnectionListener):
     """The listener of a consumer's connections. Passes their messages to handlers, and the results of these to
     RdyController.
@@ -66,8 +59,6 @@ class MessageDispatcher(ConnectionListener):
 
     def __init__(self, consumer: DispatcherOwner, pool: ConnectionPool, clock: Clock, overrides: Set[str]) -> None:
         self.closed_counts = MessageCounts()
-        self._busy_poller: BusyPoller | None = None
-        self._next_read = _Read()
         self._last_error = ""  # of the last message that has failed, for the lines about the backoff
         self._consumer = consumer
         self._pool = pool
@@ -165,20 +156,6 @@ class MessageDispatcher(ConnectionListener):
         self.workers.put(messages, at_once=not self.rdy.is_update_scheduled)
         if connection.is_over_ready:
             self.rdy.check_in_flight(connection, lambda: [*self.workers.inbox, *self._unanswered_messages()])
-        if self._busy_poller is not None:
-            self._next_read.done = True
-            self._next_read = _Read()
-            self._busy_poller.poll(self._next_read)
-
-    def start_polling(self) -> None:
-        """Let the event loop of this hub poll for the next read after each read of messages."""
-        self._busy_poller = BusyPoller()
-
-    def stop_polling(self) -> None:
-        """Undo start_polling()."""
-        if self._busy_poller is not None:
-            self._busy_poller.close()
-            self._busy_poller = None
 
     def may_handle_in_hub(self) -> bool:
         """Return True if on_messages() does not wait: it logs nothing of a backoff, and of messages that timed out."""

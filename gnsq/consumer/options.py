@@ -35,7 +35,6 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     """All options of a Consumer as typed keywords, except for those that are parameters of its constructor."""
 
     concurrency: int | None
-    busy_poll: bool
     handler_timeout: float | timedelta | None
     close_timeout: float | timedelta
     backoff: Delay | None
@@ -87,11 +86,6 @@ class ConsumerOptions(Options):
         unit="greenlets",
         minimum=1,
         common=True,
-    )
-    busy_poll: bool = option(
-        False,
-        "after messages that follow others immediately, the event loop does not sleep for up to 0.3 ms: with few "
-        "messages in flight these come faster, and each read costs up to this much processor time",
     )
     handler_timeout: float | None = option(
         None,

@@ -6,7 +6,8 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 # The way of a message, from the socket to the handler and back as FIN:
 #
 #  1. `Connection._read_loop` waits in `TcpTransport.recv` or `TcpTransport.recv_unless_handled` in transport.py. If few
-#     bytes come, the hub itself takes steps 2 to 6 in `Connection._handle_few`, without a switch to the reader.
+#     bytes come, the hub itself takes steps 2 to 6 in `Connection._handle_few`, without a switch to the reader; with
+#     one message in flight it may then read again at once, instead of sleeping until the next message comes.
 #  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it calls
 #     `decode_messages` in protocol/frames.py, which makes a Message of each message frame.
 #  3. `deliver` in message.py completes the messages. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
@@ -414,6 +415,12 @@ class Connection:
         self.writer.submit(call)
         return call
 
+    def poll_reply(self) -> None:
+        """Handle the response to the only pending request now, if it is worth polling for it."""
+        transport = self._stack.transport
+        if isinstance(transport, TcpTransport):
+            transport.poll_reply(READ_SIZE, self._handle_few)
+
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
         """Send a command and wait for its response.
 
@@ -499,7 +506,7 @@ class Connection:
                 data = recv(READ_SIZE)
             else:
                 # Usually no more data waits now.
-                data = transport.recv_unless_handled(READ_SIZE, self._handle_few)
+                data = transport.recv_unless_handled(READ_SIZE, self._handle_few, self._expects_message)
             if not data and self._write_shut_down:
                 self.abort()
                 return
@@ -534,6 +541,10 @@ class Connection:
         deliver(messages, self.in_flight_messages, received)
         self.in_flight_messages.add(len(messages))
         self._listener.on_messages(self, messages)
+
+    def _expects_message(self) -> bool:
+        """Return True if the next message soon follows the FIN that was just sent, and nothing else is to be sent."""
+        return not self.in_flight and self.ready_count > 0 and self.writer.is_idle
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
         """Tell the listener of a frame that was read during the handshake. The handshake itself uses the frame."""

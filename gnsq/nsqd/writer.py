@@ -67,6 +67,11 @@ class Writer:
         """Number of queued commands that have no response and are not being sent yet."""
         return len(self._commands) + len(self._finished_ids)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if all that may be sent now is sent, and what comes next can be sent without waiting."""
+        return self._idle_transport is not None
+
     def send(self, command: bytes) -> None:
         """Queue a command that has no response. This method does not wait."""
         if self._finished_ids:

@@ -19,8 +19,8 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #     which passes the publish to `PendingRequests.put` in nsqd/pending.py.
 #  7. `Writer.run` in nsqd/writer.py sends `PendingPublish.encode` in producer/publish.py. But if nothing else is
 #     pending on the connection, the caller's greenlet sends it by `TcpTransport.send_nowait` in transport.py.
-#  8. `Dispatcher.publish` waits. If no other publish is pending, the event loop may
-#     poll for the response instead of sleeping.
+#  8. `Dispatcher.publish` waits. If no other publish is pending, `CompletionQueue.poll` in producer/completion.py may
+#     poll for the response instead: then the caller's greenlet itself takes steps 9 and 10.
 #  9. `Connection` in nsqd/connection.py reads OK; `PendingRequests.resolve_oks` in nsqd/pending.py finds the publish.
 # 10. `PendingPublish.on_response` in producer/publish.py marks it as done, and `CompletionQueue.add` in
 #     producer/completion.py counts it and wakes the caller.
@@ -49,7 +49,6 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.concurrency.busy_poller import BusyPoller
 from gnsq.errors import (
     NSQErrorCode,
     NSQException,
@@ -100,7 +99,6 @@ class Dispatcher:
         no_connection_error: Makes the error that tells why there is no connection. Called with a text that tells how
             long the publish waited, such as "within 5 s".
         owner: The Producer whose name is in the log lines.
-        busy_poller: If only one publish is pending, it may poll for the response. None: there is no polling.
 
     Attributes:
         links: The links that publishes are submitted to.
@@ -115,7 +113,7 @@ class Dispatcher:
 
     # Slots save 6 % of a publish's time: with more than 30 attributes CPython makes a dict, which is slower to read.
     __slots__ = (
-        *("_busy_poller", "_choose", "_clock", "_closed", "_closing", "_completion", "_counts", "_hub"),
+        *("_choose", "_clock", "_closed", "_closing", "_completion", "_counts", "_hub"),
         *("_is_submitting", "_max_pending_bytes", "_no_connection_error", "_nsqd_count", "_options", "_owner"),
         *("_publishing", "_removed", "_run_callback", "_send_or_batch", "_stall_detector", "_to_retry"),
         *("_unconfirmed", "_waiting_for_capacity", "_waiting_for_connection", "batcher", "complete", "deadlines"),
@@ -132,7 +130,6 @@ class Dispatcher:
         nsqd_count: Callable[[], int],
         no_connection_error: Callable[[str], NSQException],
         owner: LogOwner,
-        busy_poller: BusyPoller | None = None,
     ) -> None:
         self.links: list[Link] = []
         self.stalled_links: list[Link] = []
@@ -163,7 +160,6 @@ class Dispatcher:
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None
         self._send_or_batch: Callable[[PendingPublish], None] = self.batcher.add if self.batcher else self.send
         self._stall_detector = StallDetector()
-        self._busy_poller = busy_poller
         self.deadlines = Deadlines(
             clock,
             STALLED_AFTER / 2,
@@ -190,9 +186,8 @@ class Dispatcher:
         self._publishing = waiter
         try:
             self.submit(publish, block)
-            if self.pending == 1 and publish.link is not None and self._busy_poller is not None:
-                self._busy_poller.poll(publish)
-            self._hub.switch()  # returns when CompletionQueue resumes this greenlet: at the deadline at the latest
+            if not (self.pending == 1 and self._completion.poll(publish)):
+                self._hub.switch()  # returns when CompletionQueue resumes this greenlet: at the deadline at the latest
             while not publish.done:
                 # Another greenlet has switched here by mistake: wait again.
                 self._publishing = waiter
@@ -562,8 +557,6 @@ class Dispatcher:
             The publishes that have failed since stop_accepting(). Those that fail later are appended to this list.
         """
         self._closing = self._closed = True
-        if self._busy_poller is not None:
-            self._busy_poller.close()
         for waiting_for, publishes in list(self._own_publishes()):
             for publish in publishes:
                 text = f"the producer was closed before the publish to {publish.topic} was sent"

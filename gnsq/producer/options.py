@@ -25,7 +25,6 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     batch_messages: int | None
     batch_bytes: int
     batch_linger: float | timedelta
-    busy_poll: bool
     lookupd_poll_interval: float | timedelta
     lookupd_poll_jitter: float
     close_timeout: float | timedelta
@@ -76,11 +75,6 @@ class ProducerOptions(Options):
     )
     batch_bytes: int = option(1024 * 1024, "limit of the body of such an MPUB", unit="bytes", minimum=1)
     batch_linger: float = option(0.002, "time after which a batch is sent that is not full", unit="s", minimum=0)
-    busy_poll: bool = option(
-        True,
-        "after a publish that follows another one immediately, the event loop does not sleep for up to 0.3 ms: such "
-        "publishes are faster, and each costs up to this much processor time",
-    )
     lookupd_poll_interval: float = option(60.0, "time between two lookups at all nsqlookupds", unit="s", minimum=0.01)
     lookupd_poll_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
     close_timeout: float = option(30.0, "time that close() waits for publishes without a response", unit="s", minimum=0)

@@ -217,6 +217,9 @@ class Link(Protocol):
     def submit(self, publish: PendingPublish) -> None:
         """Take a publish. Later, tell the publish its outcome by one of its ``on_`` methods."""
 
+    def poll_reply(self) -> None:
+        """Look for nsqd's response now, if it is likely to come within microseconds."""
+
     @property
     def pending(self) -> int:
         """Number of publishes that have no response: unsent and sent ones."""

@@ -142,6 +142,7 @@ class TcpLink:
         self.confirmed = 0
         self._writer = connection.writer
         self._requests = connection.writer.pending
+        self.poll_reply = connection.poll_reply
 
     def submit(self, publish: PendingPublish) -> None:
         self._writer.submit(publish)

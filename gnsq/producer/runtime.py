@@ -16,7 +16,6 @@ import gevent
 
 from gnsq.addresses import parse_address
 from gnsq.clock import Clock
-from gnsq.concurrency.busy_poller import BusyPoller
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.threads import OwnerThread
 from gnsq.discovery import AllNodes
@@ -105,7 +104,6 @@ class ProducerRuntime(ConnectionListener):
             nsqd_count=lambda: len(self._addresses),
             no_connection_error=self._no_connection_error,
             owner=config.owner,
-            busy_poller=BusyPoller() if options.busy_poll else None,
         )
         self._addresses: set[str] = set()
         self._links: dict[Connection, TcpLink] = {}

@@ -9,8 +9,7 @@ status 3 says that they do not know the workload. BENCH_ROUNDS (5) is how often 
 
 Parts, all with bodies of 200 bytes where no other size is said; ``make bench ONLY=consume,latency`` measures these:
 
-- consume: messages that wait in a channel, handled by a function that counts; the setting is max_in_flight. With few
-  in flight, ours is measured with its option busy_poll, too.
+- consume: messages that wait in a channel, handled by a function that counts; the setting is max_in_flight.
 - waiting: the handler yields once, or makes a round trip to an echo server on connections that it keeps; "greenlets"
   makes the same calls without NSQ.
 - publish: each message waits for its OK; the setting is how many wait at once. Ours is measured with batches, too:

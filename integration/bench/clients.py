@@ -155,13 +155,6 @@ def gnsq_consume(host: str, port: int, topic: str, count: int, in_flight: int) -
     return _gnsq_consume(host, port, topic, count, in_flight, lambda clock, message: None)
 
 
-def gnsq_busy_poll(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
-    """Consume with the option busy_poll. Not measured with many messages in flight: there the loop never sleeps."""
-    if in_flight > 10:
-        sys.exit(NOT_INSTALLED)
-    return _gnsq_consume(host, port, topic, count, in_flight, lambda clock, message: None, busy_poll=True)
-
-
 def gnsq_yield(host: str, port: int, topic: str, count: int, in_flight: int) -> Clock:
     import gevent
 
@@ -413,7 +406,6 @@ WORKLOADS: dict[str, dict[str, tuple[str, Workload]]] = {
     "consume": {
         "raw": ("socket", raw_consume),
         "gnsq": ("gnsq", gnsq_consume),
-        "gnsq busy_poll": ("gnsq", gnsq_busy_poll),
         "asyncnsq": ("asyncnsq", asyncnsq_consume),
         "pynsq": ("nsq", pynsq_consume),
         "ansq": ("ansq", ansq_consume),
@@ -443,7 +435,7 @@ WORKLOADS: dict[str, dict[str, tuple[str, Workload]]] = {
     },
 }
 # Clients that are measured only with this interpreter.
-OWN = ("raw", "greenlets", "gnsq busy_poll", "gnsq batches", "gnsq async")
+OWN = ("raw", "greenlets", "gnsq batches", "gnsq async")
 
 
 def main() -> int:

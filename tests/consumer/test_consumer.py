@@ -40,30 +40,6 @@ def test_handler_that_returns_finishes_its_message(fakensqd, send, consume):
     assert channel_stats(fakensqd, "t", "c")["depth"] == 0
 
 
-def test_option_busy_poll_lets_the_loop_poll_until_the_consumer_is_closed(fakensqd, send, consume):
-    got = []
-    send(*[b"x"] * 200)
-    consumer = consume(lambda consumer, message: got.append(message.body), busy_poll=True)
-
-    wait_until(lambda: len(got) == 200)
-    poller = consumer._dispatcher._busy_poller
-    rounds = poller.rounds
-    consumer.close(timeout=LIMIT)
-
-    assert rounds > 0
-    assert consumer._dispatcher._busy_poller is None
-
-
-def test_loop_does_not_poll_without_the_option_busy_poll(fakensqd, send, consume):
-    got = []
-    send(b"x")
-    consumer = consume(lambda consumer, message: got.append(message.body))
-
-    wait_until(lambda: got)
-
-    assert consumer._dispatcher._busy_poller is None
-
-
 def test_requeue_exception_is_not_logged(nsqd, clock, publish, started):
     attempts, errors = [], []
 

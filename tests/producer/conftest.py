@@ -111,6 +111,11 @@ class ListLink:
         self.sent = []
         self.withdrawals = []
         self.submit = self.unsent.append
+        self.polls = 0
+
+    def poll_reply(self):
+        """No response comes within microseconds."""
+        self.polls += 1
 
     @property
     def pending(self):
@@ -146,7 +151,7 @@ def dispatcher(clock, link):
     return dispatcher_with(clock, link)
 
 
-def dispatcher_with(clock, *links, busy_poller=None, **options):
+def dispatcher_with(clock, *links, **options):
     made = Dispatcher(
         ProducerOptions(**options),
         clock,
@@ -155,7 +160,6 @@ def dispatcher_with(clock, *links, busy_poller=None, **options):
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),
         owner=LogOwner("producer", time.monotonic),
-        busy_poller=busy_poller,
     )
     for link in links:
         made.add(link)

@@ -6,7 +6,6 @@ import pytest
 from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
 from fakensqd.faults import error
 from fakensqd.faults.toxics import stall
-from gnsq import Producer
 from gnsq.errors import NSQUnauthorized
 from gnsq.producer.dispatcher import StallDetector
 from gnsq.producer.publish import PendingPublish
@@ -199,57 +198,51 @@ def test_stall_detector_starts_anew_for_a_link_that_was_left_out():
     assert detector.partition([link, other], 11.0) == ([other], [link])
 
 
-# --- busy poll
+# --- polling for the response
 
 
 def publish():
     return PendingPublish("topic", b"x", 0.0, 60.0)
 
 
-class Recorder:
-    """A busy poller that records publishes."""
+class QuickLink(ListLink):
+    """A link whose nsqd responds while a publish is polled for."""
 
-    def __init__(self):
-        self.publishes = []
-        self.poll = self.publishes.append
-
-    def close(self):
-        pass
+    def poll_reply(self):
+        super().poll_reply()
+        for sent in self.send():
+            sent.on_response(b"OK")
 
 
-@pytest.fixture
-def recorder():
-    return Recorder()
+def test_publish_that_is_alone_and_confirmed_at_once_needs_no_event_loop(clock):
+    link = QuickLink("nsqd:4150")
+    dispatcher = dispatcher_with(clock, link)
+
+    with gevent.Timeout(0):
+        for _ in range(3):
+            dispatcher.publish(publish(), True)
+
+    assert (link.confirmed, dispatcher.pending, dispatcher.pending_bytes) == (3, 0, 0)
 
 
-def test_busy_poller_is_asked_for_a_publish_only_if_no_other_is_pending(clock, link, recorder):
-    dispatcher = dispatcher_with(clock, link, busy_poller=recorder)
-    alone, together = publish(), publish()
+def test_response_is_polled_for_only_if_no_other_publish_is_pending(clock, link):
+    dispatcher = dispatcher_with(clock, link)
 
-    waiting = [gevent.spawn(dispatcher.publish, each, True) for each in (alone, together)]
+    waiting = [gevent.spawn(dispatcher.publish, publish(), True) for _ in range(2)]
     gevent.sleep(0)
 
-    assert recorder.publishes == [alone]
+    assert link.polls == 1
     gevent.killall(waiting)
 
 
 @pytest.mark.parametrize(
     ("links", "options"), [(0, {}), (1, {"batch_messages": 10})], ids=["waits for a connection", "waits for a batch"]
 )
-def test_busy_poller_is_not_asked_for_a_publish_that_was_not_sent(clock, link, recorder, links, options):
-    dispatcher = dispatcher_with(clock, *[link][:links], busy_poller=recorder, **options)
+def test_response_is_not_polled_for_before_the_publish_is_sent(clock, link, links, options):
+    dispatcher = dispatcher_with(clock, *[link][:links], **options)
 
     waiting = gevent.spawn(dispatcher.publish, publish(), True)
     gevent.sleep(0)
 
-    assert recorder.publishes == []
+    assert link.polls == 0
     waiting.kill()
-
-
-@pytest.mark.parametrize("busy_poll", [True, False])
-def test_option_busy_poll_decides_whether_the_loop_stays_awake(busy_poll):
-    with FakeNsqd() as nsqd, Producer(nsqd.tcp_address, busy_poll=busy_poll) as producer:
-        for _ in range(5):
-            assert producer.publish("topic", b"x") == b"OK"
-
-        assert (producer._lifecycle.runtime.dispatcher._busy_poller is not None) is busy_poll
