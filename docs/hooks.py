@@ -206,7 +206,7 @@ def errors_table(*modules: str) -> str:
                 ", ".join(f"`{base.__name__}`" for base in error.__bases__ if base.__name__ != "NSQException"),
             )
             for error in errors_of(*modules)
-            if not getattr(error, "code", "")
+            if not error.__name__.startswith("_") and not getattr(error, "code", "").startswith("E_")
         ),
     )
 

@@ -214,9 +214,7 @@ class _Lookup:
         try:
             producers = listed_producers(self._ask(lookupd))
         except NSQHttpError as error:
-            text = str(error)
-            if text.startswith((f"GET {address}", f"{address}:")):
-                text = text.partition(": ")[2]
+            text = error.explanation
             report.warn(address, "%s failed: %s", what, text)
             report.record(address, text, is_other_server=error.status == 200 or is_unknown_path(error))
             return False

@@ -8,9 +8,11 @@ paragraph after ``What to do:`` is the advice.
 
 from __future__ import annotations
 
-from typing import Literal
+import errno as os_errno
+import re
+from typing import Literal, Self
 
-from gnsq.texts import printable
+from gnsq.texts import option_text, printable
 
 AtFault = Literal["message", "nsqd", "setup"]
 
@@ -18,15 +20,62 @@ AtFault = Literal["message", "nsqd", "setup"]
 class NSQException(Exception):
     """Base of all exceptions of gnsq.
 
+    ``str(error)`` is made of these facts: ``address: reason (hint)``.
+
     What to do: see the class of the error and its text.
+
+    Args:
+        args: The reason, as in gnsq 1.0.
+        hint: Options are in braces, as Python writes them, such as ``{tls_v1=True}``: see gnsq.texts.option_names().
 
     Attributes:
         at_fault: Where the cause lies. ``"message"``: in the message, so it would be refused again, wherever it is
             sent. ``"nsqd"``: nsqd can't be reached, or can't do it now. ``"setup"``: an option, an address or a right
             must be corrected.
+        address: ``host:port`` of the server that the error is about, or its URL for HTTP; empty if it is about none.
+        code: The failure in one word: nsqd's, such as ``E_BAD_TOPIC`` or ``TOPIC_NOT_FOUND``, the system's, such as
+            ``ECONNREFUSED``, OpenSSL's, or one of gnsq, such as ``TLS_NOT_OFFERED``. Empty if there is none.
+        name: The option that must be given or corrected, such as ``tls_v1``; empty if it is none, or not known.
     """
 
     at_fault: AtFault = "setup"
+    address = ""
+    code = ""
+    name = ""
+    _hint = ""
+
+    def __init__(self, *args: object, address: str = "", code: str = "", name: str = "", hint: str = "") -> None:
+        super().__init__(*args)
+        # Facts that are not given are those of the class. All are in __dict__, for pickle and copy.
+        given = {"address": address, "code": code, "name": name, "_hint": hint}
+        self.__dict__.update((fact, value) for fact, value in given.items() if value)
+
+    @classmethod
+    def after(cls, error: NSQException, reason: str) -> Self:
+        """Make an error that another one has led to: it has the facts of that one, and a reason of its own."""
+        return cls(reason, address=error.address, code=error.code, name=error.name, hint=error._hint)
+
+    @property
+    def reason(self) -> str:
+        """What went wrong, without the address and the hint."""
+        return super().__str__()
+
+    @property
+    def hint(self) -> str:
+        """What to do, in the words of the program: it names ``tls_v1=True``, or ``--tls``. Empty if not known."""
+        return re.sub(r"{(.+?)}", lambda option: option_text(option[1]), self._hint)
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        self._hint = hint
+
+    @property
+    def explanation(self) -> str:
+        """The reason with the hint, for a line that begins with the address."""
+        return f"{self.reason} ({self.hint})" if self._hint else self.reason
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.explanation}" if self.address else self.explanation
 
 
 class NSQRequeueMessage(NSQException):
@@ -51,6 +100,7 @@ class NSQTimeout(NSQException):
     """
 
     at_fault: AtFault = "nsqd"
+    code = "TIMEOUT"
 
 
 class NSQNotSent(NSQException):
@@ -104,14 +154,21 @@ class NSQHttpError(NSQException):
     Attributes:
         status: The HTTP status, or the status in the body of an old server's response. None if there was no response.
         body: The body of the response; empty if there was no response, or if its body was not kept.
+        request: Method and URL, with which ``str(error)`` begins in place of the address; empty if there was none.
     """
 
     at_fault: AtFault = "nsqd"
 
-    def __init__(self, text: str, status: int | None = None, body: bytes = b"") -> None:
-        super().__init__(text)
+    def __init__(
+        self, text: str, status: int | None = None, body: bytes = b"", *, request: str = "", **facts: str
+    ) -> None:
+        super().__init__(text, **facts)
+        self.request = request
         self.status = status
         self.body = body
+
+    def __str__(self) -> str:
+        return f"{self.request}: {self.explanation}" if self.request else super().__str__()
 
 
 class NSQHttpUnreachable(NSQHttpError, NSQNoConnections):
@@ -136,12 +193,24 @@ class NSQSocketError(NSQException, OSError):
 
     at_fault: AtFault = "nsqd"
 
+    def __init__(self, *args: object, **facts: str) -> None:
+        super().__init__(*args, **facts)
+        if not self.code and self.errno is not None:
+            self.code = os_errno.errorcode.get(self.errno, "")
+
+    @property
+    def reason(self) -> str:
+        """What went wrong, without the number of the error, which says no more than the words."""
+        return self.strerror or super().reason
+
 
 class NSQConnectionClosed(NSQSocketError):
     """The connection was closed by either side, or its thread has ended, before the call was done.
 
     What to do: nothing for a Consumer or Producer, which opens a new connection by itself. Otherwise connect again.
     """
+
+    code = "CLOSED"
 
 
 class NSQNotSentClosed(NSQNotSent, NSQConnectionClosed):
@@ -186,15 +255,10 @@ class NSQErrorCode(NSQException):
     Attributes:
         code: The first word of the frame, such as ``E_BAD_TOPIC``.
         text: The words after the code, decoded; at most about MAX_ERROR_SIZE characters.
-        advice: What the user can do about the error; empty if unknown. str(error) ends with it, in brackets.
         fatal: True if nsqd closes the connection after this error; assumed for an unknown code.
     """
 
-    code = ""
-    advice = ""
     fatal = True
-    # The texts of nsqd that blame the message begin with this, if others of the same code do not.
-    _text_of_message = ""
 
     def __init_subclass__(cls, code: str = "") -> None:
         super().__init_subclass__()
@@ -202,17 +266,18 @@ class NSQErrorCode(NSQException):
             cls.code = code
             ERROR_CODES[code.encode()] = cls
 
-    def __init__(self, text: str | bytes = "", code: str | None = None) -> None:
+    def __init__(self, text: str | bytes = "", code: str | None = None, *, address: str = "") -> None:
+        super().__init__(text, address=address, code=code or "")
         self.text = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
-        if code is not None:
-            self.code = code
-        if self._text_of_message and self.text.startswith(self._text_of_message):
-            self.at_fault = "message"
-        super().__init__(text)
+        self._read_text()
 
-    def __str__(self) -> str:
-        words = printable(f"{self.code} {self.text}") or "error frame without a text"
-        return f"{words} ({self.advice})" if self.advice else words
+    def _read_text(self) -> None:
+        """Set the facts that only the text tells, where nsqd has one code for several causes."""
+
+    @property
+    def reason(self) -> str:
+        """The code and the text."""
+        return printable(f"{self.code} {self.text}") or "error frame without a text"
 
     @property
     def message_id(self) -> bytes | None:
@@ -231,9 +296,25 @@ class NSQInvalid(NSQErrorCode, code="E_INVALID"):
 
     What to do: see nsqd's text. "TLS required" asks for ``tls_v1=True``; other texts name the command and its
     parameter.
+
+    Attributes:
+        max_req_timeout: nsqd's limit of a REQ's delay in milliseconds, if the error is that for a longer delay.
     """
 
-    _text_of_message = "DPUB timeout"
+    # Nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
+    _REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
+    max_req_timeout: int | None = None
+
+    def _read_text(self) -> None:
+        if self.text.startswith("DPUB timeout"):
+            self.at_fault = "message"
+        elif "TLS required" in self.text:
+            self.name, self.hint = "tls_v1", "nsqd runs with --tls-required: give {tls_v1=True}"
+        elif refused := self._REQ_REFUSED.fullmatch(self.text):
+            limit = self.max_req_timeout = int(refused[1]) // 1_000_000
+            self.hint = (
+                f"requeue with at most {limit} ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts more to that"
+            )
 
 
 class NSQBadProtocol(NSQErrorCode, code="E_BAD_PROTOCOL"):
@@ -250,7 +331,27 @@ class NSQBadBody(NSQErrorCode, code="E_BAD_BODY"):
     time: nsqd's ``--max-body-size`` limits them.
     """
 
-    _text_of_message = "MPUB"
+    # A value of an option. Source: nsqd client_v2.go, Set*().
+    _OPTION_REFUSED = re.compile(r"IDENTIFY ([a-z ]+) \((-?[0-9]{1,19})\) is invalid")
+    # By nsqd's words for the option: its unit here, how many of nsqd's units that is, and the flags that limit it.
+    _LIMITS = {
+        "msg timeout": ("s", 1000, "--max-msg-timeout (default 15 min)"),
+        "heartbeat interval": ("s", 1000, "--max-heartbeat-interval (default 1 min)"),
+        "output buffer timeout": ("ms", 1, "--min-output-buffer-timeout and --max-output-buffer-timeout"),
+        "output buffer size": ("bytes", 1, "--max-output-buffer-size (default 64 KiB)"),
+    }
+
+    def _read_text(self) -> None:
+        if self.text.startswith("MPUB"):
+            self.at_fault = "message"
+        refused = self._OPTION_REFUSED.fullmatch(self.text)
+        if refused is not None and refused[1] in self._LIMITS:
+            unit, per_unit, flags = self._LIMITS[refused[1]]
+            self.name = refused[1].replace(" ", "_")
+            self.hint = (
+                f"the option {self.name} is {int(refused[2]) / per_unit:.15g} {unit}; nsqd limits it by {flags}, so "
+                "correct the option or nsqd's flags"
+            )
 
 
 class NSQBadTopic(NSQErrorCode, code="E_BAD_TOPIC"):
@@ -350,6 +451,7 @@ class NSQAuthFailed(NSQErrorCode, code="E_AUTH_FAILED"):
     """
 
     at_fault: AtFault = "nsqd"
+    name = "auth_secret"
 
 
 class NSQAuthError(NSQErrorCode, code="E_AUTH_ERROR"):
@@ -374,19 +476,13 @@ class NSQUnauthorized(NSQErrorCode, code="E_UNAUTHORIZED"):
     What to do: ask the administrator of the auth server for the right to this topic and channel.
     """
 
-
-class NSQFinishFailed(NSQErrorCode, code="E_FIN_FAILED"):
-    """nsqd refused FIN: the message is no longer in flight to this connection. Not fatal.
-
-    What to do: raise ``msg_timeout``, send TOUCH with ``message.touch()`` or ``message.touching()``, or lower
-    ``max_in_flight``. nsqd has requeued the message, so its handler must tolerate duplicates.
-    """
-
-    fatal = False
+    def _read_text(self) -> None:
+        if "no authorizations" in self.text:  # the answer to AUTH, and not to SUB or a publish
+            self.name = "auth_secret"
 
 
-class NSQRequeueFailed(NSQErrorCode, code="E_REQ_FAILED"):
-    """nsqd refused REQ: the message is no longer in flight to this connection. Not fatal.
+class _AnswerRefused(NSQErrorCode):
+    """nsqd refused the answer: the message is no longer in flight to this connection. Not fatal.
 
     What to do: raise ``msg_timeout``, send TOUCH with ``message.touch()`` or ``message.touching()``, or lower
     ``max_in_flight``. nsqd has requeued the message, so its handler must tolerate duplicates.
@@ -395,14 +491,16 @@ class NSQRequeueFailed(NSQErrorCode, code="E_REQ_FAILED"):
     fatal = False
 
 
-class NSQTouchFailed(NSQErrorCode, code="E_TOUCH_FAILED"):
-    """nsqd refused TOUCH: the message is no longer in flight to this connection. Not fatal.
+class NSQFinishFailed(_AnswerRefused, code="E_FIN_FAILED"):
+    __doc__ = _AnswerRefused.__doc__
 
-    What to do: raise ``msg_timeout``, send TOUCH with ``message.touch()`` or ``message.touching()``, or lower
-    ``max_in_flight``. nsqd has requeued the message, so its handler must tolerate duplicates.
-    """
 
-    fatal = False
+class NSQRequeueFailed(_AnswerRefused, code="E_REQ_FAILED"):
+    __doc__ = _AnswerRefused.__doc__
+
+
+class NSQTouchFailed(_AnswerRefused, code="E_TOUCH_FAILED"):
+    __doc__ = _AnswerRefused.__doc__
 
 
 # Older servers send these codes for the same errors.
@@ -413,13 +511,16 @@ MESSAGE_ID_SIZE = 16  # bytes
 MAX_ERROR_SIZE = 17 * 1024
 
 
-def make_error(data: bytes) -> NSQErrorCode:
+def make_error(data: bytes, address: str = "") -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
+
+    Args:
+        address: Address of the nsqd.
 
     If the code is not in ERROR_CODES, the class is NSQErrorCode, and the error is fatal.
     """
     code, _, text = data[:MAX_ERROR_SIZE].partition(b" ")
-    error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
+    error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"), address=address)
     # If there is no text, args has the code, as in gnsq 1.0.
     error.args = (text or code,)
     return error

@@ -217,7 +217,8 @@ class HTTPClient:
         errors: list[NSQHttpError] = []
         for is_old in (probably_old, not probably_old):
             try:
-                result = self._result(call, method, old_path if is_old else path, query, body)
+                with call.named_errors():
+                    result = self._result(call, method, old_path if is_old else path, query, body)
             except NSQHttpError as error:
                 if is_unknown_path(error):
                     errors.append(error)
@@ -230,8 +231,7 @@ class HTTPClient:
         raise errors[0]  # the server has neither path
 
     def _result(self, call: Call, method: str, path: str, query: Mapping[str, str], body: bytes | None) -> Any:
-        url = f"{self.address}{path}"
-        return parse_result(f"{method} {url}", call.send(method, url, query, body))
+        return parse_result(call.send(method, f"{self.address}{path}", query, body))
 
 
 # --- helpers

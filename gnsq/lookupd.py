@@ -55,9 +55,9 @@ class LookupdClient(HTTPClient):
             return self._get("lookup", topic=topic)
         except NSQHttpError as error:
             # An old server calls an unknown topic invalid. But the name is valid: it was checked before the request.
-            if error.status == 404 or not is_unknown_topic(error):
-                raise
-            raise NSQHttpError(f"{error} (no nsqd has that topic)", 404, error.body) from error
+            if error.status != 404 and is_unknown_topic(error):
+                error.status, error.hint = 404, "no nsqd has that topic"
+            raise
 
     def topics(self) -> Answer:
         """List all topics: ``{"topics": [...]}``."""
@@ -121,12 +121,14 @@ class LookupdClient(HTTPClient):
         try:
             answer = self.request("GET", path, params)
         except NSQHttpError as error:
-            if not is_unknown_path(error):
-                raise
-            hint = "nsqlookupd knows this path; is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
-            raise NSQHttpError(f"{error} ({hint})", error.status, error.body) from error
+            if is_unknown_path(error):
+                error.hint = (
+                    "nsqlookupd knows this path; is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
+                )
+            raise
         if not isinstance(answer, dict):
-            raise NSQHttpError(f"GET {self.address}{path}: answer is not nsqlookupd's: {shown(answer)}", 200)
+            text, request = f"answer is not nsqlookupd's: {shown(answer)}", f"GET {self.address}{path}"
+            raise NSQHttpError(text, 200, address=self.address, request=request)
         return answer
 
     def _post(self, path: str, old_path: str, **params: str) -> bytes:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     *["MAX_SHOWN", "counted", "id_text", "nearest", "option_names", "option_text", "printable", "shown_argument"],
-    "without_address",
 ]
 
 # Limit of the characters of a server's text that a log line or an error shows.
@@ -85,16 +84,3 @@ def shown_argument(value: object) -> str:
     if value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "@" not in value):
         return repr(value)
     return "a text with an @ (not shown: it may have a password)" if isinstance(value, str) else type(value).__name__
-
-
-def without_address(error: object, address: str) -> str:
-    """Write an error without the address at its start, for a log line that has the address already."""
-    # strerror leaves out the number with which str() of an OSError begins: the number adds nothing to the text.
-    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-    for start in (f"{address}: ", f"{address} "):
-        if text.startswith(start):
-            return without_address(text[len(start) :], address)
-    verb, _, rest = text.partition(" ")
-    # Errors of HTTP begin with "GET http://host:port/ping: ".
-    url = address if "://" in address else f"http://{address}"
-    return f"{verb} {rest.removeprefix(url)}" if rest.startswith(f"{url}/") else text

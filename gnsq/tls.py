@@ -18,7 +18,7 @@ from gnsq.options import ConnectionOptions, TlsOptionsDict
 from gnsq.texts import nearest, option_text
 from gnsq.transport import READ_SIZE, Transport
 
-__all__ = ["TlsTransport", "client_context", "make_context"]
+__all__ = ["TlsTransport", "client_context", "explain_ssl_error", "make_context"]
 
 
 # Number of the peer's first bytes that are kept, for an error text that quotes them.
@@ -140,28 +140,39 @@ class TlsTransport:
 
     def _translate_ssl_error(self, error: ssl.SSLError) -> NSQSocketError:
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return NSQConnectionClosed(f"{self._peer}: the peer closed the connection inside TLS")
+            return NSQConnectionClosed(
+                "the peer closed the connection inside TLS", address=self._peer, code="TLS_CLOSED"
+            )
+        code, reason, hint = explain_ssl_error(error)
         # Leave out the errno: the same number means another error to the operating system than to ssl.
-        return NSQSocketError(f"{self._peer}: TLS failed: {_ssl_error_text(error)}")
+        return NSQSocketError(f"TLS failed: {reason}", address=self._peer, code=code, hint=hint)
 
 
-def _ssl_error_text(error: ssl.SSLError) -> str:
+# By OpenSSL's X509_V_ERR_ codes. Source: x509_vfy.h.
+_UNKNOWN_CA = dict.fromkeys((18, 19, 20, 21), "CERT_UNKNOWN_CA")
+_CERTIFICATE_CODES = {10: "CERT_EXPIRED", **_UNKNOWN_CA, 62: "CERT_WRONG_NAME", 64: "CERT_WRONG_NAME"}
+
+
+def explain_ssl_error(error: ssl.SSLError) -> tuple[str, str, str]:
+    """Return the code, the reason and the hint of an error of gnsq for an error of ssl."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"nsqd's certificate was not accepted: {error.verify_message.rstrip('.')}. Name the CA's file as "
-            f"{option_text('ca_certs in tls_options')} (default: the system's CAs), the name in the certificate as "
-            f"{option_text('server_hostname')}, or switch the check off with {option_text('cert_reqs=ssl.CERT_NONE')}"
+            _CERTIFICATE_CODES.get(error.verify_code, "CERT_REFUSED"),
+            f"certificate not accepted: {error.verify_message.rstrip('.') or error}",
+            "name the CA's file as {ca_certs in tls_options} (default: the system's CAs), the name in the certificate "
+            "as {server_hostname}, or switch the check off with {cert_reqs=ssl.CERT_NONE}",
         )
     reason = error.reason or str(error)
-    if reason == "WRONG_VERSION_NUMBER":
-        return f"{reason}: the peer does not answer in TLS"
-    if "ALERT" in reason:
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        return "NO_TLS", f"the peer does not answer in TLS: {reason}", ""
+    if "ALERT" in reason or reason == "HANDSHAKE_FAILURE":
         return (
-            f"{reason}: nsqd refused; perhaps it wants a client certificate "
-            f"({option_text('certfile and keyfile in tls_options')}; its flag --tls-client-auth-policy) or another "
-            "version of TLS (--tls-min-version)"
+            "TLS_REFUSED",
+            f"the server refused: {reason}",
+            "perhaps it wants a client certificate ({certfile and keyfile in tls_options}; nsqd's flag "
+            "--tls-client-auth-policy) or another version of TLS (--tls-min-version)",
         )
-    return reason
+    return reason, reason, ""
 
 
 def make_context(

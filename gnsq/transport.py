@@ -25,7 +25,15 @@ from gnsq.concurrency.threads import get_hub_if_exists
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
 from gnsq.protocol.compression import Codec
 
-__all__ = ["READ_SIZE", "CompressedTransport", "TcpTransport", "Transport", "connect", "time_limit"]
+__all__ = [
+    "READ_SIZE",
+    "CompressedTransport",
+    "TcpTransport",
+    "Transport",
+    "connect",
+    "time_limit",
+    "translate_os_error",
+]
 
 # Limit of the bytes of one read; about 280 messages of 200 bytes.
 READ_SIZE = 64 * 1024
@@ -83,7 +91,7 @@ class TcpTransport:
         try:
             data: bytes = self._socket.recv(size)
         except OSError as error:
-            raise _translate_os_error(error, self._peer) from error
+            raise translate_os_error(error, self._peer) from error
         return data
 
     def recv_unless_handled(
@@ -134,7 +142,7 @@ class TcpTransport:
         try:
             data: bytes = hub.switch()  # returns after read() or close()
         except OSError as error:
-            raise _translate_os_error(error, self._peer) from error
+            raise translate_os_error(error, self._peer) from error
         finally:
             self._reader = None
             if self._readable is watcher:
@@ -164,7 +172,7 @@ class TcpTransport:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise _translate_os_error(error, self._peer) from error
+            raise translate_os_error(error, self._peer) from error
 
     def send_nowait(self, data: bytes) -> int:
         """Send as much as possible without waiting. Return the number of sent bytes; 0 if the buffer is full, or
@@ -188,7 +196,7 @@ class TcpTransport:
         try:
             self._socket.shutdown(stdlib_socket.SHUT_WR)
         except OSError as error:
-            raise _translate_os_error(error, self._peer) from error
+            raise translate_os_error(error, self._peer) from error
 
     def close(self) -> None:
         if self._readable is not None:
@@ -204,7 +212,7 @@ class TcpTransport:
 
     def _wake_reader(self, reader: Any) -> None:  # Any: a greenlet; gevent has no types
         if self._reader is reader:
-            reader.throw(NSQConnectionClosed(f"{self._peer}: connection was closed"))
+            reader.throw(NSQConnectionClosed("connection was closed", address=self._peer))
 
 
 class CompressedTransport:
@@ -254,22 +262,27 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
     """
     peer = format_address(host, port)
     try:
-        with time_limit(timeout, f"{peer}: no connection within {timeout} s"):
+        with time_limit(timeout, "no connection", peer, code="ETIMEDOUT"):
             return TcpTransport(_unix_socket(host) if is_unix(host) else _tcp_socket(host, port, timeout), peer)
     except UnicodeError as error:
-        raise NSQSocketError(f"{peer}: can't connect: host name {host!r} is not valid: {error}") from error
+        text = f"can't connect: host name {host!r} is not valid: {error}"
+        raise NSQSocketError(text, address=peer, code="HOST_UNKNOWN") from error
     except OSError as error:
         if isinstance(error, TimeoutError) and error.errno is None:
-            raise NSQTimeout(f"{peer}: no connection within {timeout} s") from None
-        raise _translate_os_error(error, peer, "can't connect: ") from error
+            raise NSQTimeout(f"no connection within {timeout:g} s", address=peer, code="ETIMEDOUT") from None
+        raise translate_os_error(error, peer, "can't connect: ") from error
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float, text: str) -> Iterator[None]:
+def time_limit(seconds: float, what: str, address: str = "", *, code: str = "") -> Iterator[None]:
     """Limit the time of a block.
 
+    Args:
+        what: What has not happened within the time, for the error.
+        address, code: Of the error.
+
     Raises:
-        NSQTimeout: If the block takes longer; the exception has the text. A gevent.Timeout of the caller is not caught.
+        NSQTimeout: If the block takes longer. A gevent.Timeout of the caller is not caught.
     """
     deadline = gevent.Timeout(seconds)
     try:
@@ -278,7 +291,7 @@ def time_limit(seconds: float, text: str) -> Iterator[None]:
     except gevent.Timeout as expired:
         if expired is not deadline:
             raise
-        raise NSQTimeout(text) from None
+        raise NSQTimeout(f"{what} within {seconds:g} s", address=address, code=code) from None
 
 
 def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
@@ -312,8 +325,14 @@ def _unix_socket(path: str) -> Any:  # Any: gevent has no type hints
     return sock
 
 
-def _translate_os_error(error: OSError, peer: str, doing: str = "") -> NSQSocketError:
+def translate_os_error(error: OSError, peer: str, doing: str = "") -> NSQSocketError:
+    """Make the error of gnsq for one of the operating system.
+
+    Args:
+        doing: What has failed, as the beginning of the reason.
+    """
     # EBADF: another greenlet of this process has closed the socket.
     if error.errno is None or error.errno == errno.EBADF:
-        return NSQConnectionClosed(f"{peer}: connection was closed")
-    return NSQSocketError(error.errno, f"{peer}: {doing}{error.strerror or error}")
+        return NSQConnectionClosed("connection was closed", address=peer)
+    code = "HOST_UNKNOWN" if isinstance(error, stdlib_socket.gaierror) else ""
+    return NSQSocketError(error.errno, f"{doing}{error.strerror or error}", address=peer, code=code)

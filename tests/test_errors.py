@@ -8,7 +8,7 @@ import pytest
 from gnsq import errors
 from gnsq.errors import ERROR_CODES, NSQErrorCode, NSQException, make_error
 from gnsq.producer.publish_many import Chunk, NSQManyFailed
-from gnsq.texts import MAX_SHOWN, printable
+from gnsq.texts import MAX_SHOWN, option_names, printable
 
 # Source: nsqd protocol_v2.go; only these three leave the connection open.
 NOT_FATAL = {b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED", b"E_FINISH_FAILED", b"E_REQUEUE_FAILED"}
@@ -60,12 +60,77 @@ def test_arguments_of_an_error_are_the_bytes_of_nsqd():
     assert make_error(b"E_BAD_PROTOCOL").args == (b"E_BAD_PROTOCOL",)
 
 
-def test_error_can_be_copied_and_pickled():
-    error = make_error(b"E_NEW a\nb")
-    error.advice = "do this"
+def facts(error):
+    return {name: getattr(error, name) for name in ("address", "code", "name", "reason", "hint", "at_fault", "args")}
 
-    for made in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert (str(made), made.text, made.args, made.code) == ("E_NEW a b (do this)", "a\nb", (b"a\nb",), "E_NEW")
+
+FACTS = [
+    pytest.param(make_error(b"E_NEW a\nb", "h:1"), "h:1: E_NEW a b", id="error frame"),
+    pytest.param(
+        make_error(b"E_INVALID cannot SUB in current state (TLS required)"),
+        "E_INVALID cannot SUB in current state (TLS required) (nsqd runs with --tls-required: give tls_v1=True)",
+        id="hint",
+    ),
+    pytest.param(errors.NSQSocketError(111, "refused", address="h:1"), "h:1: refused", id="error of the system"),
+    pytest.param(errors.NSQUnknownClosed("lost", address="h:1"), "h:1: lost", id="two bases"),
+    pytest.param(
+        errors.NSQHttpUnreachable("no response", 500, b"x", request="GET http://h:1/ping", address="http://h:1/"),
+        "GET http://h:1/ping: no response",
+        id="HTTP",
+    ),
+    pytest.param(NSQException("lost", hint="give {auth_secret}"), "lost (give auth_secret)", id="without an address"),
+]
+
+
+@pytest.mark.parametrize(("error", "text"), FACTS)
+def test_text_is_made_of_facts_that_are_copied_and_pickled(error, text):
+    for made in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (type(made), str(made), facts(made)) == (type(error), text, facts(error))
+
+
+def test_error_of_the_system_has_its_code():
+    assert errors.NSQSocketError(111, "refused").code == "ECONNREFUSED"
+    assert errors.NSQConnectionClosed("nsqd closed the connection").code == "CLOSED"
+
+
+def test_program_names_the_options_that_errors_ask_for():
+    error = NSQException("refused", hint="give {tls_v1=True} or {auth_secret}")
+
+    with option_names({"tls_v1=True": "--tls"}):
+        assert (str(error), error.hint) == ("refused (give --tls or auth_secret)", "give --tls or auth_secret")
+    assert error.hint == "give tls_v1=True or auth_secret"
+
+
+def test_error_that_another_one_has_led_to_has_its_facts():
+    cause = NSQException("lost", address="h:1", code="TLS_CLOSED", name="tls_v1", hint="give {tls_v1=True}")
+
+    error = errors.NSQNotSentClosed.after(cause, "not sent")
+
+    assert str(error) == "h:1: not sent (give tls_v1=True)"
+    assert (error.code, error.name) == ("TLS_CLOSED", "tls_v1")
+
+
+# Source: nsqd 0.2.21 to 1.0.0, protocol_v2.go REQ; it writes a time.Duration, nanoseconds.
+REQ_REFUSED = "REQ timeout 3600001000000 out of range 0-3600000000000"
+
+
+def test_error_of_a_refused_requeue_has_limit_and_remedy():
+    error = errors.NSQInvalid(REQ_REFUSED)
+
+    assert error.max_req_timeout == 3_600_000
+    assert error.hint.startswith("requeue with at most 3600000 ms, nsqd's --max-req-timeout")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("DPUB timeout 3600001 out of range 0-3600000", id="another command"),
+        pytest.param(REQ_REFUSED + "0" * 5000, id="thousands of digits"),
+        pytest.param("REQ timeout -1 out of range 0-x", id="no number"),
+    ],
+)
+def test_other_errors_tell_no_limit_of_requeue(text):
+    assert errors.NSQInvalid(text).max_req_timeout is None
 
 
 @pytest.mark.parametrize(

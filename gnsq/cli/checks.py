@@ -25,7 +25,7 @@ from gnsq.cli import advice
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.nodes import http_address, short_address
 from gnsq.discovery import listed_producers, producer_address
-from gnsq.errors import NSQException, NSQHttpError, NSQTimeout, make_error
+from gnsq.errors import NSQException, NSQHttpError, make_error
 from gnsq.http.responses import shown
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd import NsqdHTTPClient
@@ -33,7 +33,16 @@ from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, Frame, decode_message
-from gnsq.protocol.handshake import Identity, ReadFrame, StartCompression, StartTLS, Step, Write, handshake, with_hint
+from gnsq.protocol.handshake import (
+    Identity,
+    ReadFrame,
+    StartCompression,
+    StartTLS,
+    Step,
+    Write,
+    auth_required,
+    handshake,
+)
 from gnsq.texts import counted, printable
 from gnsq.tls import TlsTransport, client_context
 from gnsq.transport import connect, time_limit
@@ -145,8 +154,12 @@ def check_lookupd(client: LookupdClient, is_only_source: bool) -> tuple[list[Che
     recorder, targets, url = _Recorder(), [], short_address(client.address)
 
     def explain(error: Exception) -> advice.Explanation:
-        kind = _kind_of_server(client.host, client.port, client.options.timeout)
-        return advice.explain_lookupd(error, format_address(client.host, client.port), kind)
+        server = _kind_of_server(client.host, client.port, client.options.timeout)
+        has_ca = client.options.ca_certs is not None
+        address = format_address(client.host, client.port)
+        return advice.explain(
+            error, advice.Facts(address, "nsqlookupd", server_name=client.host, has_ca=has_ca, server=server)
+        )
 
     with contextlib.suppress(_Failed), recorder.step("nodes", explain) as found:
         producers = listed_producers(client.nodes())
@@ -162,8 +175,8 @@ def check_lookupd(client: LookupdClient, is_only_source: bool) -> tuple[list[Che
         found.text = f"version {_version(client)}, knows {counted(len(targets), 'nsqd')}"
         if not targets:
             if is_only_source:
-                raise ValueError("knows no nsqd")
-            found.warning, found.advice = advice.NO_NSQD
+                raise NSQException("knows no nsqd", code="NO_NSQD")
+            found.warning, found.advice = advice.SENTENCES["NO_NSQD"]
     return recorder.checks, targets
 
 
@@ -284,24 +297,27 @@ class NsqdChecker:
             topic=self._topic,
             server_name=self._options.server_hostname or self._host,
             timeout=self._cluster.timeout,
-            uses_tls=self._options.wants_tls,
             has_ca="ca_certs" in self._cluster.connection.get("tls_options", ()),
         )
-        if advice.needs_certificate(error):
+        code = getattr(error, "code", "")
+        if code == "CERT_WRONG_NAME":
             facts = dataclasses.replace(facts, certificate_names=self._certificate_names())
-        elif advice.needs_kind(error):
+        elif code in advice.MAY_BE_ANOTHER_SERVER:
             facts = dataclasses.replace(facts, server=_kind_of_server(self._host, self._port, self._cluster.timeout))
-        return advice.explain_nsqd(error, facts)
+        return advice.explain(error, facts)
 
     def _resolve(self) -> None:
         if is_unix(self._host):
             return
-        with self._recorder.step("resolve", self._explain) as found, self._limit("the name was not resolved"):
-            infos = socket.getaddrinfo(self._host, self._port, type=stdlib_socket.SOCK_STREAM)
+        with self._recorder.step("resolve", self._explain) as found, self._limit("name not resolved", "ETIMEDOUT"):
+            try:
+                infos = socket.getaddrinfo(self._host, self._port, type=stdlib_socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                raise NSQException("name not resolved", code="HOST_UNKNOWN") from error
             found.text = ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
 
-    def _limit(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return time_limit(self._cluster.timeout, f"{what} within {self._cluster.timeout:g} s")
+    def _limit(self, what: str, code: str = "") -> contextlib.AbstractContextManager[None]:
+        return time_limit(self._cluster.timeout, what, self._target.address, code=code)
 
     # --- handshake
 
@@ -313,7 +329,7 @@ class NsqdChecker:
         phases = _Phases()
         try:
             identity = self._handshake(stack, phases)
-        except (advice.AuthNeeded, NSQException, OSError, ValueError) as error:
+        except (NSQException, OSError, ValueError) as error:
             self._record_phases(phases, None)
             name, seconds = phases.name, phases.end()
             self._recorder.add(name, Status.FAILED, seconds, *self._explain(error))
@@ -346,7 +362,7 @@ class NsqdChecker:
                 case Write(data) if data.startswith(b"AUTH\n"):
                     phases.end("AUTH")
                     if not self._has_secret:
-                        raise advice.AuthNeeded
+                        raise auth_required()
                 case ReadFrame() if phases.name == "TLS":
                     phases.tls = stack.below_log if isinstance(stack.below_log, TlsTransport) else None
             response = yield step
@@ -378,7 +394,7 @@ class NsqdChecker:
         options = dataclasses.replace(self._options, tls_context=context, tls_options=None)
         stack, phases = TransportStack(self._host, self._port, options), _Phases()
         self._stacks.append(stack)
-        with contextlib.suppress(advice.AuthNeeded, NSQException, OSError), self._limit("no certificate"):
+        with contextlib.suppress(NSQException, OSError), self._limit("no certificate"):
             stack.connect()
             stack.run_handshake(self._observed(handshake(options), stack, phases))
         return _names(phases.tls.object.getpeercert()) if phases.tls is not None else ()
@@ -398,7 +414,7 @@ class NsqdChecker:
             found.text = f"topic {self._topic}"
         if subscriber is None:
             return
-        with self._recorder.step("receive", self._explain_receive) as found, self._limit("no message"):
+        with self._recorder.step("receive", self._explain) as found, self._limit("no message", "NOT_RECEIVED"):
             _receive(subscriber, body)
             found.text = f"round trip {1000 * (time.monotonic() - started):.1f} ms"
 
@@ -412,11 +428,6 @@ class NsqdChecker:
             stack.allow_messages()
             stack.connected.sendall(commands.ready(1))
         return stack
-
-    def _explain_receive(self, error: Exception) -> advice.Explanation:
-        if isinstance(error, NSQTimeout):
-            return advice.not_received(self._topic, self._cluster.timeout)
-        return self._explain(error)
 
     # --- HTTP
 
@@ -486,7 +497,7 @@ def _read(stack: TransportStack, wanted: int) -> bytes:
     while True:
         kind, data = stack.read_frame()
         if kind == ERROR:
-            raise with_hint(make_error(data))
+            raise make_error(data)
         if kind == RESPONSE and data == HEARTBEAT:
             stack.connected.sendall(commands.NOP)
         elif kind == wanted:

@@ -16,7 +16,6 @@ from gnsq.concurrency.greenlets import spawn
 from gnsq.discovery import AllNodes
 from gnsq.errors import NSQHttpError
 from gnsq.nsqd import NsqdHTTPClient
-from gnsq.texts import without_address
 
 __all__ = ["NodePoller", "http_address", "short_address"]
 
@@ -172,10 +171,7 @@ class NodePoller:
 
 
 def _reason(error: Exception, polled: _Polled) -> str:
-    address = polled.client.address.rstrip("/")
-    text = without_address(error, address)
-    # Errors of HTTP begin with the request.
-    text = text.removeprefix("GET /stats: ")
+    text = error.explanation if isinstance(error, NSQHttpError) else str(error)
     if polled.is_guessed:
         text += "; the port is that of --nsqd + 1: if nsqd's HTTP port is another one, give --nsqd-http HOST:PORT"
     return text

@@ -61,7 +61,7 @@ from gnsq.signals import (
     notify,
 )
 from gnsq.stats import ConsumerStats
-from gnsq.texts import counted, without_address
+from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
 
 __all__ = ["Consumer"]
@@ -554,7 +554,7 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Return the current state and the counts since the start. Takes 10 us for each connection."""
         rdy, workers, runner = self._rdy, self._workers, self._runner
-        failures = {address: without_address(error, address) for address, error in self._pool.failures().items()}
+        failures = {address: error.explanation for address, error in self._pool.failures().items()}
         connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
         return ConsumerStats(
             topic=self.topic,

@@ -18,12 +18,11 @@ from gnsq.clock import Clock
 from gnsq.consumer.handler_runner import HandlerOwner, HandlerRunner
 from gnsq.consumer.rdy_controller import RdyController
 from gnsq.consumer.worker_pool import WorkerPool
-from gnsq.errors import NSQErrorCode
+from gnsq.errors import NSQErrorCode, NSQInvalid
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.nsqd.pool import ConnectionPool
 from gnsq.options import ConnectionOptions
-from gnsq.protocol.handshake import max_req_timeout
 from gnsq.signals import BackoffReceiver, FinishReceiver, TypedSignal, notify
 from gnsq.stats import MessageCounts
 
@@ -128,7 +127,7 @@ class MessageDispatcher(ConnectionListener):
 
     def remove(self, connection: Connection) -> None:
         """Handle the loss of a connection: keep its counts, and drop its messages that wait for a handler."""
-        limit = max_req_timeout(connection.error)
+        limit = connection.error.max_req_timeout if isinstance(connection.error, NSQInvalid) else None
         if limit is not None:
             self._max_req_timeouts[connection.address] = limit
         self.closed_counts += connection.in_flight_messages.totals

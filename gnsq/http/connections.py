@@ -29,7 +29,8 @@ from gnsq.concurrency.threads import get_hub_if_exists, hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.options import HttpOptions
 from gnsq.http.responses import Response, shown
-from gnsq.texts import option_text, printable
+from gnsq.texts import printable
+from gnsq.transport import translate_os_error
 
 __all__ = ["Call", "Connections", "explain"]
 
@@ -52,7 +53,7 @@ class Connections:
     Only close() may be called from another thread.
 
     Args:
-        address: URL of the server, for error texts.
+        address: URL of the server, for errors.
         headers: Headers of each request.
         context: TLS context for HTTPS; None for HTTP.
 
@@ -70,7 +71,7 @@ class Connections:
         self.headers = headers
         self.adapter = _Adapter(context, options.maxsize)
         self.slots = BoundedSemaphore(options.maxsize)
-        self._address = address
+        self.address = address
         self._queue = hub_call_queue()
         self._calls: set[Call] = set()
         register_after_fork(self)
@@ -103,14 +104,14 @@ class Connections:
     def check_open(self) -> None:
         """Raise NSQHttpError if the connections were closed."""
         if self.closed:
-            raise NSQHttpError(f"{self._address}: {self.closed}")
+            raise NSQHttpError(self.closed, code="CLOSED")
 
     @contextlib.contextmanager
     def call(self, what: str, timeout: float) -> Iterator[Call]:
         """Begin a call, and limit its time.
 
         Args:
-            what: The request, for error texts.
+            what: The request, for errors.
             timeout: Seconds.
 
         Raises:
@@ -120,12 +121,8 @@ class Connections:
         token = _current_call.set(call)
         self._calls.add(call)
         try:
-            yield call
-        except gevent.Timeout as expired:
-            if expired is not call.deadline:
-                raise
-            self.check_open()
-            raise call.timeout_error() from None
+            with call.named_errors():
+                yield call
         finally:
             self._calls.discard(call)
             call.deadline.close()
@@ -169,13 +166,11 @@ class Call:
                     return self._exchange(request.prepare())
             except _FAILURES as error:
                 connections.check_open()
-                text, is_final = explain(error)
+                code, reason, hint, is_final = explain(error)
                 is_safe = not self.sent or method == "GET"
                 if is_final or not is_safe or retries == connections.options.retries:
-                    reason = text if self.sent else f"can't connect: {text}"
-                    raise (NSQHttpError if self.sent else NSQHttpUnreachable)(
-                        f"{self._what}: no response: {reason}"
-                    ) from error
+                    kind, doing = (NSQHttpError, "") if self.sent else (NSQHttpUnreachable, "can't connect: ")
+                    raise kind(f"no response: {doing}{reason}", code=code, hint=hint) from error
             retries += 1
             gevent.sleep(exponential_delay(retries, _RETRY_DELAY, _MAX_RETRY_DELAY))
             if self.sent:
@@ -198,14 +193,11 @@ class Call:
         headers = response.headers
         encoding = headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":
-            raise NSQHttpError(
-                f"{self._what}: response has the encoding {shown(encoding)}, which was not allowed",
-                response.status_code,
-            )
+            text = f"response has the encoding {shown(encoding)}, which was not allowed"
+            raise NSQHttpError(text, response.status_code)
         announced = headers.get("Content-Length", "")
         too_large = NSQHttpError(
-            f"{self._what}: response of more than {max_size} bytes exceeds max_response_size {max_size}",
-            response.status_code,
+            f"response of more than {max_size} bytes exceeds max_response_size {max_size}", response.status_code
         )
         if announced.isdecimal() and int(announced) > max_size:
             raise too_large
@@ -226,14 +218,26 @@ class Call:
         """Count received bytes. Raises NSQHttpError if they are too many beside the body."""
         self._received += size
         if self._received > _MAX_OVERHEAD + 2 * self._body_size:
-            text = f"{self._what}: more than {_MAX_OVERHEAD} bytes of status lines, headers, chunk sizes or trailers"
+            text = f"more than {_MAX_OVERHEAD} bytes of status lines, headers, chunk sizes or trailers"
             raise (NSQHttpError if self.sent else NSQHttpUnreachable)(text)
 
-    def timeout_error(self) -> NSQHttpError:
-        """Make the error for a call whose timeout is over."""
-        if self.sent:
-            return NSQHttpTimeout(f"{self._what}: no response within {self._timeout:.6g} s")
-        return NSQHttpUnreachable(f"{self._what}: no response: nothing could be sent within {self._timeout:.6g} s")
+    @contextlib.contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Let the errors of a block name the server and the request. At the deadline, raise the error for it."""
+        try:
+            try:
+                yield
+            except gevent.Timeout as expired:
+                if expired is not self.deadline:
+                    raise
+                self._connections.check_open()
+                if self.sent:
+                    raise NSQHttpTimeout(f"no response within {self._timeout:.6g} s") from None
+                text = f"no response: nothing could be sent within {self._timeout:.6g} s"
+                raise NSQHttpUnreachable(text, code="ETIMEDOUT") from None
+        except NSQHttpError as error:
+            error.address, error.request = self._connections.address, error.request or self._what
+            raise
 
 
 # The call of the current greenlet. The connection that the call uses sets its attribute ``sent``.
@@ -368,45 +372,38 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [*current.args, getattr(current, "reason", None), current.__cause__]
 
 
-def explain(error: BaseException) -> tuple[str, bool]:
-    """Describe an error of requests in a few words, with a hint if there is one.
-
-    Returns:
-        The text, and True if a retry would fail for the same reason.
-    """
+def explain(error: BaseException) -> tuple[str, str, str, bool]:
+    """Return the code, the reason and the hint of the error for one of requests, and True if a retry is of no use."""
     causes = list(_causes(error))
     for cause in reversed(causes):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            words = cause.verify_message or str(cause)
-            return (
-                f"certificate is not trusted: {words} (give the CA that signed it as {option_text('ca_certs')}; "
-                f"{option_text('cert_reqs=CERT_NONE')} trusts any certificate)"
-            ), True
         if isinstance(cause, ssl.SSLEOFError):
-            return (
-                "server ended the TLS connection (if it always does: is the body longer than nsqd's --max-msg-size or "
-                "--max-body-size, is it plain http there, or does it want a client's certificate, cert_file and "
-                "key_file?)"
-            ), False
+            hint = (
+                "if it always does: is the body longer than nsqd's --max-msg-size or --max-body-size, is it plain http "
+                "there, or does it want a client's certificate, {cert_file and key_file}?"
+            )
+            return "TLS_CLOSED", "server ended the TLS connection", hint, False
         if isinstance(cause, ssl.SSLError):
-            return f"TLS failed: {cause.strerror or cause}{_tls_hint(str(cause))}", True
+            from gnsq.tls import explain_ssl_error  # loads what HTTP without TLS does not need
+
+            code, reason, _ = explain_ssl_error(cause)
+            kind = "CERT" if isinstance(cause, ssl.SSLCertVerificationError) else code
+            return code, f"TLS failed: {reason}", _TLS_HINTS.get(kind, ""), True
         if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, ConnectionError):
-            return f"response is not HTTP (is it {_TCP_PORTS}; or does it want https?)", True
+            return "NOT_HTTP", "response is not HTTP", f"is it {_TCP_PORTS}; or does it want https?", True
     for cause in reversed(causes):
         if isinstance(cause, TimeoutError):
-            return "timed out", False
-        if isinstance(cause, ConnectionResetError):
-            return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
+            return "ETIMEDOUT", "timed out", "", False
         if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror, False
+            found = translate_os_error(cause, "")
+            hint = f"is it {_TCP_PORTS}?" if isinstance(cause, ConnectionResetError) else ""
+            return found.code, found.reason, hint, False
     # Some texts repeat bytes that the server sent, so show only the first line, without control characters.
-    return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
+    code = "HOST_UNKNOWN" if isinstance(causes[-1], UnicodeError) else ""
+    return code, printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, "", False
 
 
-def _tls_hint(text: str) -> str:
-    upper = text.upper()
-    if any(words in upper for words in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")):
-        return " (is it plain http there?)"
-    if "CERTIFICATE_REQUIRED" in upper or "HANDSHAKE_FAILURE" in upper or "ALERT_BAD_CERTIFICATE" in upper:
-        return " (it may want a client's certificate: cert_file and key_file)"
-    return ""
+_TLS_HINTS = {
+    "CERT": "give the CA that signed it as {ca_certs}; {cert_reqs=CERT_NONE} trusts any certificate",
+    "NO_TLS": "is it plain http there?",
+    "TLS_REFUSED": "it may want a client's certificate: {cert_file and key_file}",
+}

@@ -35,30 +35,27 @@ class Response:
         return self.content_type.partition(";")[0].strip().lower() == "application/json"
 
 
-def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
+def parse_result(response: Response) -> Any:  # Any: any JSON
     """Return the result in a response: JSON as Python objects, without an old server's envelope; otherwise the bytes.
-
-    Args:
-        call: The request, for error texts.
 
     Raises:
         NSQHttpError: If the status is not 200, in HTTP or in the envelope, or a body declared as JSON is not JSON.
     """
     if response.status != 200:
         text = error_text(response.body) or _plain_text(response) or printable(response.reason)
-        raise _refusal(call, response, response.status, text)
+        raise _refusal(response, response.status, text)
     if not response.is_json:
         return response.body
     try:
         data = _parsed(response.body)
     except ValueError as error:
         why = f" ({error})" if type(error) is ValueError else ""
-        text = f"{call}: body is not JSON{why}: {response.body[:MAX_SHOWN]!r}"
+        text = f"body is not JSON{why}: {response.body[:MAX_SHOWN]!r}"
         raise NSQHttpError(text, response.status, response.body) from error
     if not _is_envelope(data):
         return data
     if data["status_code"] != 200:
-        raise _refusal(call, response, data["status_code"], _text(data.get("status_txt", "")))
+        raise _refusal(response, data["status_code"], _text(data.get("status_txt", "")))
     inner = data.get("data")
     # Return what a new server sends: bytes in place of a str, and b"" in place of null.
     return inner.encode() if isinstance(inner, str) else b"" if inner is None else inner
@@ -129,13 +126,14 @@ def _is_envelope(data: object) -> bool:
     return type(data.get("status_code")) is int
 
 
-def _refusal(call: str, response: Response, status: int, text: str) -> NSQHttpError:
+def _refusal(response: Response, status: int, text: str) -> NSQHttpError:
+    code = text if text.isupper() and " " not in text else ""
     hint = _hint(status, text, response.body)
     if response.location:
         # Not followed: another server must not get messages and passwords.
         hint = f"redirects to {shown(response.location)}: give the client that address if it is right"
-    parts = f"{call}: http error <{status}> {text}".rstrip()
-    error = NSQHttpError(f"{parts} ({hint})" if hint else parts, status, response.body)
+    reason = f"http error <{status}> {text}".rstrip()
+    error = NSQHttpError(reason, status, response.body, code=code, hint=hint)
     if status == 413 or text in _OF_MESSAGE:
         error.at_fault = "message"
     elif 400 <= status < 500:

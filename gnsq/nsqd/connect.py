@@ -23,7 +23,7 @@ from gnsq.nsqd.wire_log import LoggedTransport, logged
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import require_snappy
 from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
-from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, with_hint
+from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write
 from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
 from gnsq.transport import READ_SIZE, CompressedTransport, Transport, connect, time_limit
@@ -111,14 +111,12 @@ class TransportStack:
         before, self.decoder.max_frame_size = self.decoder.max_frame_size, self._max_response_size
         try:
             return self._perform(steps)
-        except NSQErrorCode:
-            raise
         except NSQProtocolError as error:
-            raise type(error)(f"{self._peer} does not speak nsqd's TCP protocol: {error}") from error
+            text = f"does not speak nsqd's TCP protocol: {error.reason}"
+            raise type(error)(text, address=self._peer, code="NOT_NSQD", hint=error.hint) from error
         except NSQException as error:
-            if type(error) is not NSQException:
-                raise
-            raise NSQException(f"{self._peer}: {error}") from error
+            error.address = error.address or self._peer
+            raise
         finally:
             self.decoder.max_frame_size = before
 
@@ -160,7 +158,7 @@ class TransportStack:
         while frame is None:
             data = self.connected.recv(READ_SIZE)
             if not data:
-                raise NSQConnectionClosed(f"{self._peer}: nsqd closed the connection")
+                raise NSQConnectionClosed("nsqd closed the connection", address=self._peer)
             frame = self.decoder.next_frame(data)
         return frame
 
@@ -188,15 +186,16 @@ class TransportStack:
             return self._host, self._port
         timeout = self._options.timeout
         try:
-            with time_limit(timeout, f"{self._peer}: address_resolver gave no answer within {timeout} s"):
+            with time_limit(timeout, "address_resolver gave no answer", self._peer, code="ETIMEDOUT"):
                 found = resolver(self._host, self._port)
                 host, port = found
         except NSQException:
             raise
         except Exception as error:  # a resolver may raise any exception
-            raise NSQException(f"{self._peer}: address_resolver raised {error!r}") from error
+            raise NSQException(f"address_resolver raised {error!r}", address=self._peer) from error
         if not isinstance(host, str) or not (is_unix(host) or is_port(port)):
-            raise NSQException(f"{self._peer}: address_resolver gave {found!r}, expected a host and a port")
+            text = f"address_resolver gave {found!r}, expected a host and a port"
+            raise NSQException(text, address=self._peer)
         return host, port
 
     def _start_tls(self) -> None:
@@ -210,11 +209,12 @@ class TransportStack:
         context = self._options.tls_context or client_context(self._options)
         name = self._options.server_hostname or (None if is_unix(self._host) else self._host)
         if name is None and context.check_hostname:
-            raise NSQException("TLS over a unix socket needs server_hostname, the name to check")
+            text = "TLS over a unix socket needs the name to check"
+            raise NSQException(text, name="server_hostname", hint="give {server_hostname}")
         try:
             transport = TlsTransport(self.below_log, context, server_hostname=name, peer=self._peer)
         except (OSError, ValueError, TypeError) as error:
-            raise NSQSocketError(f"{self._peer}: TLS can't begin: {error}") from error
+            raise NSQSocketError(f"TLS can't begin: {error}", address=self._peer) from error
         self._cover(transport)
         try:
             transport.handshake()
@@ -232,4 +232,4 @@ def _error_in_clear_text(first: bytes) -> NSQErrorCode | None:
         frame = FrameDecoder(MAX_RESPONSE_SIZE).next_frame(first)
     except NSQFrameError:
         return None
-    return with_hint(make_error(frame[1])) if frame is not None and frame[0] == ERROR else None
+    return make_error(frame[1]) if frame is not None and frame[0] == ERROR else None

@@ -63,10 +63,10 @@ from gnsq.nsqd.writer import Writer
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, MESSAGE_FRAME, OK, RESPONSE, decode_messages
-from gnsq.protocol.handshake import Identity, handshake, with_hint
+from gnsq.protocol.handshake import Identity, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import ConnectionStats
-from gnsq.texts import counted, without_address
+from gnsq.texts import counted
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = ["Connection", "ConnectionListener", "ConnectionState", "InternalError", "LivenessMonitor"]
@@ -218,7 +218,7 @@ class Connection:
             NSQException: If nsqd lacks the wanted TLS, AUTH needs a secret, or the connection was opened before.
         """
         if self._opened or self.state is not ConnectionState.INIT:
-            raise NSQException(f"{self.address}: connection was opened before; make a new one")
+            raise NSQException("connection was opened before; make a new one", address=self.address)
         self._opened, self._stack.transport = True, transport
         register_after_fork(self)
         deadline = self._clock.timeout(self.options.timeout)
@@ -233,7 +233,10 @@ class Connection:
             self.abort()
             if expired is not deadline:
                 raise
-            raise NSQTimeout(f"{self.address}: no {self._stack.expected} within {self.options.timeout} s") from None
+            text = f"no {self._stack.expected} within {self.options.timeout:g} s"
+            # Until something was received, the address may be that of no server.
+            code = "ETIMEDOUT" if self._stack.expected == "connection" else ""
+            raise NSQTimeout(text, address=self.address, code=code) from None
         except BaseException as error:
             self.abort(error if isinstance(error, NSQException) else None)
             raise
@@ -320,6 +323,8 @@ class Connection:
             return
         self.state = ConnectionState.CLOSED
         self.error = error
+        if error is not None:
+            error.address = error.address or self.address
         self._close_transport()
         self.writer.close()
         self.in_flight_messages.drained.set()
@@ -434,10 +439,11 @@ class Connection:
         # Do not use get(timeout=...): its gevent.Timeout could be confused with a gevent.Timeout of the caller.
         word = command.split(None, 1)[0].decode()
         if not self._clock.wait(reply, self.options.timeout):
-            raise NSQTimeout(f"{self.address}: no response to {word} within {self.options.timeout} s")
+            raise NSQTimeout(f"no response to {word} within {self.options.timeout:g} s", address=self.address)
         response: bytes = reply.get()
         if expected is not None and response != expected:
-            raise NSQProtocolError(f"{self.address}: response {response[:80]!r} to {word}, expected {expected!r}")
+            text = f"response {response[:80]!r} to {word}, expected {expected!r}"
+            raise NSQProtocolError(text, address=self.address)
         return response
 
     def send(self, command: bytes) -> None:
@@ -483,7 +489,7 @@ class Connection:
         bug = error.__cause__ if isinstance(error, InternalError) else None
         text = "%s: lost while closing: %s"
         level = logging.ERROR if bug else logging.INFO
-        logger.log(level, text, self._subject, without_address(error, self.address), exc_info=bug)
+        logger.log(level, text, self._subject, error.explanation, exc_info=bug)
 
     def _read_loop(self) -> None:
         transport, decoder = self._stack.connected, self._stack.decoder
@@ -495,7 +501,7 @@ class Connection:
                 if frame_type == RESPONSE:
                     self._handle_response(payload)
                 else:
-                    self._handle_error(with_hint(make_error(payload)))
+                    self._handle_error(make_error(payload, self.address))
             if messages:
                 self._deliver(messages, self._last_read)
             if decoder.failure is not None:
@@ -551,7 +557,7 @@ class Connection:
         if frame_type == RESPONSE:
             self._listener.on_response(self, data)
         elif frame_type == ERROR:
-            self._listener.on_error(self, make_error(data))
+            self._listener.on_error(self, make_error(data, self.address))
 
     def _handle_response(self, data: bytes) -> None:
         if data == HEARTBEAT:

@@ -292,9 +292,9 @@ def _too_old(what: str) -> Iterator[None]:
     try:
         yield
     except NSQHttpError as error:
-        if not is_unknown_path(error):
-            raise
-        raise NSQHttpError(f"{error} (too old for {what}?)", error.status, error.body) from error
+        if is_unknown_path(error):
+            error.hint = f"too old for {what}?"
+        raise
 
 
 def _flag(value: bool | None) -> str | None:

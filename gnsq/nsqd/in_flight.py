@@ -22,7 +22,6 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.protocol import commands
 from gnsq.stats import LatencyRecorder, MessageCounts
-from gnsq.texts import without_address
 
 __all__ = ["AnswerListener", "InFlightMessages", "touch_periodically"]
 
@@ -266,7 +265,7 @@ class InFlightMessages:
             "%s: %s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in "
             "flight, ask for a longer msg_timeout, or call touch()",
             self._subject,
-            without_address(error, self.nsqd),
+            error.explanation,
         )
 
     def track_async(self, *messages: Message) -> None:

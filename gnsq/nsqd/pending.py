@@ -21,7 +21,6 @@ from gevent.event import AsyncResult, Event
 
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQSocketError
 from gnsq.protocol.frames import OK, RESPONSE, encode_frame
-from gnsq.texts import without_address
 
 __all__ = ["ConfirmedLimits", "PendingCall", "PendingRequest", "PendingRequests", "connection_lost_error"]
 
@@ -347,11 +346,12 @@ def connection_lost_error(address: str, error: NSQException | None, longest: int
         error: Why the connection ended; None if this side closed it.
         longest: Bytes of the largest of these requests; 0 if they were not sent.
     """
-    text = f"{address}: {without_address(error or 'connection was closed', address)}"
+    if error is None:
+        return NSQConnectionClosed("connection was closed", address=address)
+    text = error.explanation
     if isinstance(error, NSQErrorCode):
-        text = f"{address}: nsqd refused a command before this one and closed the connection ({error}); "
-        text += "this one was not executed"
+        text = f"nsqd refused a command before this one and closed the connection ({text}); this one was not executed"
     elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest > RISKY_SIZE:
         text += f"; the longest command without a response has {longest} bytes, and nsqd resets a connection when "
         text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
-    return NSQConnectionClosed(text)
+    return NSQConnectionClosed(text, address=address, code=error.code, name=error.name)

@@ -26,7 +26,6 @@ from gnsq.errors import NSQBadBody, NSQException
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import Options, option
-from gnsq.texts import without_address
 
 __all__ = ["ConnectionPool", "FirstAttempts", "ReconnectOptions", "State"]
 
@@ -339,7 +338,7 @@ class ConnectionPool:
             "%s: %s: %s; %s",
             self._owner.at(address),
             what,
-            "closed by this side" if error is None else without_address(error, address),
+            "closed by this side" if error is None else error.explanation,
             then,
             exc_info=bug,
             since=reconnector.stable,

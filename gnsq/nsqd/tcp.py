@@ -28,7 +28,7 @@ from gnsq.options import ConnectionOptions, Milliseconds, MoreConnectionOptionsD
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
-from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, with_hint
+from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.signals import (
     CloseReceiver,
@@ -188,9 +188,9 @@ class NsqdTCPClient:
         if self.is_connected:
             return
         if self.state != states.INIT:
-            raise NSQException(f"{self.nsqd}: connection was closed; make a new client")
+            raise NSQException("connection was closed; make a new client", address=self.nsqd)
         if self._stack is not None:
-            raise NSQException(f"{self.nsqd}: another greenlet is connecting")
+            raise NSQException("another greenlet is connecting", address=self.nsqd)
         stack = self._stack = TransportStack(self.address, self.port, self.options)
         stack.on_frame = self._handle_handshake
         try:
@@ -293,7 +293,7 @@ class NsqdTCPClient:
         if frame_type == RESPONSE:
             return frame_type, self.handle_response(data)
         self.close_stream()
-        raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
+        raise NSQFrameError(f"frame type {frame_type} is not one of 0, 1, 2", address=self.nsqd)
 
     def check_ok(self, expected: bytes = OK) -> None:
         """Read the expected response. If heartbeats come first, answer them with NOP.
@@ -310,7 +310,7 @@ class NsqdTCPClient:
         if isinstance(data, NSQErrorCode):
             raise data
         if frame_type != RESPONSE or data != expected:
-            raise NSQException(f"{self.nsqd}: response {data!r}, expected {expected!r}")
+            raise NSQException(f"response {data!r}, expected {expected!r}", address=self.nsqd)
 
     def listen(self) -> None:
         """Read until the connection is closed, and send the signals.
@@ -335,7 +335,7 @@ class NsqdTCPClient:
 
     def handle_error(self, data: bytes) -> NSQErrorCode:
         """Send the signal on_error, and close the connection if the error is fatal."""
-        error = with_hint(make_error(data))
+        error = make_error(data, self.nsqd)
         self.on_error.send(self, error=error)
         if error.fatal:
             self.close_stream()
@@ -455,13 +455,14 @@ class NsqdTCPClient:
         if data.startswith(_IDENTIFY) and len(data) == _IDENTIFY_HEAD + int.from_bytes(data[len(_IDENTIFY) :][:4]):
             return
         raise NSQException(
-            f"{self.nsqd}: TLS was asked for (tls_v1 or tls_context) and is not on yet; nothing was sent: call "
-            "identify() first, which begins TLS"
+            "TLS was asked for (tls_v1 or tls_context) and is not on yet; nothing was sent: call identify() first, "
+            "which begins TLS",
+            address=self.nsqd,
         )
 
     def _check_connected(self) -> None:
         if not self.is_connected:
-            raise NSQConnectionClosed(f"{self.nsqd}: not connected")
+            raise NSQConnectionClosed("not connected", address=self.nsqd)
 
     @property
     def _connected(self) -> TransportStack:
@@ -472,7 +473,7 @@ class NsqdTCPClient:
     @property
     def _in_flight_messages(self) -> InFlightMessages:
         if self._messages is None:
-            raise NSQConnectionClosed(f"{self.nsqd}: not connected")
+            raise NSQConnectionClosed("not connected", address=self.nsqd)
         return self._messages
 
     @contextlib.contextmanager
@@ -487,7 +488,7 @@ class NsqdTCPClient:
             raise
 
     def _time_limit(self, what: str) -> AbstractContextManager[None]:
-        return time_limit(self.options.timeout, f"{self.nsqd}: {what} within {self.options.timeout} s")
+        return time_limit(self.options.timeout, what, self.nsqd)
 
 
 class _AnswerSignals(AnswerListener[NsqdTCPClient]):

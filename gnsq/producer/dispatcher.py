@@ -357,9 +357,14 @@ class Dispatcher:
         if decision is Decision.REFUSED:
             self.fail(publish, error)
         elif decision is Decision.NOT_SENT:
-            self.fail(publish, NSQNotSentClosed(f"{error}; the publish to {publish.topic} was not executed"))
+            self.fail(
+                publish,
+                NSQNotSentClosed.after(error, f"{error.reason}; the publish to {publish.topic} was not executed"),
+            )
         elif decision is Decision.UNKNOWN:
-            self.fail(publish, NSQUnknownClosed(f"{error}; nsqd may have the publish to {publish.topic}"))
+            self.fail(
+                publish, NSQUnknownClosed.after(error, f"{error.reason}; nsqd may have the publish to {publish.topic}")
+            )
         else:
             if decision is Decision.RETRY_ALONE:
                 publish.is_batchable = False
@@ -446,15 +451,15 @@ class Dispatcher:
     def _expired_error(self, publish: PendingPublish, waiting_for: WaitingFor) -> NSQException:
         limit = f"within {publish.timeout:g} s"
         if waiting_for is WaitingFor.RESPONSE:
-            return NSQUnknownTimeout(f"{publish.address}: publish not answered {limit}; nsqd may have it")
+            return NSQUnknownTimeout(f"publish not answered {limit}; nsqd may have it", address=publish.address)
         if publish.refused_error is not None:
             return publish.refused_error
         if waiting_for is WaitingFor.CAPACITY:
             return self._no_capacity_error(publish, limit)
         if waiting_for is WaitingFor.SEND:
             return NSQNotSentTimeout(
-                f"{publish.address}: publish not sent {limit}: nsqd has not read the commands before it, or the hub "
-                "was blocked"
+                f"publish not sent {limit}: nsqd has not read the commands before it, or the hub was blocked",
+                address=publish.address,
             )
         if waiting_for is WaitingFor.BATCH:
             return NSQNotSentTimeout(f"publish to {publish.topic}: batch not sent {limit}; batch_linger is longer")
@@ -491,7 +496,7 @@ class Dispatcher:
                 text = "%s: has not answered for %g s; publishes go to other nsqds"
                 self._log_link(logging.WARNING, link, text, STALLED_AFTER)
             for publish in link.withdraw(list(link.unsent)):
-                publish.on_not_sent(NSQNotSentTimeout(f"{link.address}: nsqd does not read"))
+                publish.on_not_sent(NSQNotSentTimeout("nsqd does not read", address=link.address))
         for link in before:
             if link not in self.stalled_links:
                 self._log_link(logging.INFO, link, "%s: is published to again")

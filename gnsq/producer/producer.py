@@ -36,7 +36,7 @@ from gnsq.protocol.frames import OK
 from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
 from gnsq.stats import ProducerConnectionStats, ProducerStats
-from gnsq.texts import counted, shown_argument, without_address
+from gnsq.texts import counted, shown_argument
 from gnsq.tracebacks import clears_locals
 
 __all__ = ["Producer"]
@@ -302,8 +302,7 @@ class Producer:
                 ProducerConnectionStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
             ),
             failures={
-                address: without_address(error, address)
-                for address, error in (() if runtime is None else runtime.failures().items())
+                address: error.explanation for address, error in (() if runtime is None else runtime.failures().items())
             },
             lookupd_failures={} if runtime is None else runtime.lookup_failures,
             not_ready=not_ready,

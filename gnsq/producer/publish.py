@@ -381,7 +381,7 @@ class PendingPublish:
             The error that must close the connection, since later responses may belong to other requests.
         """
         text = f"response {data[:80]!r} to a publish, expected OK"
-        self.on_connection_lost(NSQConnectionClosed(f"{self.address}: {text}"))
+        self.on_connection_lost(NSQConnectionClosed(text, address=self.address))
         return NSQProtocolError(text)
 
     def on_error(self, error: NSQErrorCode) -> None:

@@ -30,7 +30,6 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
 from gnsq.producer.result import ResultWaiters
 from gnsq.producer.routing import TcpLink, make_strategy
-from gnsq.texts import without_address
 
 __all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
 
@@ -268,7 +267,7 @@ class ProducerRuntime(ConnectionListener):
         if self.dispatcher.links or self.dispatcher.stalled_links:
             return ""
         failures = self.failures()
-        reasons = [f"{address}: {without_address(error, address)}" for address, error in sorted(failures.items())]
+        reasons = [f"{address}: {error.explanation}" for address, error in sorted(failures.items())]
         reasons += [f"{address}: still connecting" for address in sorted(self._addresses - set(failures))]
         return "; ".join(reasons or self._nodes.report.explanations(self._config.lookupds))
 

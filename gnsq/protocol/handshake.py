@@ -9,17 +9,16 @@ Source: the V2 specification, IDENTIFY and AUTH; nsqd protocol_v2.go IDENTIFY, A
 from __future__ import annotations
 
 import json
-import re
 import socket
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQInvalid, NSQProtocolError, make_error
+from gnsq.errors import NSQException, NSQProtocolError, make_error
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy, require_snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, OK, RESPONSE, Frame
-from gnsq.texts import option_text, printable
+from gnsq.texts import printable
 
 __all__ = [
     "Handshake",
@@ -29,12 +28,11 @@ __all__ = [
     "StartTLS",
     "Step",
     "Write",
+    "auth_required",
     "auth_steps",
-    "with_hint",
     "handshake",
     "identify_body",
     "identify_steps",
-    "max_req_timeout",
     "upgrade_steps",
 ]
 
@@ -45,16 +43,6 @@ DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
 # Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a shorter timeout nsqd flushes more often.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
-# nsqd refuses a value of an option. Source: nsqd client_v2.go, Set*().
-_OPTION_REFUSED = re.compile(r"IDENTIFY ([a-z ]+) \((-?[0-9]{1,19})\) is invalid")
-# By nsqd's words for the option: its unit here, how many of nsqd's units that is, and the flags that limit it.
-_LIMITS = {
-    "msg timeout": ("s", 1000, "--max-msg-timeout (default 15 min)"),
-    "heartbeat interval": ("s", 1000, "--max-heartbeat-interval (default 1 min)"),
-    "output buffer timeout": ("ms", 1, "--min-output-buffer-timeout and --max-output-buffer-timeout"),
-    "output buffer size": ("bytes", 1, "--max-output-buffer-size (default 64 KiB)"),
-}
-_REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +148,7 @@ def identify_steps(options: ConnectionOptions) -> Handshake:
     yield Write(commands.identify(identify_body(options)))
     identity = _identity((yield from _read_response("IDENTIFY")), options)
     if identity.auth_required and options.auth_secret is None:
-        raise NSQException(f"nsqd requires AUTH (it runs with --auth-http-address): give {option_text('auth_secret')}")
+        raise auth_required()
     if identity.tls:
         yield from upgrade_steps(StartTLS())
     if identity.compression is not None:
@@ -169,6 +157,12 @@ def identify_steps(options: ConnectionOptions) -> Handshake:
         assert options.auth_secret is not None  # otherwise the first check has raised an error
         identity = replace(identity, auth=(yield from auth_steps(options.auth_secret)))
     return identity
+
+
+def auth_required() -> NSQException:
+    """Make the error if nsqd requires AUTH and there is no secret."""
+    text, hint = "nsqd requires AUTH, and no secret is given", "nsqd runs with --auth-http-address: give {auth_secret}"
+    return NSQException(text, code="AUTH_REQUIRED", name="auth_secret", hint=hint)
 
 
 def identify_body(options: ConnectionOptions) -> dict[str, object]:
@@ -222,7 +216,7 @@ def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
         assert frame is not None  # the caller sends a frame after ReadFrame
         frame_type, data = frame
         if frame_type == ERROR:
-            raise with_hint(make_error(data))
+            raise make_error(data)
         if frame_type != RESPONSE:
             raise NSQProtocolError(f"frame of type {frame_type} in response to {command}, expected a response")
         if data != HEARTBEAT:
@@ -272,7 +266,8 @@ def _tls(response: Mapping[str, object], options: ConnectionOptions) -> bool:
     offered = bool(response.get("tls_v1"))
     if options.wants_tls and not offered:
         how = "it runs without --tls-cert and --tls-key" if response else "it answers IDENTIFY with a plain OK"
-        raise NSQException(f"TLS was asked for and nsqd does not offer it ({how}); nothing more was sent")
+        text = f"TLS was asked for and nsqd does not offer it ({how}); nothing more was sent"
+        raise NSQException(text, code="TLS_NOT_OFFERED", name="tls_v1")
     if offered and not options.wants_tls:
         raise NSQProtocolError("nsqd begins TLS, which was not asked for")
     return offered
@@ -305,33 +300,6 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
             f"output_buffer_timeout {options.output_buffer_timeout} ms is below {LOW_OUTPUT_BUFFER_TIMEOUT} ms: nsqd "
             "works harder for each message, and refuses it unless its --min-output-buffer-timeout allows it"
         )
-
-
-def with_hint(error: NSQErrorCode) -> NSQErrorCode:
-    """Add advice for the user to an error of nsqd, and return the error. Errors without a known text stay unchanged."""
-    refused = _OPTION_REFUSED.fullmatch(error.text) if isinstance(error, NSQBadBody) else None
-    if refused is not None and refused[1] in _LIMITS:
-        unit, per_unit, flags = _LIMITS[refused[1]]
-        error.advice = (
-            f"the option {refused[1].replace(' ', '_')} is {int(refused[2]) / per_unit:.15g} {unit}; nsqd limits it by "
-            f"{flags}, so correct the option or nsqd's flags"
-        )
-    elif isinstance(error, NSQInvalid) and "TLS required" in error.text:
-        error.advice = f"nsqd runs with --tls-required: give {option_text('tls_v1=True')}"
-    elif (limit := max_req_timeout(error)) is not None:
-        error.advice = (
-            f"requeue with at most {limit} ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts more to that"
-        )
-    return error
-
-
-def max_req_timeout(error: NSQException | None) -> int | None:
-    """Read nsqd's limit of a REQ's delay (ms) from the error for a longer delay. Return None for other errors.
-
-    The error's text has the limit in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
-    """
-    found = _REQ_REFUSED.fullmatch(error.text) if isinstance(error, NSQInvalid) else None
-    return None if found is None else int(found[1]) // 1_000_000
 
 
 def _seconds(milliseconds: object) -> float | None:

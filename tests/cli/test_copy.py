@@ -212,7 +212,7 @@ def test_topic_that_the_target_refuses_ends_the_command(fakensqd, other):
     result = gnsq(fakensqd, "copy", "t", "--to-nsqd", other.tcp_address)
 
     assert result.exit_code == 1
-    assert "Error: E_UNAUTHORIZED" in result.stderr
+    assert f"Error: {other.tcp_address}: E_UNAUTHORIZED" in result.stderr
     assert fakensqd.messages("t", "copy") == [b"1"]
 
 

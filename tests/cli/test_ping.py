@@ -13,8 +13,10 @@ from fakensqd import FakeAuthServer, FakeNsqd, on
 from fakensqd.faults import answer, error
 from fakensqd.nsqd.auth import Grant
 from gnsq import NsqdHTTPClient
-from gnsq.cli.advice import Facts, explain_nsqd
-from gnsq.errors import NSQSocketError, NSQTimeout
+from gnsq.cli.advice import SENTENCES, Facts, explain
+from gnsq.errors import NSQException, NSQSocketError, NSQTimeout
+from gnsq.tls import explain_ssl_error
+from gnsq.transport import translate_os_error
 from tests.helpers import peer, refused_port
 
 STEPS = ["resolve", "connect", "IDENTIFY", "subscribe", "publish", "receive", "health", "delete topic"]
@@ -229,16 +231,18 @@ def test_server_that_gives_no_answer_is_explained(fakensqd, gnsq_json):
 
 
 CONNECTION_ERRORS = [
-    pytest.param(NSQTimeout("h:1: no connection within 1 s"), "no answer from h within the timeout", id="firewall"),
-    pytest.param(NSQSocketError(errno.EHOSTUNREACH, "h:1: no"), "there is no route to h", id="no route"),
-    pytest.param(NSQSocketError(errno.ECONNREFUSED, "h:1: no"), "nothing listens on port 1 of h", id="refused"),
-    pytest.param(socket.gaierror(-2, "unknown"), "this machine does not know the host h", id="unknown host"),
+    pytest.param(NSQTimeout("x", code="ETIMEDOUT"), "no answer from h within the timeout", id="firewall"),
+    pytest.param(NSQSocketError(errno.EHOSTUNREACH, "x"), "there is no route to h", id="no route"),
+    pytest.param(NSQSocketError(errno.ECONNREFUSED, "x"), "nothing listens on port 1 of h", id="refused"),
+    pytest.param(
+        translate_os_error(socket.gaierror(-2, "x"), "h:1"), "this machine does not know the host h", id="unknown host"
+    ),
 ]
 
 
 @pytest.mark.parametrize(("failure", "expected"), CONNECTION_ERRORS)
 def test_errors_of_the_network_are_explained(failure, expected):
-    text, advice = explain_nsqd(failure, Facts("h:1"))
+    text, advice = explain(failure, Facts("h:1"))
 
     assert text == expected
     assert advice
@@ -373,12 +377,22 @@ def test_certificate_that_is_not_checked_is_said(tls_nsqd, gnsq):
     assert "certificate not checked" in result.stdout
 
 
-def test_reason_of_openssl_is_shown_if_it_is_another_one():
-    failure = NSQSocketError("h:1: TLS failed")
-    failure.__cause__ = ssl.SSLCertVerificationError()
-    failure.__cause__.verify_code, failure.__cause__.verify_message = 23, "certificate revoked"
+def test_error_without_a_sentence_is_shown_with_its_hint():
+    refused = ssl.SSLCertVerificationError()
+    refused.verify_code, refused.verify_message = 23, "certificate revoked"
+    code, reason, hint = explain_ssl_error(refused)
+    failure = NSQSocketError(reason, address="h:1", code=code, hint=hint)
 
-    assert explain_nsqd(failure, Facts("h:1"))[0] == "nsqd's certificate was not accepted: certificate revoked"
+    assert explain(failure, Facts("h:1")) == ("certificate not accepted: certificate revoked", failure.hint)
+
+
+@pytest.mark.parametrize("key", SENTENCES)
+def test_each_sentence_has_its_facts(key):
+    code, _, name = key.partition(" ")
+
+    text, advice = explain(NSQException("x", code=code, name=name), Facts("h:1", has_ca=name == "ca_certs"))
+
+    assert "{" not in text + advice
 
 
 # --- AUTH
@@ -414,7 +428,10 @@ def test_missing_secret_is_explained_and_tls_is_still_tried(auth_nsqd, fakensqd_
     _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(auth_nsqd))
 
     assert failed(document) == {
-        "AUTH": ("nsqd requires AUTH, and no secret is given", "give the file with the secret: --auth-secret-file FILE")
+        "AUTH": (
+            "nsqd requires AUTH, and no secret is given",
+            "nsqd runs with --auth-http-address: give --auth-secret-file",
+        )
     }
     assert statuses(document)["TLS"] == "warning"
     assert auth_nsqd.transcript.commands("AUTH") == []

@@ -634,9 +634,15 @@ def test_call_that_waits_during_a_fork_fails_in_the_child_and_ends_in_the_parent
 # --- errors of requests, urllib3 and ssl
 
 
+def ssl_error(reason):
+    error = ssl.SSLError(1, f"[SSL: {reason}]")
+    error.reason = reason
+    return error
+
+
 def certificate_error():
     error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
-    error.verify_message = "self-signed certificate"
+    error.verify_code, error.verify_message = 18, "self-signed certificate"
     return error
 
 
@@ -650,14 +656,14 @@ def wrapped(error):
     ("error", "words", "final"),
     [
         pytest.param(wrapped(certificate_error()), "self-signed certificate (give the CA", True, id="certificate"),
-        pytest.param(wrapped(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]")), "(is it plain http", True, id="plain"),
+        pytest.param(wrapped(ssl_error("WRONG_VERSION_NUMBER")), "(is it plain http", True, id="plain"),
         pytest.param(
-            wrapped(ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]")),
+            wrapped(ssl_error("TLSV13_ALERT_CERTIFICATE_REQUIRED")),
             "cert_file and key_file",
             True,
             id="mtls",
         ),
-        pytest.param(wrapped(ssl.SSLError(1, "[SSL: NO_CIPHERS]")), "TLS failed: [SSL: NO_CIPHERS]", True, id="tls"),
+        pytest.param(wrapped(ssl_error("NO_CIPHERS")), "TLS failed: NO_CIPHERS", True, id="tls"),
         pytest.param(wrapped(ssl.SSLEOFError(8, "EOF occurred")), "if it always does", False, id="tls ended"),
         pytest.param(
             requests.ConnectionError(urllib3.exceptions.ProtocolError("x", http.client.BadStatusLine("\0"))),
@@ -686,12 +692,12 @@ def wrapped(error):
     ],
 )
 def test_error_has_a_text_with_a_hint(error, words, final):
-    text, is_final = explain(error)
+    _, reason, hint, is_final = explain(error)
 
-    assert words in text
-    assert "\n" not in text
+    assert words in f"{reason} ({hint})"
+    assert "\n" not in reason
     assert is_final == final
 
 
 def test_server_text_is_cut_and_printable():
-    assert explain(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000)) == ("HTTP/ [0m" + "1" * 191 + "...", False)
+    assert explain(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000))[1] == "HTTP/ [0m" + "1" * 191 + "..."

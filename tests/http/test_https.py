@@ -113,7 +113,7 @@ def test_trusted_certificate_is_accepted_and_its_connection_kept(ca, server_file
 
 def test_untrusted_certificate_is_refused_and_not_tried_again(server_files):
     with https_peer(server_files) as served:
-        with pytest.raises(NSQHttpUnreachable, match=r"not trusted.*ca_certs.*cert_reqs"):
+        with pytest.raises(NSQHttpUnreachable, match=r"certificate not accepted.*ca_certs.*cert_reqs"):
             ask(served, retries=5)
 
         assert served.requests == []
@@ -121,7 +121,7 @@ def test_untrusted_certificate_is_refused_and_not_tried_again(server_files):
 
 def test_certificate_of_another_ca_is_refused(tmp_path, server_files):
     other = Authority(tmp_path, "other-ca")
-    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
+    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="certificate not accepted"):
         ask(served, ca_certs=other.path)
 
 
@@ -140,7 +140,7 @@ def test_cert_none_trusts_any_certificate(ca, cert_reqs):
 
 @pytest.mark.parametrize("cert_reqs", [None, "CERT_REQUIRED", "CERT_OPTIONAL", ssl.CERT_REQUIRED])
 def test_every_other_cert_reqs_checks_the_certificate(server_files, cert_reqs):
-    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
+    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="certificate not accepted"):
         ask(served, cert_reqs=cert_reqs)
 
 
@@ -186,7 +186,7 @@ def test_given_ssl_context_is_used(ca, server_files, make):
 
 
 def test_context_that_trusts_no_ca_refuses_the_server(server_files):
-    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
+    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="certificate not accepted"):
         ask(served, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 

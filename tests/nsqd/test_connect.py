@@ -169,7 +169,7 @@ def test_tls_over_a_unix_socket_needs_the_name_to_check():
     options = load_certificates(ConnectionOptions(tls_v1=True))
     stack = TransportStack("/run/nsqd.sock", 0, options, MemoryTransport())
 
-    with pytest.raises(NSQException, match=r"/run/nsqd.sock: TLS over a unix socket needs server_hostname"):
+    with pytest.raises(NSQException, match=r"/run/nsqd.sock: TLS over a unix socket needs the name to check"):
         stack.run_handshake(upgrade_steps(StartTLS()))
 
 

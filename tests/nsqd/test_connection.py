@@ -200,7 +200,7 @@ def test_lost_connection_fails_all_pending_requests(connection, transport):
     for reply in replies:
         with pytest.raises(NSQConnectionClosed, match="nsqd closed the connection"):
             reply.get(timeout=1)
-    assert str(connection.error) == "nsqd closed the connection"
+    assert str(connection.error) == "nsqd:4150: nsqd closed the connection"
     with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
         connection.send(commands.NOP)
 

@@ -96,7 +96,7 @@ def test_members_of_a_refused_batch_have_errors_of_their_own(nsqd, clock, produc
     jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
     clock.advance(3.0)
 
-    assert {str(job.error) for job in jobs} == {"E_MPUB_FAILED MPUB failed exiting"}
+    assert {job.error.reason for job in jobs} == {"E_MPUB_FAILED MPUB failed exiting"}
     assert len({id(job.error) for job in jobs}) == 3
 
 
