@@ -19,7 +19,7 @@ from gnsq.errors import (
     NSQSocketError,
     make_error,
 )
-from gnsq.nsqd.wire_log import LoggedTransport, logged
+from gnsq.nsqd.wire_log import logged
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import require_snappy
 from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
@@ -60,13 +60,12 @@ class TransportStack:
     Args:
         host, port: Address of nsqd. TLS checks this host, not that of address_resolver, unless server_hostname is set.
         options: The options that load_certificates() has returned.
-        transport: A stream to use instead of a new connection.
+        on_frame: Called with (type, data) for each frame that a handshake reads.
         subject: Beginning of the lines that log commands and frames; default: the address.
 
     Attributes:
         transport: The topmost transport; None before connect().
         decoder: Decodes the bytes that the transport receives.
-        on_frame: Called with (type, data) for each frame that a handshake reads; None: no call.
         expected: Describes what connect() or the handshake waits for now, for the error text of a timeout.
         encrypted: True after TLS has started.
     """
@@ -76,34 +75,35 @@ class TransportStack:
         host: str,
         port: int,
         options: ConnectionOptions,
-        transport: Transport | None = None,
         *,
+        on_frame: Callable[[int, bytes], None] = lambda frame_type, data: None,
         subject: str | None = None,
     ) -> None:
-        self.transport = transport
+        self.transport: Transport | None = None
+        self._below_log: Transport | None = None
         self._max_response_size = min(MAX_RESPONSE_SIZE, options.max_frame_size)
         # The limit of a frame before SUB. allow_messages() raises this limit.
         self.decoder = FrameDecoder(self._max_response_size)
-        self.on_frame: Callable[[int, bytes], None] | None = None
         self.expected = "connection"
         self.encrypted = False
+        self._on_frame = on_frame
         self._host = host
         self._port = port
         self._options = options
         self._peer = format_address(host, port)
         self._subject = subject or self._peer
 
-    def connect(self) -> None:
-        """Connect to the address, or to the one that address_resolver returns. Do nothing if a transport was given.
+    def connect(self, transport: Transport | None = None) -> None:
+        """Connect to the address, or to the one that address_resolver returns.
+
+        Args:
+            transport: A stream to use instead of a new connection.
 
         Raises:
             NSQSocketError, NSQTimeout: As gnsq.transport.connect(); NSQTimeout also if address_resolver takes too long.
             NSQException: If address_resolver raises an exception or returns no address.
         """
-        if self.transport is None:
-            host, port = self._resolve()
-            self.transport = connect(host, port, self._options.timeout)
-        self.transport = logged(self.transport, self._subject)
+        self._use(transport if transport is not None else connect(*self._resolve(), self._options.timeout))
 
     @clears_locals  # of AUTH
     def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
@@ -136,12 +136,11 @@ class TransportStack:
                     self.expected = "end of the TLS handshake"
                     self._start_tls()
                 case StartCompression(codec):
-                    self._cover(CompressedTransport(self.below_log, codec, self.decoder.take_remaining()))
+                    self._use(CompressedTransport(self.below_log, codec, self.decoder.take_remaining()))
                 case ReadFrame(expected):
                     self.expected = expected
                     response = self.read_frame()
-                    if self.on_frame is not None:
-                        self.on_frame(*response)
+                    self._on_frame(*response)
 
     def allow_messages(self) -> None:
         """Accept frames of up to max_frame_size from now on. Before this call, the limit of a response applies."""
@@ -170,15 +169,12 @@ class TransportStack:
 
     @property
     def below_log(self) -> Transport:
-        """The transport that TLS or compression covers: the topmost one, but not the log, which stays on top."""
-        transport = self.connected
-        return transport.below if isinstance(transport, LoggedTransport) else transport
+        """The transport without the log of commands and frames, which stays on top of TLS and compression."""
+        assert self._below_log is not None  # the caller has called connect() before
+        return self._below_log
 
-    def _cover(self, transport: Transport) -> None:
-        if isinstance(self.transport, LoggedTransport):
-            self.transport.replace(transport)
-        else:
-            self.transport = transport
+    def _use(self, transport: Transport) -> None:
+        self._below_log, self.transport = transport, logged(transport, self._subject)
 
     def _resolve(self) -> tuple[str, int]:
         resolver = self._options.address_resolver
@@ -215,7 +211,7 @@ class TransportStack:
             transport = TlsTransport(self.below_log, context, server_hostname=name, peer=self._peer)
         except (OSError, ValueError, TypeError) as error:
             raise NSQSocketError(f"TLS can't begin: {error}", address=self._peer) from error
-        self._cover(transport)
+        self._use(transport)
         try:
             transport.handshake()
         except NSQSocketError as error:

@@ -185,8 +185,7 @@ class Connection:
         self._subject = self._owner.at(self.address)
         self._error_frame_grace = error_frame_grace
         self._opened = False
-        self._stack = TransportStack(host, port, self.options, subject=self._subject)
-        self._stack.on_frame = self._handle_handshake
+        self._stack = TransportStack(host, port, self.options, on_frame=self._handle_handshake, subject=self._subject)
         self.writer = Writer(self._now, self._check_open)
         self.in_flight_messages = InFlightMessages(
             *(self.address, self.writer.send, self._check_open, self._clock, self._owner),
@@ -219,12 +218,12 @@ class Connection:
         """
         if self._opened or self.state is not ConnectionState.INIT:
             raise NSQException("connection was opened before; make a new one", address=self.address)
-        self._opened, self._stack.transport = True, transport
+        self._opened = True
         register_after_fork(self)
         deadline = self._clock.timeout(self.options.timeout)
         try:
             with deadline:
-                self._stack.connect()
+                self._stack.connect(transport)
                 # An abort() during connect() could not close the transport, which did not exist yet: close it now.
                 self._check_not_aborted()
                 self.identity = self._stack.run_handshake(handshake(self.options))

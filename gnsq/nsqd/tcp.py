@@ -191,8 +191,7 @@ class NsqdTCPClient:
             raise NSQException("connection was closed; make a new client", address=self.nsqd)
         if self._stack is not None:
             raise NSQException("another greenlet is connecting", address=self.nsqd)
-        stack = self._stack = TransportStack(self.address, self.port, self.options)
-        stack.on_frame = self._handle_handshake
+        stack = self._stack = TransportStack(self.address, self.port, self.options, on_frame=self._handle_handshake)
         try:
             stack.connect()
         except BaseException:

@@ -33,26 +33,17 @@ def logged(transport: Transport, subject: str) -> Transport:
 
 
 class LoggedTransport:
-    """Logs what passes through the topmost transport of a connection.
-
-    Attributes:
-        below: The transport itself. replace() changes it when TLS or compression begins.
-    """
+    """Logs what passes through the topmost transport of a connection."""
 
     def __init__(self, transport: Transport, subject: str) -> None:
-        self.below = transport
+        self._below = transport
         self._subject = subject
         self._sent = _Stream(_command)
         self._received = _Stream(_frame)
 
-    def replace(self, transport: Transport) -> None:
-        """Use another transport from now on. What was received and not yet decoded belongs to the one before."""
-        self.below = transport
-        self._received = _Stream(_frame)
-
     def recv(self, size: int) -> bytes:
         """Receive bytes, and log the frames whose beginning they complete."""
-        data = self.below.recv(size)
+        data = self._below.recv(size)
         for text in self._received.feed(data):
             logger.debug("%s: received %s", self._subject, text)
         return data
@@ -61,15 +52,15 @@ class LoggedTransport:
         """Log the commands in the bytes, and send them."""
         for text in self._sent.feed(data):
             logger.debug("%s: sent %s", self._subject, text)
-        self.below.sendall(data)
+        self._below.sendall(data)
 
     def shutdown_write(self) -> None:
         """Shut down the sending side."""
-        self.below.shutdown_write()
+        self._below.shutdown_write()
 
     def close(self) -> None:
         """Close the transport."""
-        self.below.close()
+        self._below.close()
 
 
 class _Stream:

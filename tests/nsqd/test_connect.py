@@ -25,6 +25,12 @@ def answer(**fields):
     return encode_frame(RESPONSE, json.dumps({"max_rdy_count": 2500, "version": "1.3.0", **fields}).encode())
 
 
+def stack_over(transport, options, host="nsqd", port=4150):
+    stack = TransportStack(host, port, options)
+    stack.connect(transport)
+    return stack
+
+
 def serve(text):
     """A peer that answers whatever comes with one frame, and then waits."""
 
@@ -44,7 +50,7 @@ def test_negotiation_may_be_cut_anywhere(name):
 
     for cut in range(1, len(stream)):
         transport = MemoryTransport(*filter(None, [stream[:cut], stream[cut:]]))
-        stack = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+        stack = stack_over(transport, ConnectionOptions(**{name: True}))
         identity = stack.run_handshake(handshake(ConnectionOptions(**{name: True})))
         assert identity.compression.name == name
         assert [stack.read_frame() for _ in range(2)] == [(MESSAGE, MESSAGE_FRAME[8:])] * 2
@@ -55,7 +61,7 @@ def test_negotiation_byte_by_byte(name):
     codec = CODECS[name]()
     stream = answer(**{name: True}) + codec.compress(encode_frame(RESPONSE, OK)) + codec.compress(MESSAGE_FRAME)
     transport = MemoryTransport(*[bytes([byte]) for byte in stream])
-    stack = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+    stack = stack_over(transport, ConnectionOptions(**{name: True}))
 
     stack.run_handshake(handshake(ConnectionOptions(**{name: True})))
 
@@ -67,7 +73,7 @@ def test_bytes_after_the_handshake_are_compressed():
     transport.feed(sender.compress(encode_frame(RESPONSE, HEARTBEAT) + encode_frame(RESPONSE, OK)))
     options = ConnectionOptions(deflate=True)
 
-    TransportStack("nsqd", 4150, options, transport).run_handshake(handshake(options))
+    stack_over(transport, options).run_handshake(handshake(options))
 
     assert transport.sends[0] == b"  V2"
     assert transport.sends[1].startswith(b"IDENTIFY\n")
@@ -78,7 +84,7 @@ def test_bytes_after_the_handshake_are_compressed():
 def test_clear_text_after_the_response_does_not_start_tls():
     options = ConnectionOptions(tls_v1=True)
     transport = MemoryTransport(answer(tls_v1=True) + encode_frame(RESPONSE, OK))
-    stack = TransportStack("nsqd", 4150, options, transport)
+    stack = stack_over(transport, options)
 
     with pytest.raises(NSQProtocolError, match="received 10 bytes in clear text before TLS began"):
         stack.run_handshake(handshake(options))
@@ -90,7 +96,7 @@ def test_frame_above_the_limit_is_refused_inside_compression_too():
     options = ConnectionOptions(deflate=True)
 
     with pytest.raises(NSQFrameError, match="frame size 2147483647"):
-        TransportStack("nsqd", 4150, options, transport).run_handshake(handshake(options))
+        stack_over(transport, options).run_handshake(handshake(options))
 
 
 # --- addresses
@@ -167,7 +173,7 @@ def test_unix_socket_that_is_not_there(tmp_path):
 
 def test_tls_over_a_unix_socket_needs_the_name_to_check():
     options = load_certificates(ConnectionOptions(tls_v1=True))
-    stack = TransportStack("/run/nsqd.sock", 0, options, MemoryTransport())
+    stack = stack_over(MemoryTransport(), options, "/run/nsqd.sock", 0)
 
     with pytest.raises(NSQException, match=r"/run/nsqd.sock: TLS over a unix socket needs the name to check"):
         stack.run_handshake(upgrade_steps(StartTLS()))
@@ -176,7 +182,7 @@ def test_tls_over_a_unix_socket_needs_the_name_to_check():
 @pytest.mark.parametrize(("host", "name"), [("." * 3, None), ("nsqd", "a\0b")])
 def test_host_name_that_tls_can_not_check_is_an_error_of_ours(host, name):
     options = load_certificates(ConnectionOptions(tls_v1=True, server_hostname=name))
-    stack = TransportStack(host, 4150, options, MemoryTransport())
+    stack = stack_over(MemoryTransport(), options, host, 4150)
 
     with pytest.raises(NSQException, match="TLS can't begin"):
         stack.run_handshake(upgrade_steps(StartTLS()))
@@ -231,7 +237,7 @@ def test_options_of_tls_are_not_used_if_tls_is_refused(options):
 def test_error_in_clear_text_instead_of_tls_is_raised():
     options = load_certificates(ConnectionOptions(tls_v1=True))
     words = b"E_IDENTIFY_FAILED IDENTIFY failed tls: no cipher suite"
-    stack = TransportStack("nsqd", 4150, options, MemoryTransport(encode_frame(ERROR, words)))
+    stack = stack_over(MemoryTransport(encode_frame(ERROR, words)), options)
 
     with pytest.raises(NSQIdentifyFailed, match="no cipher suite"):
         stack.run_handshake(upgrade_steps(StartTLS()))
