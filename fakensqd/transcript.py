@@ -141,12 +141,7 @@ class Transcript:
 
     def published(self, topic: str) -> list[bytes]:
         """Return the bodies that were published to a topic over TCP, HTTP and by publish(), in order."""
-        return [
-            body
-            for entry in self._entries
-            if entry.topic == topic and entry.name in _PUBLISHING
-            for body in entry.bodies * entry.executed
-        ]
+        return [body for entry in self._entries if entry.topic == topic for body in entry.bodies * entry.executed]
 
     def delivered(self, topic: str, channel: str | None = None) -> list[bytes]:
         """Return the body of each message that was pushed, once for each push."""
@@ -210,9 +205,6 @@ class Transcript:
         """Encode as JSON lines: a header, then one line per entry, without the fields that have their default."""
         head = {"transcript": 1, "dropped": self.dropped}
         return "".join(json.dumps(line) + "\n" for line in [head, *map(_encoded, self._entries)])
-
-
-_PUBLISHING = frozenset(["PUB", "MPUB", "DPUB", "POST /pub", "POST /mpub", "publish"])
 
 
 def shown_body(body: bytes, around: int = 0) -> str:

@@ -71,6 +71,8 @@ class Client:
             if not data:
                 raise EOFError
             self._frames += self._decoder.feed(data)
+            if self._decoder.failure is not None and not self._frames:
+                raise self._decoder.failure
         return self._frames.pop(0)
 
     def ended(self) -> bool:
