@@ -1,6 +1,7 @@
 """Imports: no circles, allowed folders, and no effects of importing."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -29,25 +30,28 @@ def imported(path):
     return used
 
 
-IMPORTED = {module: imported(path) for module, path in MODULES.items()}
-# A module may import the package that it is in: Python has loaded that before.
-GRAPH = {
-    module: {name for name in used if name in MODULES and name != module and not module.startswith(name + ".")}
-    for module, used in IMPORTED.items()
-}
+@functools.cache
+def imported_by_module():
+    # Not at the import of these tests: each worker would read all files, and one of them runs the tests.
+    return {module: imported(path) for module, path in MODULES.items()}
 
 
-def reachable(start):
+def reachable(graph, start):
     seen, todo = set(), [start]
     while todo:
-        for name in GRAPH[todo.pop()] - seen:
+        for name in graph[todo.pop()] - seen:
             seen.add(name)
             todo.append(name)
     return seen
 
 
 def test_no_import_circles():
-    reach = {module: reachable(module) for module in MODULES}
+    # A module may import the package that it is in: Python has loaded that before.
+    graph = {
+        module: {name for name in used if name in MODULES and name != module and not module.startswith(name + ".")}
+        for module, used in imported_by_module().items()
+    }
+    reach = {module: reachable(graph, module) for module in MODULES}
     circles = {tuple(sorted(n for n in reach[m] if m in reach[n])) for m in MODULES if m in reach[m]}
 
     assert circles == set()
@@ -86,7 +90,7 @@ FOLDERS = {
 def test_folder_imports_only_the_folders_below_it(folder):
     for module in MODULES:
         if module.split(".")[1:2] == [folder]:
-            used = {name.split(".")[1] for name in IMPORTED[module] if name.startswith("gnsq.")}
+            used = {name.split(".")[1] for name in imported_by_module()[module] if name.startswith("gnsq.")}
             assert used <= FOLDERS[folder] | {folder}, module
 
 
@@ -95,7 +99,9 @@ def test_every_folder_of_gnsq_has_its_row():
 
 
 def test_gnsq_never_imports_fakensqd_but_for_the_demo():
-    users = {module for module, used in IMPORTED.items() if any(name.startswith("fakensqd") for name in used)}
+    users = {
+        module for module, used in imported_by_module().items() if any(name.startswith("fakensqd") for name in used)
+    }
 
     assert {module for module in users if module.startswith("gnsq")} == {"gnsq.spark.pipeline.demo"}
 
@@ -103,12 +109,12 @@ def test_gnsq_never_imports_fakensqd_but_for_the_demo():
 def test_emulator_uses_what_client_and_server_share_only():
     for module in MODULES:
         if module.startswith("fakensqd"):
-            used = {name.split(".")[1] for name in IMPORTED[module] if name.startswith("gnsq.")}
+            used = {name.split(".")[1] for name in imported_by_module()[module] if name.startswith("gnsq.")}
             assert used <= {*BASE, "tls", "transport"} - {"addresses", "localfiles", "stats"}, module
 
 
 def test_pyspark_is_imported_below_spark_only():
-    for module, used in IMPORTED.items():
+    for module, used in imported_by_module().items():
         if not module.startswith("gnsq.spark"):
             assert not {"pyspark", "pyarrow"} & {name.split(".")[0] for name in used}, module
 
@@ -160,7 +166,7 @@ IMPURE = {"gevent", "socket", "logging", "time", "threading", "requests", "selec
 
 @pytest.mark.parametrize("module", PURE)
 def test_pure_module_does_no_io_and_reads_no_clock(module):
-    used = {name.split(".")[0] for name in IMPORTED[module]}
+    used = {name.split(".")[0] for name in imported_by_module()[module]}
 
     # The host's own name is a fact that IDENTIFY carries.
     assert used & IMPURE <= ({"socket"} if module == "gnsq.protocol.handshake" else set())
