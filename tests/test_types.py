@@ -12,7 +12,7 @@ from typing import NotRequired, get_args, get_origin, get_type_hints, is_typeddi
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.options import LookupdOptions, LookupdOptionsDict, NsqdOptions, NsqdOptionsDict
+from fakensqd.options import ClusterOptionsDict, LookupdOptions, LookupdOptionsDict, NsqdOptions, NsqdOptionsDict
 from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer, signals
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict, HttpOptions, HttpOptionsDict
@@ -74,6 +74,12 @@ def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructo
     own = parameters_of(HTTPClient) - {"host", "port", "connection_class"}
 
     assert set(HttpClientOptionsDict.__annotations__) == {*HttpOptionsDict.__annotations__, *own}
+
+
+def test_typed_keywords_of_a_cluster_are_those_that_it_does_not_set():
+    own = {"tcp_address", "http_address", "lookupd_tcp_addresses", "node_id"}
+
+    assert set(NsqdOptionsDict.__annotations__) - set(ClusterOptionsDict.__annotations__) == own
 
 
 # --- what nsqd answers ------------------------------------------------------------------------------------------------
@@ -313,15 +319,91 @@ WRONG = [
 ]
 
 
+# As in the tests of another project.
+TEST_OF_A_USER = """
+from collections.abc import Iterator
+from typing import assert_type
+
+import pytest
+
+from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, Relay, Transcript, on
+from fakensqd.faults import corrupt, disconnect, inject
+from fakensqd.server import ServerThread
+
+
+def test_fixture(fakensqd: FakeNsqd) -> None:
+    assert_type(fakensqd.tcp_address, str)
+    assert_type(fakensqd.messages("orders"), list[bytes])
+    assert_type(fakensqd.messages("orders", "billing"), list[bytes])
+    assert_type(fakensqd.depth("orders") + fakensqd.in_flight("orders", "billing"), int)
+    assert_type(fakensqd.wait_until(lambda nsqd: nsqd.depth("orders"), 3, timeout=1.0), int)
+    assert_type(fakensqd.transcript, Transcript)
+    fakensqd.publish("orders", b"42", b"43", delay=1.5)
+    fakensqd.assert_published("orders", b"42", count=1, timeout=5.0)
+    with fakensqd.add(on.reply("PUB", topic="orders").nth(2), disconnect()) as added:
+        assert_type(added.fired, int)
+    fakensqd.restart(keep_messages=False)
+
+
+def test_cluster(fakecluster: FakeCluster, fakelookupd: FakeLookupd) -> None:
+    fakecluster.publish("orders", b"42")
+    assert_type(fakecluster.nsqds[0].messages("orders"), list[bytes])
+    assert_type(fakelookupd.http_address, str)
+
+
+@pytest.fixture
+def nsqd() -> Iterator[FakeNsqd]:
+    with FakeNsqd(max_msg_size=1000, lookupd_tcp_addresses=["localhost:4160"]).in_thread() as running:
+        yield assert_type(running, FakeNsqd)
+
+
+def test_threads() -> None:
+    nsqd = FakeNsqd().in_thread().start()
+    assert_type(nsqd, FakeNsqd)
+    with FakeAuthServer({"secret": [Grant()]}).in_thread() as auth, Relay(auth.http_address).in_thread() as relay:
+        assert_type(relay.address, str)
+    with FakeLookupd().in_thread() as lookupd, FakeCluster(nsqds=1, msg_timeout=1.0).in_thread() as cluster:
+        assert_type(lookupd, FakeLookupd)
+        assert_type(cluster, FakeCluster)
+    thread = ServerThread(FakeNsqd())
+    with thread as running:
+        assert_type(running, FakeNsqd)
+        assert_type(thread.call(max, 1, 2), int)
+"""
+# Each with the code of its error.
+WRONG_IN_A_TEST = [
+    ("fakensqd.publish('orders', '42')", "arg-type"),
+    ("fakensqd.publish(b'orders', b'42')", "arg-type"),
+    ("fakensqd.publish('orders', b'42', defer=1)", "call-arg"),
+    ("fakensqd.assert_published('orders', '42')", "arg-type"),
+    ("fakensqd.wait_until(lambda nsqd: nsqd.no_such_thing)", "attr-defined"),
+    ("fakensqd.no_such_thing", "attr-defined"),
+    ("FakeNsqd().in_thread().start().no_such_thing", "attr-defined"),
+    ("FakeAuthServer(thread=True)", "call-arg"),
+    ("FakeNsqd(max_msg_sise=1000)", "call-arg"),
+    ("FakeNsqd(max_msg_size='1000')", "arg-type"),
+    ("FakeLookupd(tombstone=1.0)", "call-arg"),
+    ("FakeCluster(node_id=1)", "call-arg"),
+    ("fakecluster.messages(1)", "arg-type"),
+    ("on.reply('PUBB')", "arg-type"),
+    ("on.frame('pong')", "arg-type"),
+    ("corrupt('head')", "arg-type"),
+    ("inject('beat')", "arg-type"),
+]
+
+
 @pytest.fixture(scope="module")
 def mypy(tmp_path_factory, mypy_cache):
-    """Run mypy --strict once over the uses and all Python blocks of the pages; returns its lines by file."""
+    """Run mypy --strict once over the uses and all Python blocks of the pages; returns what it says."""
     pytest.importorskip("mypy")
     path = tmp_path_factory.mktemp("mypy")
     uses = {kind: [use.format(name) for name in names for use in USES] for kind, names in HANDLERS.items()}
     right = [*RIGHT, *uses["right"]]
     wrong = [*WRONG, *uses["wrong"]]
     (path / "uses.py").write_text("\n".join([SNIPPET.strip(), *right, *wrong, ""]))
+    signature = "def test_wrong(fakensqd: FakeNsqd, fakecluster: FakeCluster) -> None:"
+    wrong_in_a_test = [signature, *(f"    {line}" for line, _ in WRONG_IN_A_TEST)]
+    (path / "test_orders.py").write_text("\n".join([*TEST_OF_A_USER.splitlines(), *wrong_in_a_test, ""]))
     # Blocks of pages that run as a whole may use names of earlier blocks.
     pages = sorted({*page_names()} - pages_run_as_a_whole())
     for block in (block for page in pages for block in blocks(page) if block.language == "python"):
@@ -357,3 +439,12 @@ def test_examples_of_the_pages_pass_mypy_strict(mypy):
     _, _, said = mypy
 
     assert [line for line in said.splitlines() if line.startswith("page_")] == []
+
+
+@pytest.mark.slow
+def test_wrong_uses_in_a_test_of_a_user_are_errors_and_the_right_ones_are_not(mypy):
+    _, _, said = mypy
+    found = re.findall(r"^test_orders\.py:(\d+): error: .*\[([\w-]+)\]$", said, re.MULTILINE)
+    first = len(TEST_OF_A_USER.splitlines()) + 2
+
+    assert found == [(str(first + index), code) for index, (_, code) in enumerate(WRONG_IN_A_TEST)]
