@@ -146,7 +146,9 @@ def spark(tmp_path_factory):
     from gnsq.spark.pipeline.session import open_session
 
     log = tmp_path_factory.mktemp("spark") / "spark.log"
-    with open_session("tests", master="local[2]", log=log) as spark:
+    # Spark would compile a class for each part of each plan, which runs for some rows: a tenth of Java's time.
+    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    with open_session("tests", master="local[2]", settings=interpreted, log=log) as spark:
         yield spark
 
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 from py4j.protocol import Py4JError
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import session
-from gnsq.spark.pipeline.session import session_settings
+from gnsq.spark.pipeline.session import open_session, session_settings
 
 PROGRAM = """
 import sys
@@ -123,13 +124,6 @@ def test_checkpoint_keeps_the_store_of_state_that_it_was_made_with(spark, tmp_pa
             "spark and master",
             id="master",
         ),
-        pytest.param(
-            "local[1]",
-            "spark.sql.shuffle.partitions=many",
-            "[INVALID_CONF_VALUE.TYPE_MISMATCH] The value 'many' in the config \"spark.sql.shuffle.partitions\" is "
-            "invalid. It should be a/an 'int' value.",
-            id="setting",
-        ),
     ],
 )
 @pytest.mark.subprocess
@@ -143,3 +137,14 @@ def test_setting_with_which_spark_does_not_start_is_told_in_one_line(tmp_path, m
     assert done.stdout.startswith("Spark does not start: "), done.stderr
     assert done.stdout.endswith(f"{words}\n")
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.spark
+def test_value_of_a_setting_that_spark_refuses_is_told(spark):
+    words = r"^Spark does not start: .*The value 'many' in the config .*spark.sql.shuffle.partitions.* is invalid\. "
+
+    # Spark runs already, and takes the settings as at its start.
+    with pytest.raises(JobFailed, match=words), open_session("x", master="local[2]", settings={PARTITIONS: "many"}):
+        pytest.fail("started")
+
+    assert spark.conf.get(PARTITIONS) == "2"
