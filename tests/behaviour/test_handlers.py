@@ -29,41 +29,11 @@ def warnings(caplog, text):
     return [record.message for record in caplog.records if record.levelno == logging.WARNING and text in record.message]
 
 
-def test_message_of_a_handler_that_returns_a_coroutine_is_requeued(producer, nsqd, topic, consume):
-    async def later():
-        pass
-
-    consumer = consume(lambda _, message: later(), max_backoff_duration=0, requeue_delay=60_000)
-    producer.publish(topic, b"x")
-    wait_until(lambda: consumer.stats().counts.requeued)
-
-    wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
-    assert consumer.stats().counts.finished == 0
-
-
 def test_message_requeued_without_a_delay_is_deferred_by_nsqd(producer, nsqd, topic, consume):
     consume(lambda _, message: message.requeue(backoff=False), requeue_delay=60_000)
     producer.publish(topic, b"x")
 
     wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
-
-
-def test_message_that_is_given_up_is_logged(producer, nsqd, topic, consume, caplog):
-    kept = []
-
-    def handle(consumer, message):
-        raise ValueError("not a number")
-
-    consumer = consume(handle, max_tries=2, requeue_delay=0, max_backoff_duration=0)
-    consumer.on_giving_up.connect(lambda _, message: kept.append(message), weak=False)
-    producer.publish(topic, b"x")
-    wait_until(lambda: consumer.stats().counts.finished)
-
-    (message,) = kept
-    (line,) = warnings(caplog, "given up")
-    assert line.startswith(f"{topic}/c: message {message.id!r} of {nsqd.tcp_address}: given up, delivered 3 times")
-    assert line.endswith("last error: ValueError: not a number")
-    assert channel_stats(nsqd, topic, "c")["depth"] == 0
 
 
 def test_handler_whose_message_times_out_is_logged_and_counted(producer, nsqd, topic, consume, caplog):
@@ -85,11 +55,3 @@ def test_handler_whose_message_times_out_is_logged_and_counted(producer, nsqd, t
     wait_until(lambda: attempts == [1, 2])
     release.set()
     wait_until(lambda: consumer.stats().handlers_overdue == 0)
-
-
-def test_async_message_that_times_out_is_logged_and_counted(producer, nsqd, topic, consume, caplog):
-    consumer = consume(lambda _, message: message.enable_async(), msg_timeout=1.0, max_tries=0)
-    producer.publish(topic, b"x")
-    wait_until(lambda: consumer.stats().async_timed_out)
-
-    assert len(warnings(caplog, "not answered")) == 1

@@ -13,7 +13,6 @@ from fakensqd import on
 from fakensqd.faults import error, expire_message
 from gnsq import Consumer, Message, finish_all
 from gnsq.consumer.worker_pool import WorkerPool
-from gnsq.contrib.batch import BatchHandler
 from gnsq.contrib.queue import QueueHandler
 from gnsq.errors import NSQFinishFailed, NSQRequeueMessage, NSQTimeout
 from tests.helpers import wait_until
@@ -100,17 +99,6 @@ def test_requeue_with_delay_0_is_delivered_at_once(nsqd, clock, publish, started
     clock.advance(0.5)
 
     assert len(times) == 3
-
-
-def test_delay_of_a_requeue_follows_options_that_are_changed(nsqd, clock, publish, started):
-    requeued = []
-    consumer = started(lambda _, message: message.requeue(backoff=False), nsqd, requeue_delay=100)
-    consumer.on_requeue.connect(lambda _, message_id, timeout: requeued.append(timeout), weak=False)
-    publish(nsqd, b"x")
-    consumer.requeue_delay = 250
-    clock.advance(0.2)
-
-    assert requeued == [100, 250]
 
 
 def test_requeue_delay_may_be_changed_while_the_consumer_runs(nsqd, clock, publish, started):
@@ -411,11 +399,6 @@ def test_invalid_options_are_refused_with_a_hint(nsqd, options, error, words):
         Consumer("t", "c", nsqd.tcp_address, **options)
 
 
-def test_close_refuses_a_negative_timeout(nsqd):
-    with pytest.raises(ValueError, match="timeout -1 must be at least 0"):
-        Consumer("t", "c", nsqd.tcp_address).close(timeout=-1)
-
-
 def test_close_without_start_closes_connections_made_by_hand(nsqd, clock):
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     host, port = nsqd.tcp_address.split(":")
@@ -672,18 +655,6 @@ def test_handle_messages_that_raises_is_one_failure_and_requeues_unanswered_mess
     assert consumer.total_in_flight == channel(nsqd).deferred_count == 0
 
 
-def test_handle_messages_that_raises_after_all_answers_is_a_failure(nsqd, publish, together):
-    def handle(messages):
-        finish_all(messages)
-        raise RuntimeError("no")
-
-    consumer = together(handle)
-    publish(nsqd, b"1", b"2")
-
-    stats = consumer.stats()
-    assert (stats.failed, stats.counts.finished, stats.counts.requeued, stats.in_flight) == (1, 3, 0, 0)
-
-
 def test_handle_messages_may_raise_a_requeue_without_backoff(nsqd, clock, publish, together):
     def handle(messages):
         raise NSQRequeueMessage(backoff=False)
@@ -774,18 +745,6 @@ def test_handle_messages_may_close_and_wait_for_the_end(nsqd, clock, publish, to
     assert done == [began]
     assert not consumer.is_running
     assert channel(nsqd).depth == channel(nsqd).in_flight_count == 0
-
-
-def test_close_requeues_messages_of_handle_messages_after_the_time_limit(nsqd, clock, publish, together, caplog):
-    forever = Event()
-    consumer = together(lambda messages: forever.wait())
-    publish(nsqd, b"1", b"2", b"3")
-    gevent.spawn(consumer.close, timeout=2.0)
-    clock.advance(5.0)
-
-    assert channel(nsqd).depth == 3
-    assert "3 messages were not answered within 2.0 s of close(), 3 of them by handlers that still run" in caplog.text
-    forever.set()
 
 
 class EachInTurn(Consumer):
@@ -931,30 +890,6 @@ def test_last_error_of_another_consumer_is_not_seen_here(nsqd, publish, clock, s
     assert line.endswith("last error: not seen here")
 
 
-def test_last_error_may_be_that_of_a_batch(nsqd, publish, clock, started, caplog):
-    def insert(batch):
-        raise ConnectionError("no table")
-
-    consumer = started(BatchHandler(1, insert, clock=clock), nsqd, max_tries=1, **AT_ONCE)
-    publish(nsqd, b"x")
-    wait_until(lambda: clock.advance(0.0) or consumer.stats().given_up)
-
-    (line,) = lines(caplog, "given up")
-    assert line.endswith("last error: ConnectionError: no table")
-
-
-def test_last_error_of_handle_messages_is_that_of_each_message(nsqd, publish, clock, started, caplog):
-    class All(Consumer):
-        def handle_messages(self, messages):
-            raise RuntimeError("all of them")
-
-    started(None, nsqd, kind=All, max_in_flight=3, max_tries=1, **AT_ONCE)
-    publish(nsqd, b"1", b"2", b"3")
-    clock.advance(1.0)
-
-    assert len(lines(caplog, "last error: RuntimeError: all of them")) == 3
-
-
 def test_last_errors_of_a_thousand_messages_are_remembered(nsqd, publish, clock, started, caplog):
     consumer = started(raising(), nsqd, max_in_flight=2000, max_tries=1, requeue_delay=1000, max_backoff_duration=0)
     with caplog.at_level(logging.DEBUG, logger="gnsq.consumer.t.c"):
@@ -980,16 +915,6 @@ def test_ten_given_up_messages_are_logged_per_minute_and_then_their_number(nsqd,
     assert (consumer.stats().given_up, at_once) == (26, 10)
     assert rest == "t/c: 15 more messages given up"
     assert len(lines(caplog, "given up, delivered")) == 11
-
-
-def test_number_of_given_up_messages_is_logged_at_the_close(nsqd, publish, clock, started, caplog):
-    consumer = started(raising(), nsqd, max_in_flight=50, max_tries=1, **AT_ONCE)
-    publish(nsqd, *[b"x"] * 11)
-    clock.advance(1.0)
-    gevent.spawn(consumer.close)
-    clock.advance(1.0)
-
-    assert lines(caplog, "more message") == ["t/c: 1 more message given up"]
 
 
 def test_give_up_handler_that_raises_is_logged_and_the_message_requeued(nsqd, publish, clock, started, caplog):
@@ -1179,27 +1104,6 @@ def test_log_line_of_a_dropped_message_names_the_overdue_handler(nsqd, publish, 
     assert "lower max_in_flight" not in line
 
 
-def test_log_line_of_a_dropped_message_advises_to_shorten_a_long_queue(nsqd, publish, clock, started, caplog):
-    started(lambda _, message: clock.sleep(40.0), nsqd, max_in_flight=3, concurrency=1)
-    publish(nsqd, b"0")
-    publish(nsqd, b"1", b"2", b"3")
-    clock.advance(100.0)
-
-    (line, *_) = lines(caplog, "not handled, it waited for a handler")
-    assert "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout" in line
-    assert "overdue" not in line
-
-
-def test_log_line_of_an_overdue_handler_advises_to_shorten_a_long_queue(nsqd, publish, clock, started, caplog):
-    started(lambda _, message: clock.sleep(50.0), nsqd, max_in_flight=2, concurrency=1)
-    publish(nsqd, b"0")
-    publish(nsqd, b"1", b"2")
-    clock.advance(95.0)
-
-    (line,) = lines(caplog, "its handler has run")
-    assert "lower max_in_flight" in line
-
-
 def test_async_message_that_times_out_is_logged(nsqd, publish, clock, started, caplog):
     held = []
 
@@ -1220,18 +1124,6 @@ def test_async_message_that_times_out_is_logged(nsqd, publish, clock, started, c
     assert 4 <= len(lines(caplog, "not answered")) <= 6
     assert consumer.stats().async_timed_out >= 4
     assert consumer.stats().handlers_timed_out == 0
-
-
-def test_unanswered_message_of_an_override_is_logged_when_it_times_out(nsqd, publish, clock, started, caplog):
-    class Forgetful(Consumer):
-        def handle_messages(self, messages):
-            pass
-
-    started(None, nsqd, kind=Forgetful, max_in_flight=3)
-    publish(nsqd, b"1", b"2")
-    clock.advance(70.0)
-
-    assert len(lines(caplog, "not answered")) == 1
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["handler", "asynchronous"])
@@ -1266,12 +1158,3 @@ def test_given_up_message_that_timed_out_here_is_logged_so(nsqd, publish, clock,
 
     (line,) = lines(caplog, "given up")
     assert line.endswith("last error: timed out while its handler ran")
-
-
-def test_messages_of_a_hanging_batch_are_logged_when_they_time_out(nsqd, publish, clock, started, forever, caplog):
-    consumer = started(BatchHandler(1, lambda batch: forever.wait(), clock=clock), nsqd, max_tries=0)
-    publish(nsqd, b"x")
-    clock.advance(70.0)
-
-    assert len(lines(caplog, "not answered")) == 1
-    assert consumer.stats().async_timed_out == 1

@@ -20,17 +20,6 @@ def nsqd(clock):
         yield made
 
 
-def test_lost_connection_of_a_consumer_is_one_line_that_names_it(nsqd, clock, started, lines):
-    started(lambda consumer, message: None, nsqd)
-    nsqd.link.abort()
-    clock.advance(0.0)
-
-    (line,) = lines(logging.WARNING)
-    assert fnmatchcase(
-        line, f"{nsqd.tcp_address}: t/c: connection lost: nsqd closed the connection; trying again in [5-8].? s"
-    )
-
-
 def test_option_that_nsqd_refuses_is_an_error_that_names_it(nsqd, clock, started, lines):
     consumer = started(lambda consumer, message: None, nsqd, msg_timeout=60_000)
     clock.advance(50.0)
@@ -53,15 +42,6 @@ def test_loss_of_a_stable_connection_is_logged_each_time(nsqd, clock, started, l
     assert fnmatchcase(second, f"{said} (and 1 like it since the last such line)")
 
 
-def test_name_of_a_consumer_replaces_topic_and_channel_in_log_lines(nsqd, clock, started, lines):
-    started(lambda consumer, message: None, nsqd, name="billing")
-    nsqd.link.abort()
-    clock.advance(0.0)
-
-    (line,) = lines(logging.WARNING)
-    assert line.startswith(f"{nsqd.tcp_address}: billing: connection lost: ")
-
-
 def test_name_of_a_consumer_is_in_all_log_lines_about_its_messages(nsqd, clock, publish, started, caplog):
     def handle(consumer, message):
         if message.body == b"slow":
@@ -79,16 +59,6 @@ def test_name_of_a_consumer_is_in_all_log_lines_about_its_messages(nsqd, clock, 
     for text in ("returned False", "handler raised", "its handler has run", "given up", "waited for a handler"):
         assert any(text in line for line in events)
     assert [line for line in events if "billing: " not in line] == []
-
-
-def test_refused_subscription_is_one_line(fakensqd, lines):
-    with (
-        fakensqd.add(on.command("SUB").always(), error("E_BAD_CHANNEL")),
-        Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None),
-    ):
-        (line,) = [line for line in lines() if "E_BAD_CHANNEL" in line]
-
-    assert fnmatchcase(line, f"{fakensqd.tcp_address}: t/c: not connected: E_BAD_CHANNEL*; trying again in * s")
 
 
 def test_failed_address_of_nsqlookupd_is_logged_as_left_to_the_next_round(lines):
@@ -158,18 +128,6 @@ def test_close_logs_its_beginning_and_its_end(nsqd, clock, publish, started, lin
         "t/c: closing, with up to 30 s for 1 message in flight on 1 connection",
         "t/c: closed; nothing was left",
     ]
-
-
-def test_close_logs_how_many_messages_were_requeued(nsqd, clock, publish, started, lines):
-    forever = Event()
-    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=2, close_timeout=5.0)
-    publish(nsqd, b"1")
-    publish(nsqd, b"2")
-    gevent.spawn(consumer.close)
-    clock.advance(10.0)
-    forever.set()
-
-    assert lines()[-1] == "t/c: closed; 2 messages requeued"
 
 
 def test_close_counts_messages_that_time_out_as_such(nsqd, clock, publish, started, lines):

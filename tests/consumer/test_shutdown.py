@@ -74,15 +74,6 @@ def test_unanswered_messages_are_requeued_at_the_deadline(nsqd, clock, publish, 
     forever.set()
 
 
-def test_unanswered_async_message_is_requeued_at_the_deadline(nsqd, clock, publish, started):
-    consumer = started(lambda _, message: message.enable_async(), nsqd, close_timeout=5.0)
-    publish(nsqd, b"1")
-    gevent.spawn(consumer.close)
-    clock.advance(5.1)
-
-    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (1, 0)
-
-
 def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, started):
     held = []
 
@@ -101,15 +92,6 @@ def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, st
 
     assert not consumer.is_running
     assert channel(nsqd).depth == 0
-
-
-def test_close_with_a_timeout_waits(nsqd, publish, started, clock):
-    consumer = started(lambda _, message: None, nsqd)
-    closing = gevent.spawn(consumer.close, timeout=10)
-    clock.advance(0.0)
-
-    assert closing.ready()
-    assert not consumer.is_running
 
 
 def test_timeout_of_close_replaces_close_timeout(nsqd, clock, publish, started):
@@ -294,19 +276,6 @@ def test_message_that_arrives_after_the_deadline_is_requeued(nsqd, clock, publis
 
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (2, 0)
     forever.set()
-
-
-def test_close_with_a_timeout_in_a_plain_signal_handler_does_not_wait(fakensqd):
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: None)
-    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close(timeout=5))
-    try:
-        killer = gevent.spawn(lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        consumer.start()
-        killer.join()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-    assert consumer.stats().state == "closed"
 
 
 @pytest.mark.parametrize("action", ["pause", "max_in_flight"])
