@@ -97,12 +97,6 @@ def test_requeue_without_a_delay_takes_that_of_the_responder(responder):
     assert [delay for _, _, delay, _ in responder.calls] == [1000, 3000, 0]
 
 
-def test_requeue_without_a_delay_is_at_once_where_the_responder_has_none(message, responder):
-    message.requeue(backoff=False)
-
-    assert responder.calls == [("requeue", ID, 0, False)]
-
-
 def test_bare_message_is_requeued_at_once():
     got = []
     message = Message(1, 42, ID, b"x")
@@ -162,31 +156,22 @@ def test_wrong_argument_is_refused_and_the_message_still_to_be_answered(message,
     assert responder.calls == [("finish", ID)]
 
 
-def test_async_is_remembered(message):
-    assert not message.is_async()
-    message.enable_async()
-    assert message.is_async()
-
-
-def test_signals_are_sent_by_their_names(message):
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param(Message.finish, ("on_finish", {}), id="finish"),
+        pytest.param(lambda m: m.requeue(5), ("on_requeue", {"timeout": 5, "backoff": True}), id="requeue"),
+    ],
+)
+def test_signals_are_sent_by_their_names(message, answer, expected):
     got = []
-    for name in ("on_touch", "on_requeue"):
+    for name in ("on_touch", "on_requeue", "on_finish"):
         getattr(message, name).connect(lambda sender, name=name, **words: got.append((name, words)), weak=False)
 
     message.touch()
-    message.requeue(5)
+    answer(message)
 
-    assert got == [("on_touch", {}), ("on_requeue", {"timeout": 5, "backoff": True})]
-
-
-def test_finish_signal_is_sent_once(message):
-    got = []
-    message.on_finish.connect(got.append, weak=False)
-
-    message.touch()
-    message.finish()
-
-    assert got == [message]
+    assert got == [("on_touch", {}), expected]
 
 
 @pytest.mark.parametrize("answer", [Message.finish, Message.requeue])
@@ -284,45 +269,25 @@ def test_age_of_a_message_from_a_clock_that_is_ahead_is_0():
     assert Message(time.time_ns() + 3600 * 10**9, 1, ID, b"").age == 0.0
 
 
-def test_time_left_counts_from_the_arrival(message, responder):
-    responder.time += 15
+@pytest.mark.parametrize(
+    ("limits", "touched_after", "age", "left"),
+    [
+        pytest.param((60.0, 900.0), None, 15, (45.0, 885.0), id="from the arrival"),
+        pytest.param((60.0, 900.0), None, 901, (0.0, 0.0), id="never negative"),
+        pytest.param((60.0, 900.0), 50, 70, (40.0, 830.0), id="a touch begins it anew"),
+        pytest.param((60.0, 900.0), 880, 880, (20.0, 20.0), id="no more than the longest timeout"),
+        pytest.param((60.0, None), 880, 880, (60.0, None), id="longest timeout unknown"),
+        pytest.param((None, None), None, 5, (None, None), id="timeout unknown"),
+    ],
+)
+def test_time_left(message, responder, limits, touched_after, age, left):
+    responder.msg_timeout, responder.max_msg_timeout = limits
+    if touched_after is not None:
+        responder.time = 1000.0 + touched_after
+        message.touch()
+    responder.time = 1000.0 + age
 
-    assert (message.time_left, message.max_time_left) == (45.0, 885.0)
-
-
-def test_time_left_is_never_negative(message, responder):
-    responder.time += 901
-
-    assert (message.time_left, message.max_time_left) == (0.0, 0.0)
-
-
-def test_touch_begins_the_time_anew(message, responder):
-    responder.time += 50
-    message.touch()
-    responder.time += 20
-
-    assert message.time_left == 40.0
-
-
-def test_touch_gives_no_more_than_the_longest_timeout(message, responder):
-    responder.time += 880
-    message.touch()
-
-    assert message.time_left == 20.0
-
-
-def test_touch_without_max_msg_timeout_restores_the_whole_timeout(message, responder):
-    responder.max_msg_timeout = None
-    responder.time += 880
-    message.touch()
-
-    assert (message.time_left, message.max_time_left) == (60.0, None)
-
-
-def test_server_that_does_not_say_its_timeout_leaves_the_time_unknown(message, responder):
-    responder.msg_timeout = responder.max_msg_timeout = None
-
-    assert (message.time_left, message.max_time_left) == (None, None)
+    assert (message.time_left, message.max_time_left) == left
 
 
 def test_message_without_a_responder_has_no_time_limit():
@@ -386,12 +351,6 @@ def test_touching_a_message_without_a_responder_runs_the_block():
         ran.append(True)
 
     assert ran
-
-
-@pytest.mark.parametrize("interval", [0, -1, float("nan")])
-def test_touching_without_a_pause_is_refused(message, interval):
-    with pytest.raises(ValueError, match="is not above 0"), message.touching(interval):
-        raise AssertionError("the block must not run")
 
 
 # --- many at once

@@ -84,14 +84,6 @@ def test_producers_alone_run_until_a_signal(fakensqd):
     assert producer.stats().state == "closed"
 
 
-def test_producers_alone_that_are_closed_end_run(fakensqd):
-    producer = gnsq.Producer(fakensqd.tcp_address)
-
-    gnsq.run(producer, on_ready=lambda: producer.close() and None)
-
-    assert producer.stats().state == "closed"
-
-
 def test_producer_that_runs_already_is_closed_too(fakensqd, lines):
     producer = gnsq.Producer(fakensqd.tcp_address)
     producer.start()
@@ -317,15 +309,6 @@ def test_run_in_another_thread_raises(consumer):
     thread.join(LIMIT)
 
     assert raised == ["only the main thread can receive signals: call this there"]
-
-
-def test_handlers_of_signals_are_set_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-
-    with StopSignals():
-        assert signal.getsignal(signal.SIGTERM) != before[0]
-
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_signal_that_does_not_interrupt_the_wait_of_the_hub_wakes_it():

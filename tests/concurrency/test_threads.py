@@ -8,7 +8,6 @@ import time
 
 import gevent
 import pytest
-from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 
 from gnsq.concurrency.hub_thread import HubThread
@@ -49,48 +48,25 @@ def in_thread(function, *, with_hub=False):
 # --- what was given before the wait -----------------------------------------------------------------------------------
 
 
-def test_result_is_the_value():
-    future = CrossThreadFuture()
+def test_first_result_counts():
+    future, failed = CrossThreadFuture(), CrossThreadFuture()
 
     future.set_result(7)
+    future.set_result(2)
+    future.set_exception(ValueError("late"))
+    failed.set_exception(ValueError("first"))
+    failed.set_result(2)
 
     assert future.wait(0)
     assert future.result() == 7
-
-
-def test_result_raises_the_error():
-    future = CrossThreadFuture()
-
-    future.set_exception(ValueError("no"))
-
-    assert future.wait(0)
-    with pytest.raises(ValueError, match="no"):
-        future.result()
+    assert failed.wait(0)
+    with pytest.raises(ValueError, match="first"):
+        failed.result()
 
 
 def test_result_raises_before_the_future_is_done():
     with pytest.raises(RuntimeError, match="the future has no result yet"):
         CrossThreadFuture().result()
-
-
-def test_second_result_is_ignored():
-    future = CrossThreadFuture()
-
-    future.set_result(1)
-    future.set_result(2)
-    future.set_exception(ValueError("late"))
-
-    assert future.result() == 1
-
-
-def test_result_after_an_exception_is_ignored():
-    future = CrossThreadFuture()
-
-    future.set_exception(ValueError("first"))
-    future.set_result(2)
-
-    with pytest.raises(ValueError, match="first"):
-        future.result()
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
@@ -132,15 +108,6 @@ def test_result_wakes_the_waiting_thread(with_hub):
     future.set_result(7)
 
     assert result() == 7
-
-
-def test_plain_thread_gets_no_hub():
-    def wait():
-        future = CrossThreadFuture()
-        future.wait(0.001)
-        return get_hub_if_exists()
-
-    assert in_thread(wait)() is None
 
 
 def test_other_greenlets_of_the_hub_run_meanwhile():
@@ -344,14 +311,6 @@ def owner_thread_that_has_ended():
     return outcome_in_thread(OwnerThread)
 
 
-def test_owner_thread_is_current_in_its_thread_only():
-    owner = OwnerThread()
-
-    assert owner.is_current
-    assert not outcome_in_thread(lambda: owner.is_current)
-    assert outcome_in_thread(lambda: OwnerThread().is_current)
-
-
 def test_thread_that_reuses_an_ident_is_not_the_owner_thread():
     owner = owner_thread_that_has_ended()
 
@@ -363,20 +322,14 @@ def test_thread_that_reuses_an_ident_is_not_the_owner_thread():
     assert not any(is_current for _, is_current in looks)
 
 
-def test_call_and_wait_in_the_owner_thread_is_a_plain_call():
-    assert OwnerThread().call_and_wait(LIMIT, get_ident) == get_ident()
-
-
 def test_call_and_wait_from_another_thread_runs_in_the_owners_hub():
     owner = OwnerThread()
 
     assert outcome_in_thread(lambda: owner.call_and_wait(LIMIT, get_ident)) == get_ident()
-
-
-def test_call_and_wait_raises_the_exception_of_the_function():
-    owner = OwnerThread()
-
     assert isinstance(outcome_in_thread(lambda: owner.call_and_wait(LIMIT, int, "x")), ValueError)
+    assert owner.call_and_wait(LIMIT, get_ident) == get_ident()
+    assert owner.is_current
+    assert not outcome_in_thread(lambda: owner.is_current)
 
 
 def test_call_and_wait_raises_a_timeout():
