@@ -12,9 +12,9 @@ from typing import Self
 from urllib.parse import parse_qsl
 
 from fakensqd.effects import HttpResponse
-from fakensqd.http.router import JSON_TYPE, Request
-from fakensqd.http.server import HttpPort
 from fakensqd.nsqd.auth import Grant
+from fakensqd.ports import HttpPort
+from fakensqd.router import JSON_TYPE, Request
 from fakensqd.server import Server
 from gnsq.tracebacks import clears_locals
 

@@ -152,7 +152,7 @@ PURE = [
     *[
         f"fakensqd.{name}"
         for name in [
-            *["cli.flags", "effects", "golang.encoding_json", "golang.text", "http.router"],
+            *["cli.flags", "effects", "golang.encoding_json", "golang.text", "router"],
             *["input_buffer", "message", "options"],
             *[f"faults.{name}" for name in ["actions", "control", "interceptor", "json_rules", "rules", "toxics"]],
             *[f"lookupd.{name}" for name in ["http", "registry", "session"]],

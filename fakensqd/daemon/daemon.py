@@ -15,19 +15,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import gevent
 from gevent import socket
 from gevent.event import Event as GeventEvent
-from gevent.pool import Group, Pool
-from gevent.server import StreamServer
+from gevent.pool import Group
 
-from fakensqd.addresses import (
-    bound_address,
-    join_address,
-    listen,
-    listen_address,
-    open_socket,
-    peer_address,
-    remove_socket_file,
-    split_address,
-)
+from fakensqd.addresses import peer_address
 from fakensqd.clock import Clock, RealClock
 from fakensqd.daemon.connection import Connection, TransportStack
 from fakensqd.daemon.session import ConnectionSession
@@ -36,8 +26,8 @@ from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
-from fakensqd.http.router import Application, Request
-from fakensqd.http.server import HttpPort
+from fakensqd.ports import HttpPort, TcpPort
+from fakensqd.router import Application, Request
 from fakensqd.server import Server
 from fakensqd.transcript import Entry, Transcript, wait_until
 from gnsq.concurrency.greenlets import spawn, supervised
@@ -91,11 +81,10 @@ class Daemon(Server):
         )
         self.seed = self.faults.seed
         self.errors: list[BaseException] = []
-        # start() after stop() listens on the same ports, so that clients can reconnect.
-        self._tcp_bind = listen_address(tcp_address)
+        self._tcp = TcpPort(tcp_address)
         self._http = HttpPort(http_address)
         self._https = HttpPort(https_address if context is not None else "", context)
-        self._http_ports = [port for port in (self._http, self._https) if port.address]
+        self._ports = (self._tcp, self._http, self._https)
         # The separate port of /faults serves requests even while the daemon is down.
         self._faults_over_http = faults_over_http
         self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
@@ -108,13 +97,10 @@ class Daemon(Server):
         self._resumed = GeventEvent()
         self._resumed.set()
         self._stall: ActiveToxic | None = None
-        # Bound sockets that keep the ports while the daemon is down.
-        self._reserved: list[socket.socket] = []
         # The open connections and their numbers.
         self._connections: dict[Connection, int] = {}
         self._connection_numbers = itertools.count(1)
         self._greenlets = Group()
-        self._tcp_server: StreamServer | None = None
 
     # --- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -145,30 +131,22 @@ class Daemon(Server):
     # --- public -------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        if self._tcp_server is not None:
+        if self.running:
             return self
-        self._release_ports()
-        tcp_listener = listen(self._tcp_bind)
+        ports = self._ports if self._faults_port.is_serving else (*self._ports, self._faults_port)
         try:
-            for port in self._http_ports:
+            for port in ports:
                 port.bind()
-            if not self._faults_port.is_serving:
-                self._faults_port.bind()
         except OSError:
-            tcp_listener.close()
-            for port in self._http_ports:
+            for port in ports:
                 port.stop()
             raise
-        self._tcp_bind = bound_address(tcp_listener)
-        self._tcp_server = StreamServer(
-            tcp_listener, supervised("fakensqd-serve", self._serve, self._record_error), spawn=Pool()
-        )
-        self._tcp_server.start()
-        for port in self._http_ports:
-            application = self._application(secure=port is self._https)
+        self._tcp.serve(supervised("fakensqd-serve", self._serve, self._record_error))
+        for http in (self._http, self._https):
+            application = self._application(secure=http is self._https)
             application = self._apply_state(FaultyApplication(application, self.faults, self.clock))
-            port.serve(FaultsEndpoint(self, application) if self._faults_over_http else application)
-        if not self._faults_port.is_serving and self._faults_port.address:
+            http.serve(FaultsEndpoint(self, application) if self._faults_over_http else application)
+        if not self._faults_port.is_serving:
             self._faults_port.serve(FaultsEndpoint(self, None))
         self._on_started()
         return self
@@ -186,18 +164,9 @@ class Daemon(Server):
 
     def _close(self) -> None:
         """Close all but the port of ``/faults``."""
-        self._release_ports()
-        if self._tcp_server is None:
-            return
-        tcp_server, self._tcp_server = self._tcp_server, None
-        tcp_server.close()
-        remove_socket_file(self._tcp_bind)
-        for port in self._http_ports:
+        for port in self._ports:
             port.close()
-        tcp_server.stop(timeout=0)
-        # tcp_server.stop() waits at most 1 s for the greenlets that it kills; kill() waits until all have ended.
-        tcp_server.pool.kill()
-        for port in self._http_ports:
+        for port in self._ports:
             port.stop()
         self.link.abort()
         self._greenlets.kill()
@@ -205,12 +174,12 @@ class Daemon(Server):
     @property
     def running(self) -> bool:
         """True if the server listens."""
-        return self._tcp_server is not None
+        return self._tcp.is_serving
 
     @property
     def tcp_address(self) -> str:
         """``host:port`` for clients of the TCP protocol, or a unix path. start() replaces port 0 by a free port."""
-        return join_address(*self._tcp_bind)
+        return self._tcp.address
 
     @property
     def http_address(self) -> str:
@@ -220,7 +189,7 @@ class Daemon(Server):
     @property
     def tcp_port(self) -> int:
         """The port of tcp_address; -1 for a unix socket."""
-        return self._tcp_bind[1]
+        return self._tcp.port
 
     @property
     def http_port(self) -> int:
@@ -322,12 +291,8 @@ class Daemon(Server):
         if not self.running:
             return
         self._close()
-        addresses = [self.tcp_address, *(port.address for port in self._http_ports)]
-        self._reserved = [
-            open_socket(split_address(address), listening=False)
-            for address in addresses
-            if address and "/" not in address
-        ]
+        for port in self._ports:
+            port.reserve()
 
     def up(self) -> None:
         """Listen on the same ports again. Does nothing if the server is up."""
@@ -381,10 +346,6 @@ class Daemon(Server):
             "stop_reading": not self._resumed.is_set(),
             "processing_delay": self._processing_delay,
         }
-
-    def _release_ports(self) -> None:
-        while self._reserved:
-            self._reserved.pop().close()
 
     def _apply_state(self, application: Application) -> Application:
         def respond(request: Request) -> HttpResponse:

@@ -21,7 +21,7 @@ from fakensqd.faults.control import FaultControl
 from fakensqd.faults.interceptor import multipublish_bodies
 from fakensqd.faults.link import Link, set_reset_on_close, wait_for_end
 from fakensqd.faults.rules import Event, Point
-from fakensqd.http.router import Application, HttpError, Request, Route, Router
+from fakensqd.router import Application, HttpError, Request, Route, Router
 from fakensqd.transcript import Entry
 
 __all__ = ["STATE_METHODS", "FaultsEndpoint", "FaultyApplication"]

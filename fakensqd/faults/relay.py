@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Self
 
 from gevent import socket
-from gevent.pool import Pool
-from gevent.server import StreamServer
 
-from fakensqd.addresses import bound_address, join_address, listen, peer_address, split_address
+from fakensqd.addresses import peer_address, split_address
 from fakensqd.clock import Clock, RealClock
 from fakensqd.faults.link import Link, LinkedTransport, reset_socket
+from fakensqd.ports import TcpPort
 from fakensqd.server import Server
 from gnsq.concurrency.greenlets import spawn, supervised
 from gnsq.errors import NSQSocketError
@@ -52,30 +51,22 @@ class Relay(Server):
         self.upstream_address = upstream_address
         self.link = Link(clock or RealClock(), seed)
         self._upstream = split_address(upstream_address)
-        self._bind = split_address(address)
-        self._server: StreamServer | None = None
+        self._port = TcpPort(address)
 
     @property
     def address(self) -> str:
         """``host:port`` that clients connect to. The first start() replaces port 0 by the port that was taken."""
-        return join_address(*self._bind)
+        return self._port.address
 
     def start(self) -> Self:
-        if self._server is None:
-            listener = listen(self._bind)
-            self._bind = bound_address(listener)
-            self._server = StreamServer(
-                listener, supervised("fakensqd-relay", self._serve, "a connection is closed"), spawn=Pool()
-            )
-            self._server.start()
+        if not self._port.is_serving:
+            self._port.bind()
+            self._port.serve(supervised("fakensqd-relay", self._serve, "a connection is closed"))
         return self
 
     def _shut_down(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-            server.stop(timeout=0)
-            self.link.abort()
+        self._port.stop()
+        self.link.abort()
 
     def _serve(self, client: socket.socket, address: object) -> None:
         try:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fakensqd.http.router import (
+from fakensqd.lookupd.registry import Key, Peer, Producer, Registry
+from fakensqd.options import NSQ_VERSION, LookupdOptions
+from fakensqd.router import (
     HttpError,
     LegacyRouter,
     Request,
@@ -15,8 +17,6 @@ from fakensqd.http.router import (
     Router,
     topic_and_channel_names,
 )
-from fakensqd.lookupd.registry import Key, Peer, Producer, Registry
-from fakensqd.options import NSQ_VERSION, LookupdOptions
 from gnsq.protocol.names import valid_topic_name
 
 __all__ = ["lookupd_application"]

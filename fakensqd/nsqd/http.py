@@ -14,7 +14,12 @@ from typing import Any, Protocol
 
 from fakensqd.effects import HttpResponse
 from fakensqd.golang.text import int64
-from fakensqd.http.router import (
+from fakensqd.input_buffer import CommandError, InputBuffer
+from fakensqd.nsqd.broker import Broker, Channel, Topic
+from fakensqd.nsqd.session import Session
+from fakensqd.nsqd.stats import statistics, statistics_text
+from fakensqd.options import IGNORED_OPTIONS, LOG_LEVELS, OWN_OPTIONS, NsqdOptions
+from fakensqd.router import (
     JSON_TYPE,
     NSQ_TYPE,
     Application,
@@ -25,11 +30,6 @@ from fakensqd.http.router import (
     Router,
     topic_and_channel_names,
 )
-from fakensqd.input_buffer import CommandError, InputBuffer
-from fakensqd.nsqd.broker import Broker, Channel, Topic
-from fakensqd.nsqd.session import Session
-from fakensqd.nsqd.stats import statistics, statistics_text
-from fakensqd.options import IGNORED_OPTIONS, LOG_LEVELS, OWN_OPTIONS, NsqdOptions
 
 __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 

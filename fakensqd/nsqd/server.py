@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
-from fakensqd.http.router import Application
 from fakensqd.nsqd.broker import Broker, BrokerEvents, Channel, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.nsqd.session import Session
 from fakensqd.nsqd.storage import DataPath
 from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
+from fakensqd.router import Application
 from fakensqd.transcript import Entry
 from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
 from gnsq.tracebacks import clears_locals

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import gevent
 from gevent import socket
 
-from fakensqd.http.router import Application, Request
+from fakensqd.router import Application, Request
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Codec

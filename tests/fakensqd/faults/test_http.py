@@ -440,7 +440,8 @@ def test_faults_endpoint_works_without_a_port_of_its_own():
 
 def test_up_names_a_port_that_is_in_use(nsqd):
     state(nsqd, "down")
-    nsqd._release_ports()
+    for port in nsqd._ports:
+        port.stop()
     with contextlib.closing(gevent_socket.create_server(("127.0.0.1", nsqd.tcp_port))):
         assert state(nsqd, "up")["message"].startswith("[Errno 98] Address already in use: ")
 

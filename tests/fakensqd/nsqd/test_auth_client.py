@@ -8,9 +8,9 @@ import pytest
 from fakensqd import Certificates, FakeAuthServer, Grant
 from fakensqd.clock import ManualClock, RealClock
 from fakensqd.effects import AskAuth, HttpResponse
-from fakensqd.http.server import HttpPort
 from fakensqd.nsqd.auth_client import AuthClient, query_url
 from fakensqd.options import NsqdOptions
+from fakensqd.ports import HttpPort
 from fakensqd.tls import server_context
 from tests.helpers import peer, refused_port, wait_until
 

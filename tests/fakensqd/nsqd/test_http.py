@@ -6,10 +6,10 @@ import json
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.http.router import Request
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
+from fakensqd.router import Request
 from gnsq.protocol.commands import multipublish_body
 from tests.fakensqd.wire import call, environ
 

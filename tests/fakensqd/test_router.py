@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.http.router import HttpError, Request, Route, Router
+from fakensqd.router import HttpError, Request, Route, Router
 from tests.fakensqd.wire import call, environ
 
 

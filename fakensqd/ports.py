@@ -1,6 +1,6 @@
-"""HTTP and HTTPS ports on gevent.pywsgi: listen, serve an application, stop without waiting for requests.
+"""Ports of servers, for TCP, HTTP and HTTPS: listen, serve, stop without waiting for connections.
 
-Owns the sockets and the greenlets of the requests. Knows no endpoint.
+Owns the sockets and the greenlets of connections and requests. Knows no command and no endpoint.
 """
 
 from __future__ import annotations
@@ -14,15 +14,24 @@ import gevent
 from gevent import socket
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIServer
+from gevent.server import StreamServer
 
-from fakensqd.addresses import bound_address, join_address, listen, listen_address, remove_socket_file
-from fakensqd.http.router import Application, Request
+from fakensqd.addresses import (
+    UNIX_PORT,
+    bound_address,
+    join_address,
+    listen,
+    listen_address,
+    open_socket,
+    remove_socket_file,
+)
+from fakensqd.router import Application, Request
 from gnsq.concurrency.sockets import CooperativeHandler
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["HttpPort"]
+__all__ = ["HttpPort", "Port", "TcpPort"]
 
 # Key of the socket in the environ of a request.
 _SOCKET_KEY = "fakensqd.socket"
@@ -101,28 +110,27 @@ def _wsgi(application: Application) -> Callable[..., Iterable[bytes]]:
     return respond
 
 
-class HttpPort:
-    """A port for HTTP or HTTPS. After stop(), bind() takes the same port again.
+class Port:
+    """A port of a server. After stop(), bind() takes the same port again.
 
     Args:
         address: ``host:port``, or the path of a unix socket. Port 0 takes a free port; "" opens no port.
-        context: gevent's SSLContext for HTTPS; None: HTTP.
 
     Raises:
         ValueError: If the address is not valid.
     """
 
-    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, address: str) -> None:
         self._bind = listen_address(address) if address else ("", 0)
-        self._off = not address
-        self._context = context
-        self._listener: socket.socket | None = None
-        self._server: _Server | None = None
+        self._is_off = not address
+        # The bound socket: it listens, or only reserves the port.
+        self._socket: socket.socket | None = None
+        self._server: StreamServer | None = None
 
     @property
     def address(self) -> str:
         """``host:port``, the path of the unix socket, or "". bind() replaces port 0 by the port that was taken."""
-        return "" if self._off else join_address(*self._bind)
+        return "" if self._is_off else join_address(*self._bind)
 
     @property
     def port(self) -> int:
@@ -140,30 +148,65 @@ class HttpPort:
         Raises:
             OSError: If the server can't listen on the address.
         """
-        if not self._off:
-            self._listener = listen(self._bind)
-            self._bind = bound_address(self._listener)
+        self.close()
+        if not self._is_off:
+            self._socket = listen(self._bind)
+            self._bind = bound_address(self._socket)
 
-    def serve(self, application: Application) -> None:
-        """Answer requests from now on. bind() must have been called. Does nothing if the address is ""."""
-        if self._off:
-            return
-        arguments = {} if self._context is None else {"ssl_context": self._context}
-        # log=None: requests are not logged. error_log=None: the application records its errors itself.
-        self._server = _Server(self._listener, _wsgi(application), log=None, error_log=None, spawn=Pool(), **arguments)
-        self._server.start()
+    def reserve(self) -> None:
+        """After stop(), keep the port until bind(), so that connections are refused."""
+        if not self._is_off and self.port != UNIX_PORT:
+            self._socket = open_socket(self._bind, listening=False)
+
+    def _start(self, server: StreamServer) -> None:
+        self._server = server
+        server.start()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, and keep no port."""
         if self._server is not None:
             self._server.close()
-        if self._listener is not None:
-            self._listener.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
             remove_socket_file(self._bind)
 
     def stop(self) -> None:
         """Close the port and all its connections. Does nothing if they are closed."""
         self.close()
-        server, self._server, self._listener = self._server, None, None
+        server, self._server = self._server, None
         if server is not None:
             server.stop(timeout=0)
+            # stop() waits at most 1 s for the greenlets that it kills; kill() waits until all have ended.
+            server.pool.kill()
+
+
+class TcpPort(Port):
+    """A port whose connections a function serves, each in its greenlet."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(join_address(*listen_address(address)))  # "" is no address
+
+    def serve(self, handle: Callable[..., object]) -> None:
+        """Call a function with each connection and its address. bind() must have been called."""
+        self._start(StreamServer(self._socket, handle, spawn=Pool()))
+
+
+class HttpPort(Port):
+    """A port for HTTP or HTTPS.
+
+    Args:
+        context: gevent's SSLContext for HTTPS; None: HTTP.
+    """
+
+    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
+        super().__init__(address)
+        self._context = context
+
+    def serve(self, application: Application) -> None:
+        """Answer requests from now on. bind() must have been called. Does nothing if the address is ""."""
+        if self._is_off:
+            return
+        arguments = {} if self._context is None else {"ssl_context": self._context}
+        # log=None: requests are not logged. error_log=None: the application records its errors itself.
+        self._start(_Server(self._socket, _wsgi(application), log=None, error_log=None, spawn=Pool(), **arguments))

@@ -8,7 +8,7 @@ from gevent import socket
 from gevent.ssl import SSLContext
 
 from fakensqd.effects import HttpResponse
-from fakensqd.http.server import HttpPort
+from fakensqd.ports import HttpPort
 from tests.fakensqd.wire import request
 
 
