@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from datetime import timedelta
 from typing import TypedDict
 
 from gnsq.options import Options, option
-from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_name
 
 __all__ = [
     "ClusterOptionsDict",
+    "DaemonOptions",
     "IGNORED_OPTIONS",
-    "LATEST",
     "LOG_LEVELS",
     "LookupdOptions",
     "LookupdOptionsDict",
@@ -24,20 +22,17 @@ __all__ = [
     "NsqdOptions",
     "NsqdOptionsDict",
     "OWN_OPTIONS",
-    "Release",
     "TLS_VERSIONS",
     "TlsRequired",
 ]
 
 # The emulated version.
 NSQ_VERSION = "1.3.0"
-# The last version in which each pushed message reduces the RDY count by 1.
-_OLD_VERSION = "0.2.31"
 
 # From the level that logs the most to the level that logs the least.
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 # Options that nsqd does not have.
-OWN_OPTIONS = ("lookupd_ping_interval", "release", "rdy_counts_down", "negotiates", "wrapped_answers")
+OWN_OPTIONS = ("lookupd_ping_interval", "release")
 # Options of nsqd that have no effect here, with their values in /config: durations in nanoseconds.
 IGNORED_OPTIONS: dict[str, str | int | tuple[()]] = {
     "max_bytes_per_file": 104857600,
@@ -67,51 +62,32 @@ class TlsRequired(enum.IntEnum):
 _TLS_REQUIRED = {"false": TlsRequired.NOBODY, "tcp-https": TlsRequired.TCP, "true": TlsRequired.TCP_AND_HTTP}
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Release:
-    """The version of a release of nsqd, and the names that this release accepts. Source: the tags of nsqio/nsq."""
-
-    major: int
-    minor: int
-    patch: int
-
-    @classmethod
-    @functools.cache
-    def parse(cls, text: str) -> Release:
-        """Parse a version such as "0.2.21".
-
-        Raises:
-            ValueError: If the text is not a version of three numbers from 0.2.15 to 1.3.0.
-        """
-        found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
-        release = cls(*map(int, found.groups())) if found else None
-        if release is None or not cls(0, 2, 15) <= release <= cls(1, 3, 0):
-            raise ValueError(f"release {text!r} must be one of nsqd's, from 0.2.15 to {NSQ_VERSION}")
-        return release
-
-    def since(self, major: int, minor: int, patch: int) -> bool:
-        """Return True if this release is the given one or a later one."""
-        return self >= Release(major, minor, patch)
-
-    @property
-    def max_name_length(self) -> int:
-        """Maximum length of a topic's or channel's name, in characters."""
-        return 64 if self.since(0, 2, 29) else 32
-
-    def is_topic_name(self, name: str) -> bool:
-        """Return True if this release accepts the name for a topic."""
-        return valid_topic_name(name, self.max_name_length) and (self.since(0, 3, 0) or not is_ephemeral(name))
-
-    def is_channel_name(self, name: str) -> bool:
-        """Return True if this release accepts the name for a channel."""
-        return valid_channel_name(name, self.max_name_length)
-
-
-LATEST = Release.parse(NSQ_VERSION)
+_RELEASE = "emulated release, 0.2.15 to 1.3.0, for clients that also work with old ones"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NsqdOptions(Options):
+class DaemonOptions(Options):
+    """Options of both daemons."""
+
+    release: str = option(NSQ_VERSION, _RELEASE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = re.fullmatch(r"\d+\.\d+\.\d+", self.release) is not None
+        if not known or not self.since(0, 2, 15) or not _numbers(self.release) <= _numbers(NSQ_VERSION):
+            raise ValueError(f"release {self.release!r} must be one of nsqd's, from 0.2.15 to {NSQ_VERSION}")
+
+    def since(self, *release: int) -> bool:
+        """Return True if the emulated release is this one or a later one."""
+        return _numbers(self.release) >= release
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsqdOptions(DaemonOptions):
     """Flags of nsqd 1.3.0 that have an effect here, and OWN_OPTIONS. Source: nsqd --help."""
 
     tcp_address: str = option("127.0.0.1:0", "address for clients of the TCP protocol; port 0 takes a free port")
@@ -131,19 +107,6 @@ class NsqdOptions(Options):
     )
     data_path: str = option(
         "", 'existing directory in which topics, channels and messages outlive this nsqd; "": memory only'
-    )
-    release: str = option(
-        "",
-        "emulated release of nsqd, 0.2.15 to 1.3.0, on TCP and in HTTP responses: also sets the next three options; "
-        '"": 1.3.0, or 0.2.31 with rdy_counts_down',
-    )
-    rdy_counts_down: bool = option(
-        False,
-        "each message reduces RDY by 1, and the last RDY also limits messages in flight, as before nsqd 0.3.0",
-    )
-    negotiates: bool = option(True, "respond to IDENTIFY with the settings; if off, with OK, as the oldest releases")
-    wrapped_answers: bool = option(
-        False, "HTTP as before nsqd 1.0: also the old paths, and JSON inside of status_code, status_txt and data"
     )
     log_level: str = option(
         "info",
@@ -199,36 +162,13 @@ class NsqdOptions(Options):
         super().__post_init__()
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be given together")
-        release = self.emulated
-        if self.release:
-            old = {
-                "rdy_counts_down": not release.since(0, 3, 0),
-                "negotiates": release.since(0, 2, 20),
-                "wrapped_answers": not release.since(1, 0, 0),
-            }
-            for name, value in old.items():
-                object.__setattr__(self, name, value)
-        if self.auth_http_addresses and not release.since(0, 2, 29):
-            raise ValueError(
-                f"release {self.version} has no AUTH, but auth_http_addresses are given; use release 0.2.29 or later"
-            )
         if self.tls_policy and not self.tls_offered:
             raise ValueError("clients are required to use TLS, but there is no tls_cert and tls_key")
 
     @property
-    def version(self) -> str:
-        """The version in responses. If it is below 0.3.0, clients infer that each message reduces the RDY count."""
-        return self.release or (_OLD_VERSION if self.rdy_counts_down else NSQ_VERSION)
-
-    @property
-    def emulated(self) -> Release:
-        """The emulated release."""
-        return Release.parse(self.version)
-
-    @property
     def tls_offered(self) -> bool:
         """True if a client may ask for TLS."""
-        return bool(self.tls_cert) and self.emulated.since(0, 2, 22)
+        return bool(self.tls_cert)
 
     @property
     def tls_policy(self) -> TlsRequired:
@@ -238,17 +178,14 @@ class NsqdOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookupdOptions(Options):
-    """Flags of nsqlookupd 1.3.0 that have an effect here, and wrapped_answers. Source: nsqlookupd --help."""
+class LookupdOptions(DaemonOptions):
+    """Flags of nsqlookupd 1.3.0 that have an effect here, and release. Source: nsqlookupd --help."""
 
     tcp_address: str = option("127.0.0.1:0", "address for nsqds; port 0 takes a free port")
     http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
     broadcast_address: str = option("127.0.0.1", "address that IDENTIFY gives to nsqds")
     inactive_producer_timeout: float = option(
         300.0, "time without a PING after which an nsqd is not listed", unit="s", minimum=0
-    )
-    wrapped_answers: bool = option(
-        False, "HTTP as before nsqlookupd 1.0: also the old paths, and JSON inside of status_code, status_txt and data"
     )
     tombstone_lifetime: float = option(45.0, "time that a tombstone hides an nsqd", unit="s", minimum=0)
 
@@ -263,9 +200,6 @@ class ClusterOptionsDict(TypedDict, total=False):
     lookupd_ping_interval: float | timedelta
     data_path: str
     release: str
-    rdy_counts_down: bool
-    negotiates: bool
-    wrapped_answers: bool
     log_level: str
     mem_queue_size: int
     max_msg_size: int
@@ -310,5 +244,5 @@ class LookupdOptionsDict(TypedDict, total=False):
     http_address: str
     broadcast_address: str
     inactive_producer_timeout: float | timedelta
-    wrapped_answers: bool
+    release: str
     tombstone_lifetime: float | timedelta

@@ -17,17 +17,18 @@ from urllib.parse import unquote_to_bytes
 
 from fakensqd.effects import HttpResponse
 from fakensqd.golang import encoding_json
-from fakensqd.options import LATEST, Release
+from fakensqd.options import DaemonOptions
+from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
 __all__ = [
     "JSON_TYPE",
     "NSQ_TYPE",
     "Application",
     "HttpError",
-    "LegacyRouter",
     "Request",
     "Route",
     "Router",
+    "make_router",
     "topic_and_channel_names",
 ]
 
@@ -203,17 +204,17 @@ def _allow(methods: Iterable[str]) -> tuple[str, str]:
     return "Allow", ", ".join(sorted([*methods, "OPTIONS"]))
 
 
-def topic_and_channel_names(request: Request, release: Release = LATEST) -> tuple[str, str]:
+def topic_and_channel_names(request: Request) -> tuple[str, str]:
     """Return the topic and the channel of a request.
 
     Raises:
         HttpError: If the query is malformed, or a name is missing or not valid; first for the topic, as in nsqd.
     """
     topic_name = request.required("topic")
-    if not release.is_topic_name(topic_name):
+    if not valid_topic_name(topic_name):
         raise HttpError(400, "INVALID_ARG_TOPIC")
     channel_name = request.required("channel")
-    if not release.is_channel_name(channel_name):
+    if not valid_channel_name(channel_name):
         raise HttpError(400, "INVALID_ARG_CHANNEL")
     return topic_name, channel_name
 
@@ -226,45 +227,46 @@ _LEGACY_PATHS = {
     **{f"/topic/{verb}": f"/{verb}_topic" for verb in ("create", "delete", "empty", "pause", "unpause")},
     **{f"/channel/{verb}": f"/{verb}_channel" for verb in ("create", "delete", "empty", "pause", "unpause")},
 }
-# Of these current paths, only two have envelopes in old releases. The others never had envelopes.
-_PUBLISHING = ("/pub", "/mpub")
 
 
-class LegacyRouter(Router):
+class _LegacyRouter(Router):
     """HTTP before nsqd and nsqlookupd 1.0: old paths, which take GET and POST, and JSON inside of an envelope.
 
     Errors and their status are those of 1.3.0. Source: nsq ChangeLog 0.3.0 and 1.0.0; nsqd http.go at its tags; early
     responses to /lookup in the client guide.
 
     Args:
-        release: Release whose current paths are added to the old paths: /pub and /mpub since 0.2.22; the others, which
-            have no envelope, since 0.2.29. None: only the old paths.
+        with_current: Add the current paths, which have no envelopes, as releases since 0.2.29 do.
     """
 
     def __init__(
         self,
-        routes: Mapping[str, Mapping[str, Route]],
+        routes: dict[str, Mapping[str, Route]],
         on_error: Callable[[BaseException], None],
-        release: Release | None = None,
+        *,
+        with_current: bool,
     ) -> None:
         known = {_LEGACY_PATHS.get(path, path): _for_get_and_post(path, methods) for path, methods in routes.items()}
-        if release is not None and release.since(0, 2, 22):
-            known |= {path: _for_get_and_post(path, routes[path]) for path in _PUBLISHING}
-        if release is not None and release.since(0, 2, 29):
-            known |= {path: methods for path, methods in routes.items() if path not in known}
-        super().__init__(known, on_error)
+        super().__init__(routes | known if with_current else known, on_error)
 
     def _respond(self, request: Request, route: Route) -> HttpResponse:
         response = super()._respond(request, route)
         status, body = response.status, response.body
-        if request.path in _LEGACY_PATHS and request.path not in _PUBLISHING:
-            return response
-        if status == 200 and body and JSON_TYPE not in response.headers:
+        if request.path in _LEGACY_PATHS or (status == 200 and body and JSON_TYPE not in response.headers):
             return response
         text = "OK" if status == 200 else json.loads(body)["message"]
         data = body if body and status == 200 else b"null"
         envelope = b'{"status_code":%d,"status_txt":%s,"data":%s}' % (status, encoding_json.encode(text), data)
         return HttpResponse(status, envelope, (JSON_TYPE, NSQ_TYPE))
+
+
+def make_router(
+    routes: dict[str, Mapping[str, Route]], on_error: Callable[[BaseException], None], options: DaemonOptions
+) -> Router:
+    """Make the router of the emulated release."""
+    if options.since(1, 0, 0):
+        return Router(routes, on_error)
+    return _LegacyRouter(routes, on_error, with_current=options.since(0, 2, 29))
 
 
 def _for_get_and_post(path: str, methods: Mapping[str, Route]) -> Mapping[str, Route]:

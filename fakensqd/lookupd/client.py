@@ -53,7 +53,7 @@ class LookupPeer:
         options: NsqdOptions,
     ) -> None:
         self._address = address
-        self._identity = dict(identity) | {"version": options.version}
+        self._identity = dict(identity) | {"version": options.release}
         self._registrations = registrations
         self._clock = clock
         self._options = options

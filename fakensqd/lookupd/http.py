@@ -5,16 +5,16 @@ Pure: knows no socket and no clock. Source: nsqlookupd http.go.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fakensqd.lookupd.registry import Key, Peer, Producer, Registry
-from fakensqd.options import NSQ_VERSION, LookupdOptions
+from fakensqd.options import LookupdOptions
 from fakensqd.router import (
     HttpError,
-    LegacyRouter,
     Request,
     Route,
     Router,
+    make_router,
     topic_and_channel_names,
 )
 from gnsq.protocol.names import valid_topic_name
@@ -38,7 +38,7 @@ def lookupd_application(
     """
     api = _Api(registry, options, now)
     get = {
-        "/info": lambda request: {"version": NSQ_VERSION},
+        "/info": lambda request: {"version": options.release},
         "/lookup": api.lookup,
         "/topics": lambda request: {"topics": [key.topic for key in registry.find(Key("topic", "*"))]},
         "/channels": lambda request: {"channels": api.channel_names(request.required("topic"))},
@@ -52,10 +52,10 @@ def lookupd_application(
         "/channel/create": api.create_channel,
         "/channel/delete": api.delete_channel,
     }
-    routes = {"/ping": {"GET": Route(lambda request: "OK", plain=True)}}
+    routes: dict[str, Mapping[str, Route]] = {"/ping": {"GET": Route(lambda request: "OK", plain=True)}}
     routes |= {path: {"GET": Route(handler)} for path, handler in get.items()}
     routes |= {path: {"POST": Route(handler)} for path, handler in post.items()}
-    return (LegacyRouter if options.wrapped_answers else Router)(routes, on_error)
+    return make_router(routes, on_error, options)
 
 
 class _Api:

@@ -15,7 +15,7 @@ from fakensqd.faults.rules import LOOKUPD
 from fakensqd.lookupd.http import lookupd_application
 from fakensqd.lookupd.registry import Registry
 from fakensqd.lookupd.session import LookupdSession
-from fakensqd.options import NSQ_VERSION, LookupdOptions, LookupdOptionsDict
+from fakensqd.options import LookupdOptions, LookupdOptionsDict
 from fakensqd.router import Application
 from gnsq.tracebacks import clears_locals
 
@@ -80,5 +80,5 @@ class FakeLookupd(Daemon):
             "hostname": self.hostname,
             "http_port": self.http_port,
             "tcp_port": self.tcp_port,
-            "version": NSQ_VERSION,
+            "version": self.options.release,
         }

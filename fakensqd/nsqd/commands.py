@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from fakensqd.golang.text import base10, int64, quote
 from fakensqd.input_buffer import CommandError, InputBuffer, Read
-from fakensqd.options import LATEST, NsqdOptions, Release
+from fakensqd.options import NsqdOptions
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
+from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
 __all__ = [
     "ROWS",
@@ -35,24 +36,24 @@ __all__ = [
 # --- parameters -------------------------------------------------------------------------------------------------------
 
 
-def topic_name(words: list[bytes], release: Release = LATEST) -> str:
+def topic_name(words: list[bytes]) -> str:
     """Parse the topic of SUB, PUB, MPUB or DPUB."""
     _check_count(words)
-    topic = _topic_name(words[1], release)
+    topic = _topic_name(words[1])
     if topic is None:
         name = words[0]
         # nsqd writes the code twice in this error of MPUB.
         code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
-        raise CommandError(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
+        raise CommandError(b"%s %s topic name %s is not valid" % (code, name, quote(words[1])))
     return topic
 
 
-def subscription(words: list[bytes], release: Release = LATEST) -> tuple[str, str]:
+def subscription(words: list[bytes]) -> tuple[str, str]:
     """Parse topic and channel of SUB."""
-    topic = topic_name(words, release)
+    topic = topic_name(words)
     channel = words[2].decode("latin-1")
-    if not release.is_channel_name(channel):
-        raise CommandError(b"E_BAD_CHANNEL SUB channel name %s is not valid" % _quoted(words[2], release))
+    if not valid_channel_name(channel):
+        raise CommandError(b"E_BAD_CHANNEL SUB channel name %s is not valid" % quote(words[2]))
     return topic, channel
 
 
@@ -88,18 +89,14 @@ def take_finishes(source: InputBuffer) -> list[bytes]:
     return run[4:-1].split(b"\nFIN ") if run else []
 
 
-def requeue_delay(words: list[bytes], limit: float, release: Release = LATEST) -> float:
+def requeue_delay(words: list[bytes], limit: float) -> float:
     """Parse the delay of REQ, in seconds. A delay above the limit becomes the limit; a delay that overflows and becomes
-    negative becomes 0. Releases before 1.1.0 refuse both delays."""
+    negative becomes 0."""
     try:
         delay_ms = base10(words[2])
     except ValueError:
         raise CommandError(b"E_INVALID REQ could not parse timeout %s" % words[2]) from None
-    delay_ns, limit_ns = int64(delay_ms * 10**6), round(limit * 1000) * 10**6
-    if not release.since(1, 1, 0) and not 0 <= delay_ns <= limit_ns:
-        # nsqd's text has nanoseconds here.
-        raise CommandError(b"E_INVALID REQ timeout %d out of range 0-%d" % (delay_ns, limit_ns))
-    return min(max(delay_ns / 1e9, 0.0), limit)
+    return min(max(int64(delay_ms * 10**6) / 1e9, 0.0), limit)
 
 
 def _defer_delay(words: list[bytes], limit: float) -> float:
@@ -121,15 +118,11 @@ def _check_count(words: list[bytes]) -> None:
         raise CommandError(b"E_INVALID %s insufficient number of %s" % (words[0], parameters))
 
 
-def _quoted(name: bytes, release: Release) -> bytes:
-    return quote(name) if release.since(0, 2, 29) else b"'%s'" % name
-
-
 @functools.lru_cache(maxsize=1024)
-def _topic_name(word: bytes, release: Release) -> str | None:
+def _topic_name(word: bytes) -> str | None:
     """Decode the name of a topic; None if it is not valid. Cached: a producer repeats the name with each command."""
     name = word.decode("latin-1")
-    return name if release.is_topic_name(name) else None
+    return name if valid_topic_name(name) else None
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
@@ -137,8 +130,6 @@ def _topic_name(word: bytes, release: Release) -> str | None:
 
 def read_auth(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
     """Read the secret of AUTH."""
-    if not options.emulated.since(0, 2, 29):
-        raise CommandError(b"E_INVALID invalid command AUTH")
     if len(words) != 1:
         raise CommandError(b"E_INVALID AUTH invalid number of parameters")
     return (yield from source.read_body(b"AUTH", options.max_body_size))
@@ -146,22 +137,20 @@ def read_auth(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> 
 
 def read_publish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[tuple[str, bytes]]:
     """Read topic and message of PUB."""
-    topic = topic_name(words, options.emulated)
+    topic = topic_name(words)
     return topic, (yield from source.read_body(b"PUB", options.max_msg_size))
 
 
 def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[tuple[str, float, bytes]]:
     """Read topic, delay and message of DPUB."""
-    if not options.emulated.since(0, 3, 6):
-        raise CommandError(b"E_INVALID invalid command DPUB")
-    topic = topic_name(words, options.emulated)
+    topic = topic_name(words)
     delay = _defer_delay(words, options.max_req_timeout)
     return topic, delay, (yield from source.read_body(b"DPUB", options.max_msg_size))
 
 
 def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[list[bytes]]:
     """Read the messages of MPUB."""
-    topic_name(words, options.emulated)
+    topic_name(words)
     # nsqd checks the size of the whole body, but then ignores this size and reads as many messages as their count says.
     size = yield from source.read_size(b"E_BAD_BODY MPUB failed to read body size")
     limit = options.max_body_size

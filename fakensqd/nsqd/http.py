@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from fakensqd.effects import HttpResponse
@@ -24,12 +24,13 @@ from fakensqd.router import (
     NSQ_TYPE,
     Application,
     HttpError,
-    LegacyRouter,
     Request,
     Route,
     Router,
+    make_router,
     topic_and_channel_names,
 )
+from gnsq.protocol.names import valid_topic_name
 
 __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
@@ -85,17 +86,14 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/channel/pause": lambda request: api.channel(request).set_paused(True),
         "/channel/unpause": lambda request: api.channel(request).set_paused(False),
     }
-    routes = {path: {"POST": Route(handler)} for path, handler in post.items()}
+    routes: dict[str, Mapping[str, Route]] = {path: {"POST": Route(handler)} for path, handler in post.items()}
     routes |= {
         "/ping": {"GET": Route(lambda request: "OK", plain=True)},
         "/info": {"GET": Route(api.info)},
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
     }
-    options = server.options
-    if options.wrapped_answers:
-        return LegacyRouter(routes, server.errors.append, options.emulated if options.release else None)
-    return Router(routes, server.errors.append)
+    return make_router(routes, server.errors.append, server.options)
 
 
 def tls_required_application(server: NsqdFacts) -> Application:
@@ -209,12 +207,12 @@ class _Api:
 
     def _valid_topic_name(self, request: Request) -> str:
         name = request.required("topic")
-        if not self._options.emulated.is_topic_name(name):
+        if not valid_topic_name(name):
             raise HttpError(400, "INVALID_TOPIC")
         return name
 
     def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:
-        topic_name, channel_name = topic_and_channel_names(request, self._options.emulated)
+        topic_name, channel_name = topic_and_channel_names(request)
         return self._find_topic(topic_name), channel_name
 
     def _find_topic(self, name: str) -> Topic:
@@ -226,7 +224,7 @@ class _Api:
 
     def info(self, request: Request) -> object:
         return {
-            "version": self._options.version,
+            "version": self._options.release,
             "broadcast_address": self._options.broadcast_address,
             "hostname": self._server.hostname,
             "http_port": self._server.http_port,

@@ -16,7 +16,7 @@ from fakensqd.golang.encoding_json import BOOL, INT, INT32, STRING, FieldType, d
 from fakensqd.golang.text import quote
 from fakensqd.input_buffer import CommandError, Read
 from fakensqd.nsqd import commands
-from fakensqd.options import LATEST, NsqdOptions, Release
+from fakensqd.options import NsqdOptions
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy
 from gnsq.protocol.frames import OK, RESPONSE, encode_frame
 
@@ -37,7 +37,7 @@ class IdentifyField:
 
     Attributes:
         type: Type in the body of IDENTIFY; None if the field is only in the response.
-        since, until: First release that reads the field, and first release that no longer reads it.
+        since: First release that reads the field.
         answered_since: First release with the field in the response; None: never in the response.
         bounds: Least and greatest value of a setting, in Settings' unit; a str names an option; None: no setting.
         scale: A value in the body is this many times the value in Settings: 1000 if the body has milliseconds.
@@ -48,7 +48,6 @@ class IdentifyField:
     type: FieldType | None
     since: _Version = (0, 2, 15)
     answered_since: _Version | None = None
-    until: _Version = (9, 9, 9)
     bounds: tuple[float | str, float | str] | None = None
     scale: int = 1
     default: float | None = None
@@ -57,10 +56,8 @@ class IdentifyField:
 
 # nsqd checks the settings in this order.
 FIELDS: dict[str, IdentifyField] = {
-    "client_id": IdentifyField(STRING, (0, 2, 28)),
-    "hostname": IdentifyField(STRING, (0, 2, 28)),
-    "short_id": IdentifyField(STRING, until=(1, 0, 0)),
-    "long_id": IdentifyField(STRING, until=(1, 0, 0)),
+    "client_id": IdentifyField(STRING),
+    "hostname": IdentifyField(STRING),
     "user_agent": IdentifyField(STRING, (0, 2, 25)),
     "feature_negotiation": IdentifyField(BOOL, (0, 2, 20)),
     "heartbeat_interval": IdentifyField(
@@ -91,22 +88,15 @@ FIELDS: dict[str, IdentifyField] = {
 }
 
 
-def decode_identify(body: bytes, release: Release = LATEST) -> Values:
+def decode_identify(body: bytes, options: NsqdOptions) -> Values:
     """Decode the body of IDENTIFY. A field that is missing or unknown to this release gets the zero value of its type.
 
     Raises:
         ValueError: If Go would refuse the body.
     """
     types = {name: field.type for name, field in FIELDS.items() if field.type is not None}
-    known = {
-        name: type_
-        for name, type_ in types.items()
-        if release.since(*FIELDS[name].since) and not release.since(*FIELDS[name].until)
-    }
-    values: dict[str, Any] = {name: type_.python() for name, type_ in types.items()} | decode(body, known)
-    values["client_id"] = values["client_id"] or values["short_id"]
-    values["hostname"] = values["hostname"] or values["long_id"]
-    return values
+    known = {name: type_ for name, type_ in types.items() if options.since(*FIELDS[name].since)}
+    return {name: type_.python() for name, type_ in types.items()} | decode(body, known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +195,7 @@ class ClientHandshake:
         """Read the body of IDENTIFY and change the settings; negotiate() then sends the response."""
         body = yield from self._session.input.read_body(b"IDENTIFY", self._options.max_body_size)
         try:
-            asked = decode_identify(body, self._options.emulated)
+            asked = decode_identify(body, self._options)
         except ValueError:
             raise CommandError(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
         self.client_id, self.hostname, self.user_agent = asked["client_id"], asked["hostname"], asked["user_agent"]
@@ -225,7 +215,7 @@ class ClientHandshake:
     def negotiate(self, asked: Values) -> Read[None]:
         """Send the response to IDENTIFY. Start TLS and compression if asked for and offered; send OK after each."""
         options = self._options
-        if not asked["feature_negotiation"] or not options.negotiates:
+        if not asked["feature_negotiation"]:
             self._session.respond(OK_FRAME)
             return
         tls = asked["tls_v1"] and options.tls_offered
@@ -237,7 +227,7 @@ class ClientHandshake:
         level = min(level, options.max_deflate_level)
         response = {
             "max_rdy_count": options.max_rdy_count,
-            "version": options.version,
+            "version": options.release,
             "max_msg_timeout": round(options.max_msg_timeout * 1000),
             "msg_timeout": round(self.settings.msg_timeout * 1000),
             "tls_v1": tls,
@@ -261,7 +251,7 @@ class ClientHandshake:
 
     def _answers(self, name: str) -> bool:
         since = FIELDS[name].answered_since
-        return since is not None and self._options.emulated.since(*since)
+        return since is not None and self._options.since(*since)
 
     def _start_tls(self) -> Read[None]:
         self._discard_input()

@@ -125,10 +125,8 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:
         """Raise the errors of publish()."""
-        options, release = self.options, self.options.emulated
-        assert_valid_topic_name(topic, release.max_name_length)
-        if not release.is_topic_name(topic):
-            raise ValueError(f"topic name {topic!r} is not valid: release {options.release} has no ephemeral topics")
+        options = self.options
+        assert_valid_topic_name(topic)
         if not bodies:
             raise ValueError("publish() needs at least one body")
         check_body_types(bodies)

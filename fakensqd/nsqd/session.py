@@ -122,6 +122,7 @@ class Session(ConnectionSession, Subscriber):
         self._tls_missing = self._options.tls_policy > 0
         self._handlers = _HANDLERS_BEFORE_TLS if self._tls_missing else _HANDLERS[State.INIT]
         self._auth_required = bool(self._options.auth_http_addresses)
+        self._rdy_counts_down = not self._options.since(0, 3, 0)
 
     # --- called by the connection -------------------------------------------------------------------------------------
 
@@ -225,12 +226,12 @@ class Session(ConnectionSession, Subscriber):
     def _capacity(self) -> int:
         """The number of messages that RDY still allows.
 
-        With `rdy_counts_down`, as in nsqd 0.2.31, each message that is sent reduces the RDY count by 1.
+        Before nsqd 0.3.0, each message that is sent reduces the RDY count by 1.
 
         Source: nsqd client_v2.go IsReadyForMessages.
         """
         capacity = self._last_ready_count - self.in_flight_count
-        return min(capacity, self.ready_count) if self._options.rdy_counts_down else capacity
+        return min(capacity, self.ready_count) if self._rdy_counts_down else capacity
 
     def _send_messages(self, channel: Channel, limit: int) -> int:
         settings = self.handshake.delivery_settings
@@ -249,7 +250,7 @@ class Session(ConnectionSession, Subscriber):
             self._waiting_bytes += sum(map(len, frames))
         self.in_flight_count += len(frames)
         self.message_count += len(frames)
-        if self._options.rdy_counts_down:
+        if self._rdy_counts_down:
             self.ready_count -= len(frames)
         if self._intercepted is None:
             self.output += frames
@@ -302,7 +303,7 @@ class Session(ConnectionSession, Subscriber):
     def _subscribe(self, words: list[bytes]) -> Read[None]:
         if not self.handshake.settings.heartbeat_interval:
             raise CommandError(b"E_INVALID cannot SUB with heartbeats disabled")
-        topic_name, channel_name = commands.subscription(words, self._options.emulated)
+        topic_name, channel_name = commands.subscription(words)
         if self._auth_required:
             yield from self.handshake.authorize(b"SUB", topic_name, channel_name)
         channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self.now)
@@ -329,7 +330,7 @@ class Session(ConnectionSession, Subscriber):
         self._put(topic_name, [body], delay)
 
     def _multipublish(self, words: list[bytes]) -> Read[None]:
-        topic_name = commands.topic_name(words, self._options.emulated)
+        topic_name = commands.topic_name(words)
         if self._auth_required:
             yield from self.handshake.authorize(b"MPUB", topic_name)
         # nsqd makes the topic before it reads the body.
@@ -364,7 +365,7 @@ class Session(ConnectionSession, Subscriber):
 
     def _requeue(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)
-        delay = commands.requeue_delay(words, self._options.max_req_timeout, self._options.emulated)
+        delay = commands.requeue_delay(words, self._options.max_req_timeout)
         try:
             self._subscribed.requeue(self, message_id, delay, self.now)
         except BrokerError as error:

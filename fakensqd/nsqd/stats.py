@@ -61,7 +61,7 @@ def statistics(
     known = not topic or topic in broker.topics
     producers = [client_statistics(session, topic) for session in sessions if session.published_by_topic]
     document: Document = {
-        "version": broker.options.version,
+        "version": broker.options.release,
         "health": "OK",
         "start_time": start_time,
         "topics": topics if known else None,

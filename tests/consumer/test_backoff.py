@@ -417,7 +417,7 @@ def test_probe_is_one_message_while_messages_in_flight_are_answered(clock, publi
         tried.append(message)
         message.enable_async()
 
-    with FakeNsqd(clock=clock, rdy_counts_down=old) as nsqd:
+    with FakeNsqd(clock=clock, release="0.2.31" if old else "1.3.0") as nsqd:
         consumer = started(handle, nsqd, max_in_flight=10, **LATER)
         publish(nsqd, *[b"long"] * 3, b"fails")
         clock.advance(1.0)

@@ -394,7 +394,7 @@ def test_no_needless_rdy_is_sent(nsqds, clock, started, max_in_flight):
     assert max(counts) <= 5, counts
 
 
-OLD = {"rdy_counts_down": True, "negotiates": False}
+OLD = {"release": "0.2.19"}
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 7, 100])

@@ -28,7 +28,7 @@ PLAN = {
     "outage": 10,
     "resize": 35,
 }
-NSQDS = [{}, {"max_rdy_count": 7}, {"msg_timeout": 20.0}, {"rdy_counts_down": True, "negotiates": False}]
+NSQDS = [{}, {"max_rdy_count": 7}, {"msg_timeout": 20.0}, {"release": "0.2.19"}]
 
 
 class Simulation:

@@ -69,11 +69,13 @@ DEFAULT = Settings.default(OPTIONS)
 
 
 def identified(settings=DEFAULT, **asked):
-    return settings.updated(decode_identify(json.dumps(asked).encode()), OPTIONS)
+    return settings.updated(decode_identify(json.dumps(asked).encode(), OPTIONS), OPTIONS)
 
 
 def test_unknown_fields_of_a_body_are_ignored():
-    asked = decode_identify(b'{"client_id": "me", "heartbeat_interval": 1000, "feature_negotiation": true, "x": 1}')
+    asked = decode_identify(
+        b'{"client_id": "me", "heartbeat_interval": 1000, "feature_negotiation": true, "x": 1}', NsqdOptions()
+    )
 
     assert {name: value for name, value in asked.items() if value} == {
         "client_id": "me",

@@ -6,7 +6,7 @@ from fakensqd import FakeLookupd, FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
 from gnsq.errors import NSQHttpError
 from gnsq.protocol import commands
-from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message
+from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
 
@@ -14,7 +14,7 @@ OK = (RESPONSE, b"OK")
 
 
 def test_rdy_is_counted_down():
-    with FakeNsqd(rdy_counts_down=True) as nsqd:
+    with FakeNsqd(release="0.2.31") as nsqd:
         reader = consumer(nsqd.tcp_address, ready=2)
         nsqd.broker.topics["t"].publish([b"one", b"two", b"three"], nsqd.now())
         ids = [decode_message(reader.frame()[1])[2] for _ in range(2)]
@@ -31,7 +31,7 @@ def test_rdy_is_counted_down():
 
 
 def test_rdy_that_is_counted_down_also_limits_messages_in_flight():
-    with FakeNsqd(rdy_counts_down=True) as nsqd:
+    with FakeNsqd(release="0.2.31") as nsqd:
         reader = consumer(nsqd.tcp_address, ready=3)
         nsqd.broker.topics["t"].publish([b"%d" % number for number in range(9)], nsqd.now())
         ids = [decode_message(reader.frame()[1])[2] for _ in range(3)]
@@ -48,7 +48,7 @@ def test_rdy_that_is_counted_down_also_limits_messages_in_flight():
 
 
 def test_nsqd_that_does_not_negotiate_answers_ok(tls_options):
-    with FakeNsqd(negotiates=False, **tls_options) as nsqd:
+    with FakeNsqd(release="0.2.19", **tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
         client.send(commands.identify({"feature_negotiation": True, "snappy": True, "tls_v1": True}))
         assert client.frame() == OK
@@ -58,7 +58,7 @@ def test_nsqd_that_does_not_negotiate_answers_ok(tls_options):
 
 def test_client_works_with_an_nsqd_that_does_not_negotiate():
     got = []
-    with FakeNsqd(negotiates=False) as nsqd:
+    with FakeNsqd(release="0.2.19") as nsqd:
         with Producer(nsqd.tcp_address) as producer:
             producer.publish("t", b"x")
         with Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body)):
@@ -67,74 +67,15 @@ def test_client_works_with_an_nsqd_that_does_not_negotiate():
 
 # --- releases -----------------------------------------------------------------------------------------------------
 
-NAME = b"a" * 33
-REFUSED = [
-    pytest.param(b"SUB %s c\n" % NAME, b"E_BAD_TOPIC SUB topic name '%s' is not valid" % NAME, id="long topic"),
-    pytest.param(b"SUB t %s\n" % NAME, b"E_BAD_CHANNEL SUB channel name '%s' is not valid" % NAME, id="long channel"),
-    pytest.param(b"PUB t#ephemeral\n", b"E_BAD_TOPIC PUB topic name 't#ephemeral' is not valid", id="ephemeral topic"),
-    pytest.param(commands.deferpublish("t", b"x", 1000), b"E_INVALID invalid command DPUB", id="DPUB"),
-    pytest.param(commands.auth(b"secret"), b"E_INVALID invalid command AUTH", id="AUTH"),
-]
 
-
-@pytest.mark.parametrize(("command", "text"), REFUSED)
-def test_old_release_refuses_newer_commands(command, text):
+def test_old_release_responds_with_the_fields_of_its_time():
     with FakeNsqd(release="0.2.21") as nsqd:
-        client = Client(nsqd.tcp_address)
-        client.send(command)
+        answer = Client(nsqd.tcp_address).identify()
 
-        kind, answer = client.frame()
-        assert (kind, answer) == (ERROR, text)
-        assert client.ended()
-
-
-def test_old_release_refuses_a_delay_that_is_too_long():
-    with FakeNsqd(release="0.2.21") as nsqd:
-        reader = consumer(nsqd.tcp_address, ready=1)
-        nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
-        message_id = decode_message(reader.frame()[1])[2]
-        reader.send(b"REQ %s 3600001\n" % message_id)
-
-        assert reader.frame() == (ERROR, b"E_INVALID REQ timeout 3600001000000 out of range 0-3600000000000")
-
-
-def test_old_release_reads_short_id_and_long_id():
-    with FakeNsqd(release="0.2.21") as nsqd:
-        client = Client(nsqd.tcp_address)
-        answer = client.identify(short_id="short", long_id="long", client_id="new", hostname="new")
-        (session,) = nsqd.sessions
-
-        assert (session.handshake.client_id, session.handshake.hostname) == ("short", "long")
         assert answer == {"max_rdy_count": 2500, "version": "0.2.21", "max_msg_timeout": 900000, "msg_timeout": 60000}
 
 
-def test_client_id_comes_before_short_id_in_releases_that_read_both():
-    with FakeNsqd(release="0.3.8") as nsqd:
-        client = Client(nsqd.tcp_address)
-        client.identify(short_id="short", long_id="long", client_id="new")
-        (session,) = nsqd.sessions
-
-        assert (session.handshake.client_id, session.handshake.hostname) == ("new", "long")
-
-
-def test_old_release_refuses_long_names_over_http():
-    with FakeNsqd(release="0.2.21") as nsqd:
-        answer = request(nsqd.http_address, "POST", f"/create_topic?topic={NAME.decode()}")
-
-        assert answer["status_txt"] == "INVALID_TOPIC"
-
-
 HTTP_NAMES = [
-    pytest.param("0.2.21", "/pub?topic=t", {"message": "NOT_FOUND"}, id="0.2.21 has no /pub"),
-    pytest.param("0.2.22", "/pub?topic=t", "OK", id="0.2.22 has /pub"),
-    pytest.param("0.2.22", "/put?topic=t", "OK", id="0.2.22 has /put"),
-    pytest.param("0.2.31", "/mpub?topic=t", "OK", id="0.2.31 has /mpub"),
-    pytest.param(
-        "0.2.31",
-        "/pub?topic=t!",
-        {"status_code": 400, "status_txt": "INVALID_TOPIC", "data": None},
-        id="0.2.31 wraps errors of /pub",
-    ),
     pytest.param("0.2.28", "/topic/create?topic=t", {"message": "NOT_FOUND"}, id="0.2.28 has no /topic/create"),
     pytest.param("0.2.29", "/topic/create?topic=t", "", id="0.2.29 has /topic/create"),
     pytest.param(
@@ -162,21 +103,6 @@ def test_http_client_publishes_many_to_a_release_with_binary_mpub():
         assert nsqd.depth("t") == 2
 
 
-RELEASES = [
-    pytest.param("0.2.19", (True, False, True), id="0.2.19"),
-    pytest.param("0.2.21", (True, True, True), id="0.2.21"),
-    pytest.param("0.3.8", (False, True, True), id="0.3.8"),
-    pytest.param("1.0.0", (False, True, False), id="1.0.0"),
-]
-
-
-@pytest.mark.parametrize(("release", "expected"), RELEASES)
-def test_release_sets_the_options_of_old_servers(release, expected):
-    options = FakeNsqd(release=release).options
-
-    assert (options.rdy_counts_down, options.negotiates, options.wrapped_answers) == expected
-
-
 @pytest.mark.parametrize("release", ["0.2.14", "1.3.1", "2", "v1.3.0"])
 def test_release_that_is_not_emulated_is_refused(release):
     with pytest.raises(ValueError, match=r"must be one of nsqd's, from 0\.2\.15 to 1\.3\.0"):
@@ -188,14 +114,14 @@ def test_release_that_is_not_emulated_is_refused(release):
 
 @pytest.fixture
 def nsqd():
-    with FakeNsqd(wrapped_answers=True) as nsqd:
+    with FakeNsqd(release="0.2.21") as nsqd:
         yield nsqd
     assert nsqd.errors == []
 
 
 @pytest.fixture
 def lookupd():
-    with FakeLookupd(wrapped_answers=True) as lookupd:
+    with FakeLookupd(release="0.2.21") as lookupd:
         yield lookupd
     assert lookupd.errors == []
 
@@ -280,9 +206,3 @@ def test_lookup_of_an_old_server_is_wrapped(lookupd):
         "status_txt": "OK",
         "data": {"topics": []},
     }
-
-
-def test_server_that_counts_rdy_down_has_the_version_of_such_a_release():
-    with FakeNsqd(rdy_counts_down=True) as nsqd:
-        assert Client(nsqd.tcp_address).identify()["version"] == "0.2.31"
-        assert request(nsqd.http_address, "GET", "/info")["version"] == "0.2.31"

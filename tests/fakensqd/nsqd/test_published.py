@@ -98,14 +98,6 @@ def test_publish_refuses_what_nsqd_refuses_and_publishes_nothing(arguments, opti
     assert nsqd.broker.topics == {}
 
 
-@pytest.mark.parametrize(
-    ("topic", "text"), [("o" * 33, "the limit is 32"), ("o#ephemeral", "release 0.2.21 has no ephemeral topics")]
-)
-def test_publish_refuses_names_that_an_old_release_refuses(topic, text):
-    with pytest.raises(ValueError, match=text):
-        FakeNsqd(release="0.2.21").publish(topic, b"1")
-
-
 # --- messages()
 
 
