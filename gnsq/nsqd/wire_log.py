@@ -6,11 +6,10 @@ No line has a body, a secret or the text of a handshake. If DEBUG is off when a 
 from __future__ import annotations
 
 import logging
-import struct
-from collections.abc import Callable
 
-from gnsq.protocol.commands import MAGIC_V2
-from gnsq.protocol.frames import ERROR, MESSAGE, MESSAGE_FRAME, RESPONSE
+from gnsq.errors import NSQFrameError
+from gnsq.protocol.commands import MAGIC_V2, CommandDecoder
+from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_message
 from gnsq.texts import MAX_SHOWN, counted, printable
 from gnsq.transport import Transport
 
@@ -18,8 +17,6 @@ __all__ = ["LoggedTransport", "logged"]
 
 logger = logging.getLogger(__name__)
 
-_HEADER = struct.Struct(">ii")
-_SIZE = struct.Struct(">i")
 _WITH_BODY = {b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"}
 
 
@@ -38,20 +35,26 @@ class LoggedTransport:
     def __init__(self, transport: Transport, subject: str) -> None:
         self._below = transport
         self._subject = subject
-        self._sent = _Stream(_command)
-        self._received = _Stream(_frame)
+        self._commands = CommandDecoder()
+        # The line of a command whose body is not complete.
+        self._line: bytes | None = None
+        self._frames = FrameDecoder()
 
     def recv(self, size: int) -> bytes:
-        """Receive bytes, and log the frames whose beginning they complete."""
+        """Receive bytes, and log the frames that they complete."""
         data = self._below.recv(size)
-        for text in self._received.feed(data):
-            logger.debug("%s: received %s", self._subject, text)
+        if self._frames.failure is None:
+            for frame in self._frames.feed(data):
+                self._log("received", _frame_text(*frame))
+            if self._frames.failure is not None:  # the client itself closes the connection, and says why
+                self._log("received", _not_a_frame(self._frames.pending))
         return data
 
     def sendall(self, data: bytes) -> None:
-        """Log the commands in the bytes, and send them."""
-        for text in self._sent.feed(data):
-            logger.debug("%s: sent %s", self._subject, text)
+        """Log the commands that the bytes complete, and send them."""
+        self._commands.feed(data)
+        while (text := self._next_command()) is not None:
+            self._log("sent", text)
         self._below.sendall(data)
 
     def shutdown_write(self) -> None:
@@ -62,72 +65,48 @@ class LoggedTransport:
         """Close the transport."""
         self._below.close()
 
+    def _log(self, what: str, text: str) -> None:
+        logger.debug("%s: %s %s", self._subject, what, text)
 
-class _Stream:
-    """Describes the units of a stream of bytes. Of each unit only the beginning is kept, not its body.
-
-    Args:
-        describe: Function that returns a description of the unit that some bytes begin with, and its size; None if it
-            needs more bytes.
-    """
-
-    def __init__(self, describe: Callable[[bytes], tuple[str, int] | None]) -> None:
-        self._describe = describe
-        self._kept = b""
-        self._skipped = 0  # bytes of a body that are still to come
-
-    def feed(self, data: bytes) -> list[str]:
-        """Return a description of each unit whose beginning is complete now."""
-        data = self._kept + data
-        texts: list[str] = []
-        while True:
-            skipped = min(self._skipped, len(data))
-            data, self._skipped = data[skipped:], self._skipped - skipped
-            found = None if self._skipped else self._describe(data)
-            if found is None:
-                self._kept = data
-                return texts
-            text, self._skipped = found
-            texts.append(text)
+    def _next_command(self) -> str | None:
+        source = self._commands
+        if self._line is None:
+            if source.peek(len(MAGIC_V2)) == MAGIC_V2:
+                source.take(len(MAGIC_V2))
+                return "the protocol's version, V2"
+            try:
+                self._line = source.take_line()
+            except ValueError:  # the user of NsqdTCPClient may send anything
+                return f"{counted(len(source.take_remaining()), 'byte')} that are no command"
+            if self._line is None:
+                return None
+        word, text = self._line.partition(b" ")[0], printable(self._line)
+        if word in _WITH_BODY:
+            size = source.peek(4)
+            body = None if size is None else source.take(4 + int.from_bytes(size))
+            if body is None:
+                return None
+            count = f", {counted(int.from_bytes(body[4:8]), 'message')}" if word == b"MPUB" else ""
+            text += f"{count}, {counted(len(body) - 4, 'byte')}"
+        self._line = None
+        return text
 
 
-def _command(data: bytes) -> tuple[str, int] | None:
-    if data.startswith(MAGIC_V2):
-        return "the protocol's version, V2", len(MAGIC_V2)
-    line, end, rest = data.partition(b"\n")
-    if not end:
-        return None
-    word = line.partition(b" ")[0]
-    text = printable(line)
-    if word not in _WITH_BODY:
-        return text, len(line) + 1
-    if len(rest) < _SIZE.size * (2 if word == b"MPUB" else 1):
-        return None
-    (size,) = _SIZE.unpack_from(rest)
-    if word == b"MPUB":
-        text += f", {counted(_SIZE.unpack_from(rest, _SIZE.size)[0], 'message')}"
-    return f"{text}, {counted(size, 'byte')}", len(line) + 1 + _SIZE.size + size
-
-
-def _frame(data: bytes) -> tuple[str, int] | None:
-    if len(data) < _HEADER.size:
-        return None
-    size, kind = _HEADER.unpack_from(data)
-    end = _SIZE.size + size
-    if kind == MESSAGE and size >= MESSAGE_FRAME.size - _SIZE.size:
-        if len(data) < MESSAGE_FRAME.size:
-            return None
-        _, _, _, attempts, message_id = MESSAGE_FRAME.unpack_from(data)
-        text = f"message {printable(message_id)}, attempt {attempts}, {counted(end - MESSAGE_FRAME.size, 'byte')}"
-        return text, end
-    if kind not in (RESPONSE, ERROR) or size < _SIZE.size:
-        # No frame: the client itself closes the connection, and says why.
-        return f"{counted(len(data), 'byte')} that are no frame", len(data)
-    if len(data) < min(end, _HEADER.size + MAX_SHOWN):
-        return None
-    body = data[_HEADER.size : end]
+def _frame_text(kind: int, data: bytes) -> str:
     if kind == ERROR:
-        return f"error {printable(body)}", end
-    # Responses to IDENTIFY and AUTH are JSON, with what the auth server says about the secret's owner.
-    is_word = len(body) < MAX_SHOWN and not body.startswith(b"{")
-    return f"response {printable(body)}" if is_word else f"response, {counted(end - _HEADER.size, 'byte')}", end
+        return f"error {printable(data)}"
+    if kind == RESPONSE:
+        # Responses to IDENTIFY and AUTH are JSON, with what the auth server says about the secret's owner.
+        is_word = len(data) < MAX_SHOWN and not data.startswith(b"{")
+        return f"response {printable(data)}" if is_word else f"response, {counted(len(data), 'byte')}"
+    if kind != MESSAGE:
+        return _not_a_frame(8 + len(data))
+    try:
+        _, attempts, message_id, body = decode_message(data)
+    except NSQFrameError:
+        return _not_a_frame(8 + len(data))
+    return f"message {printable(message_id)}, attempt {attempts}, {counted(len(body), 'byte')}"
+
+
+def _not_a_frame(size: int) -> str:
+    return f"{counted(size, 'byte')} that are no frame"
