@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import NotRequired, TypedDict
 
@@ -372,6 +374,11 @@ class LatencyRecorder:
         self.total += seconds * number
         bits = int(seconds * 1000).bit_length()
         self.counts[bits if bits < _LAST else _LAST] += number  # min() would cost 0.06 us more
+
+    def add_since(self, now: float, times: Iterable[float]) -> None:
+        """Count the durations from some times until now. Equal times, such as those of one read, cost one add()."""
+        for time, number in Counter(times).items():
+            self.add(now - time, number)
 
     def histogram(self) -> Histogram:
         """Return a copy of the counts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -305,8 +305,7 @@ class WorkerPool:
             inbox.clear()
             answered = handle_batch(messages)
             time = now()
-            for arrived, number in Counter(message.received for message in answered).items():
-                self.latency.add(time - arrived, number)
+            self.latency.add_since(time, [message.received for message in answered])
         work.messages = [None]
 
     def _on_worker_end(self, worker: gevent.Greenlet) -> None:

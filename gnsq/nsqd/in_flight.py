@@ -183,7 +183,7 @@ class InFlightMessages:
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
         """Send FIN for each message."""
         self._remove(len(message_ids))
-        self._send(commands.finish_all(message_ids))
+        self._send(commands.finish_all(message_ids, check=False))
         self._finished += len(message_ids)
         if self._listener.wants_finishes:
             for message_id in message_ids:
@@ -276,20 +276,11 @@ class InFlightMessages:
     def untrack_async(self, messages: Sequence[Message]) -> None:
         """Remove one or more async or timed out messages, and record latencies. Called before the answers are sent."""
         self.async_messages.difference_update(messages)
-        # Consecutive messages with the same time of arrival came in one read. Their latencies are recorded together.
-        now, arrived, count = self.now(), messages[0].received, 0
-        for message in messages:
-            if message.timed_out:
-                # Undo mark_timed_out(): nsqd will refuse the answer, then record_refused_answer() counts the message.
-                self.in_flight += 1
-                self.timed_out -= 1
-                if not message.is_async():
-                    continue
-            if message.received != arrived:
-                self.latency.add(now - arrived, count)
-                arrived, count = message.received, 0
-            count += 1
-        self.latency.add(now - arrived, count)
+        # Undo mark_timed_out(): nsqd will refuse the answer, then record_refused_answer() counts the message.
+        timed_out = sum(message.timed_out for message in messages)
+        self.in_flight += timed_out
+        self.timed_out -= timed_out
+        self.latency.add_since(self.now(), [message.received for message in messages if message.is_async()])
 
 
 def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, subject: str) -> None:

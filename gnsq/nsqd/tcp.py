@@ -407,6 +407,7 @@ class NsqdTCPClient:
 
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
         """Send FIN for each message. Any thread may call this method; see finish()."""
+        commands.finish_all(message_ids)  # raises if an id is not valid
         self._in_flight_messages.finish_all(message_ids)
 
     def requeue(self, message_id: bytes, timeout: Milliseconds = 0, backoff: bool = True) -> None:

@@ -58,8 +58,6 @@ STARVED_AT: Final = 0.85
 MAX_LINE_SIZE: Final = 16384
 
 _SIZE = struct.Struct(">i")
-_pack = _SIZE.pack
-_unpack_from = _SIZE.unpack_from
 _MAX_SIZE: Final = 2**31 - 1
 
 
@@ -84,9 +82,6 @@ def subscribe(topic_name: str, channel_name: str) -> bytes:
 
 def publish(topic_name: str, data: bytes) -> bytes:
     """Build PUB. An empty body is a ValueError, since nsqd refuses it ("invalid message body size 0")."""
-    # The checks of the last line are repeated here without its two calls. That saves 0.15 us of 0.5 us.
-    if type(data) is bytes and 0 < len(data) <= _MAX_SIZE:
-        return _pub_line(topic_name) + _pack(len(data)) + data
     return _pub_line(topic_name) + _sized(_checked_body(data), "message body")
 
 
@@ -108,11 +103,9 @@ def multipublish_body(messages: Iterable[bytes]) -> bytes:
     check_messages(messages)
     parts = [b""]
     for body in messages:
-        # The checks of _checked_body() are repeated here. That saves a call for each valid body.
         if type(body) is not bytes or not body:
-            _checked_body(body, f"message {len(parts) // 2}")
-        parts.append(_pack(len(body)))
-        parts.append(body)
+            _checked_body(body, f"message {len(parts) // 2}")  # makes the text of the error
+        parts += _SIZE.pack(len(body)), body
     count = len(parts) // 2
     if not count:
         raise ValueError("multipublish of 0 messages; nsqd wants at least 1")
@@ -156,14 +149,8 @@ def finish_all(message_ids: Sequence[bytes], *, check: bool = True) -> bytes:
     Args:
         check: False for ids that are known to be valid. If True, an id that is not valid is an error as in finish().
     """
-    # One join of all ids, even with the check, takes a tenth of the time of a finish() for each id.
-    if not check or (
-        set(map(type, message_ids)) == {bytes}
-        and b"".join(message_ids).isalnum()
-        and set(map(len, message_ids)) == {MESSAGE_ID_SIZE}
-    ):
-        return b"FIN " + b"\nFIN ".join(message_ids) + b"\n"
-    return b"".join([finish(message_id) for message_id in message_ids])
+    ids = [_checked_id(message_id) for message_id in message_ids] if check else message_ids
+    return b"FIN " + b"\nFIN ".join(ids) + b"\n"
 
 
 def requeue(message_id: bytes | str, timeout: int = 0) -> bytes:
@@ -217,9 +204,6 @@ def _checked_id(message_id: bytes | str) -> bytes:
     data = message_id.encode() if isinstance(message_id, str) else message_id
     if not isinstance(data, bytes):
         raise TypeError(f"message id must be bytes or str, not {shown_argument(message_id)}")
-    # A fast check first: nsqd's ids consist of hex digits.
-    if len(data) == MESSAGE_ID_SIZE and data.isalnum():
-        return data
     if len(data) != MESSAGE_ID_SIZE or _FORBIDDEN_IN_ID.search(data):
         raise ValueError(f"message id {data!r} is not {MESSAGE_ID_SIZE} bytes without space or newline")
     return data
@@ -325,7 +309,7 @@ class CommandDecoder:
         data, position, end = self._data, self._position, len(self._data)
         bodies: list[bytes] = []
         while len(bodies) < count and (start := position + 4) <= end:
-            (size,) = _unpack_from(data, position)
+            (size,) = _SIZE.unpack_from(data, position)
             stop = start + size
             if not 0 < size <= limit or stop > end:
                 break
