@@ -282,7 +282,7 @@ class Consumer:
             reason = self._end_reason or why_not_started("consumer", self._state, self._owner_thread)
             self.logger.warning("%s: not started again: %s", self.log_owner.label, reason)
             return
-        if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
+        if self.on_giving_up.collected_hint():
             text = "%s: messages that are given up are finished and lost%s"
             self.logger.warning(text, self.log_owner.label, self.on_giving_up.collected_hint())
         if self.threaded:

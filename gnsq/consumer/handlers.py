@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
@@ -120,17 +119,13 @@ def handler_name(handler: object) -> str:
 
 
 class HandlerSignal(Signal):
-    """Signal whose receivers are handlers. connect() raises TypeError for functions that check_handler() refuses.
-
-    Attributes:
-        collected: Name of the weakly connected receiver that was garbage collected last; None if none was.
-    """
+    """Signal whose receivers are handlers. connect() raises TypeError for functions that check_handler() refuses."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.collected: str | None = None
         self._name = name
-        self._weak: list[weakref.ref[Any]] = []
+        # Names of the weakly connected receivers, those that were garbage collected included.
+        self._weak: dict[str, None] = {}
         # Number of the changes, and the receivers after one of them. Another thread may connect while they are read.
         self._changes = 0
         self._known: tuple[int, tuple[Handler, ...]] = (-1, ())
@@ -146,17 +141,14 @@ class HandlerSignal(Signal):
         super().connect(receiver, sender, weak)
         self._changes += 1
         if weak:
-            self._remove_weak(receiver)
-            make: Any = weakref.WeakMethod if inspect.ismethod(receiver) else weakref.ref  # Any: one of two classes
-            name = handler_name(receiver)
-            self._weak.append(make(receiver, functools.partial(self._collect, name)))
+            self._weak[handler_name(receiver)] = None
         return receiver
 
     def disconnect(self, receiver: Callable[..., Any], sender: Any = ANY) -> None:  # Any: as in blinker's signature
         """Disconnect a receiver, as blinker does."""
         super().disconnect(receiver, sender)
         self._changes += 1
-        self._remove_weak(receiver)
+        self._weak.pop(handler_name(receiver), None)
 
     def handlers_for(self, sender: object) -> tuple[Handler, ...]:
         """Return the receivers for the consumer whose signal this is. They stay alive until the next change: blinker's
@@ -166,17 +158,13 @@ class HandlerSignal(Signal):
             self._known = (changes, tuple(self.receivers_for(sender)))
         return self._known[1]
 
-    def _remove_weak(self, receiver: object) -> None:
-        self._weak = [reference for reference in self._weak if reference() not in (None, receiver)]
-
-    def _collect(self, name: str, reference: weakref.ref[Any]) -> None:
-        self.collected = name
-
     def collected_hint(self) -> str:
-        """Return a text for the end of a log line if a receiver was garbage collected; otherwise an empty text."""
-        if self.collected is None:
+        """Return a text for the end of a log line if no receiver is left because the last one was garbage collected;
+        otherwise an empty text."""
+        if not self._weak or self.receivers:
             return ""
+        last = next(reversed(self._weak))
         return (
-            f"; {self.collected}, connected to {self._name}, was garbage collected: signals hold receivers weakly; "
+            f"; {last}, connected to {self._name}, was garbage collected: signals hold receivers weakly; "
             "a lambda needs weak=False, as does every receiver without another reference"
         )
