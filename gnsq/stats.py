@@ -1,18 +1,23 @@
-"""Types of what stats() of a Consumer, a Producer and an NsqdHTTPClient returns; and the recorder of latencies."""
+"""Types of what stats() of a Consumer, a Producer and an NsqdHTTPClient returns; and the recorder of latencies.
+
+A field with a Metric is also a metric of Prometheus.
+"""
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict, get_type_hints
 
 __all__ = [
     "BOUNDS",
     "ConnectionStats",
     "ConsumerStats",
     "MessageCounts",
+    "Metric",
     "Histogram",
     "LatencyRecorder",
     "ProducerConnectionStats",
@@ -24,7 +29,46 @@ __all__ = [
     "NsqdTopicStats",
     "ProducerStats",
     "PublishCount",
+    "metrics_of",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a field of statistics counts, and how Prometheus shows it.
+
+    A value that is a collection is shown as its length.
+
+    Attributes:
+        kind: A counter never falls.
+        name: Name after ``gnsq_consumer_`` or ``gnsq_producer_``.
+        meaning: What the value is.
+        label: Of a field that is a dict: the label whose values are the keys.
+        is_maximum: True: if consumers of the same topic and channel are shown together, the largest value is shown, and
+            not the sum.
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    meaning: str
+    label: str = ""
+    is_maximum: bool = False
+
+
+counter = functools.partial(Metric, "counter")
+gauge = functools.partial(Metric, "gauge")
+histogram = functools.partial(Metric, "histogram")
+
+
+def metrics_of(statistics: type) -> dict[str, Metric]:
+    """Return the metrics of a class of statistics by the names of their fields."""
+    hints = get_type_hints(statistics, include_extras=True)
+    return {
+        name: each
+        for name, hint in hints.items()
+        for each in getattr(hint, "__metadata__", ())
+        if isinstance(each, Metric)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +84,11 @@ class Histogram:
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
+
+    def __add__(self, other: Histogram) -> Histogram:
+        """Add the durations of another histogram with the same bounds."""
+        counts = map(operator.add, self.counts, other.counts)
+        return Histogram(self.bounds, tuple(counts), self.total + other.total)
 
     @property
     def count(self) -> int:
@@ -67,19 +116,15 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class MessageCounts:
-    """Numbers of messages since a connection was opened, or since a Consumer was started.
+    """Numbers of messages since a connection was opened, or since a Consumer was started."""
 
-    Attributes:
-        received: Number of deliveries.
-        finished, requeued, touched: Number of FIN, REQ and TOUCH that were sent.
-        timed_out: Number of messages that timed out before they were answered. nsqd requeues these messages.
-    """
-
-    received: int = 0
-    finished: int = 0
-    requeued: int = 0
-    touched: int = 0
-    timed_out: int = 0
+    received: Annotated[int, counter("messages_received", "Messages delivered, each delivery counted.")] = 0
+    finished: Annotated[int, counter("messages_finished", "Messages that FIN was sent for.")] = 0
+    requeued: Annotated[int, counter("messages_requeued", "Messages that REQ was sent for.")] = 0
+    touched: Annotated[int, counter("messages_touched", "TOUCH commands that were sent.")] = 0
+    timed_out: Annotated[
+        int, counter("messages_timed_out", "Messages that timed out before their answer; nsqd requeues them.")
+    ] = 0
 
     def __add__(self, other: MessageCounts) -> MessageCounts:
         return MessageCounts(*map(operator.add, _numbers(self), _numbers(other)))
@@ -96,8 +141,6 @@ class ConnectionStats:
         address: ``host:port`` of the nsqd.
         state: init, connected, subscribed, closing or closed.
         version: Version of nsqd; None if nsqd did not send its version.
-        rdy: RDY count that was sent last.
-        in_flight: Number of messages in flight.
         idle: Seconds since the last message; None before the first one.
         counts: Numbers of messages since the connection was opened.
         msg_timeout: Seconds until nsqd requeues an unanswered message; None if unknown.
@@ -107,8 +150,8 @@ class ConnectionStats:
     address: str
     state: str
     version: str | None
-    rdy: int
-    in_flight: int
+    rdy: Annotated[int, gauge("rdy", "RDY count that was sent last.")]
+    in_flight: Annotated[int, gauge("messages_in_flight", "Messages delivered and not answered.")]
     idle: float | None
     counts: MessageCounts
     msg_timeout: float | None = None
@@ -117,24 +160,15 @@ class ConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """State of a Consumer.
+    """State of a Consumer. All counts are since the start, also those of closed connections.
 
     Attributes:
         state: init, running, closing or closed.
         connections: The open connections.
-        counts: Numbers of messages since the start, over all connections, including closed ones.
-        given_up: Number of messages given up after they were delivered more often than max_tries.
-        failed: Number of calls of handlers, also give-up handlers, that failed, other than by NSQRequeueMessage.
-        waiting: Number of messages that wait for a handler.
-        handling: Number of messages whose handlers are running.
+        counts: Numbers of messages.
+        counts_by_nsqd: The same by the address of the nsqd.
         backoff: off, waiting (RDY 0 until the delay is over) or probing (RDY 1 on one connection).
-        backoff_failures: Number of failures counted; the success of a probe subtracts one.
-        backoff_remaining: Seconds until the next probe; 0 if backoff is not waiting.
-        latency: Times from the arrival of each message to the return of its handler; if async, to its answer.
         failures: By address of an nsqd without a connection: its last error.
-        handlers_overdue: Number of handlers that run now and whose message has timed out.
-        handlers_timed_out: Number of messages that timed out while their handler ran, since the start.
-        async_timed_out: Number of async messages that timed out before they were answered, since the start.
         lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
         not_ready: Why the Consumer does not run or no connection is subscribed; empty if it runs and one is. Not empty
             although the Consumer is ready: while it waits for its topic.
@@ -145,24 +179,43 @@ class ConsumerStats:
     topic: str
     channel: str
     state: str
-    max_in_flight: int
-    connections: tuple[ConnectionStats, ...]
+    max_in_flight: Annotated[int, gauge("max_in_flight", "Limit of the messages in flight.")]
+    connections: Annotated[tuple[ConnectionStats, ...], gauge("connections", "Open connections.")]
     counts: MessageCounts
-    given_up: int
-    failed: int
-    waiting: int
-    handling: int
-    backoff: str
-    backoff_failures: int
-    backoff_remaining: float
-    latency: Histogram
-    failures: dict[str, str] = field(default_factory=dict)
-    handlers_overdue: int = 0
-    handlers_timed_out: int = 0
-    async_timed_out: int = 0
-    lookupd_failures: dict[str, str] = field(default_factory=dict)
+    given_up: Annotated[int, counter("messages_given_up", "Messages delivered more often than max_tries.")]
+    failed: Annotated[
+        int, counter("handler_failures", "Handlers that raised, but not those with an NSQRequeueMessage.")
+    ]
+    waiting: Annotated[int, gauge("messages_waiting", "Messages in flight that no handler has yet.")]
+    handling: Annotated[int, gauge("handlers_running", "Messages whose handlers are running.")]
+    backoff: Annotated[str, gauge("backoff_state", "Consumers in this phase of backoff.", "state")]
+    backoff_failures: Annotated[
+        int, gauge("backoff_failures", "Failures in a row, minus successes since.", is_maximum=True)
+    ]
+    backoff_remaining: Annotated[
+        float, gauge("backoff_remaining_seconds", "Time until the next message is tried; 0: now.", is_maximum=True)
+    ]
+    latency: Annotated[
+        Histogram,
+        histogram(
+            "message_latency_seconds",
+            "Time from the delivery of a message to the return of its handler; if async, to its answer.",
+        ),
+    ]
+    failures: Annotated[dict[str, str], gauge("unreachable_nsqds", "Known nsqds without a connection.")] = field(
+        default_factory=dict
+    )
+    handlers_overdue: Annotated[int, gauge("handlers_overdue", "Running handlers whose message has timed out.")] = 0
+    handlers_timed_out: Annotated[int, counter("handlers_timed_out", "Messages that timed out in a handler.")] = 0
+    async_timed_out: Annotated[
+        int, counter("async_timed_out", "Async messages that timed out before their answer.")
+    ] = 0
+    lookupd_failures: Annotated[
+        dict[str, str], gauge("failing_lookupds", "nsqlookupds whose last answer could not be used.")
+    ] = field(default_factory=dict)
     not_ready: str = ""
     unanswered: int = 0
+    counts_by_nsqd: dict[str, MessageCounts] = field(default_factory=dict)
 
     @property
     def in_flight(self) -> int:
@@ -180,33 +233,22 @@ class ProducerConnectionStats:
     """State of one connection of a Producer.
 
     Attributes:
-        address: ``host:port`` of the nsqd, or a URL.
-        pending: Number of publishes that wait for their response.
-        confirmed: Number of messages that nsqd has confirmed since the connection was opened.
-        stalled: True while a response is late and publishes use other connections, which are not stalled.
+        address: ``host:port`` of the nsqd.
     """
 
     address: str
-    pending: int
-    confirmed: int
-    stalled: bool
+    pending: Annotated[int, gauge("nsqd_pending", "Publishes that this nsqd has not answered.")]
+    stalled: Annotated[
+        bool, gauge("stalled_connections", "Connections with a late response; publishes use others, if there are.")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """State of a Producer. All numbers from confirmed to possibly_duplicated count messages since its start.
+    """State of a Producer. Counters count messages since its start.
 
     Attributes:
         state: init, running, closing or closed.
-        confirmed: Messages to which nsqd responded with OK.
-        refused: Messages to which nsqd responded with an error.
-        not_sent: Messages whose publish ended with NSQNotSent: nsqd has not executed it.
-        unknown: Messages whose publish ended with NSQUnknown: nsqd may have executed it.
-        retried: Messages whose publish was retried, once or more often.
-        possibly_duplicated: Messages whose publish was retried although nsqd may have executed it (option
-            allow_duplicates).
-        pending, pending_bytes: Publishes that have not ended: their number, and the bytes of their messages.
-        latency: Times from publish() to nsqd's OK.
         connections: The open connections.
         failures: By address of an nsqd without a connection: its last error.
         lookupd_failures: By address of an nsqlookupd: why its last answer could not be used.
@@ -214,19 +256,34 @@ class ProducerStats:
     """
 
     state: str
-    confirmed: int
-    refused: int
-    not_sent: int
-    unknown: int
-    retried: int
-    possibly_duplicated: int
-    pending: int
-    pending_bytes: int
-    latency: Histogram
-    connections: tuple[ProducerConnectionStats, ...] = ()
-    failures: dict[str, str] = field(default_factory=dict)
-    lookupd_failures: dict[str, str] = field(default_factory=dict)
+    confirmed: Annotated[int, counter("messages_confirmed", "Messages that nsqd has confirmed with OK.")]
+    refused: Annotated[int, counter("messages_refused", "Messages that nsqd has refused with an error.")]
+    not_sent: Annotated[
+        int, counter("messages_not_sent", "Messages that ended with NSQNotSent: nsqd does not have them.")
+    ]
+    unknown: Annotated[int, counter("messages_unknown", "Messages that ended with NSQUnknown: nsqd may have them.")]
+    retried: Annotated[int, counter("messages_retried", "Messages sent again, once or more often.")]
+    possibly_duplicated: Annotated[
+        int,
+        counter(
+            "messages_possibly_duplicated",
+            "Messages sent again that nsqd may have twice (option allow_duplicates).",
+        ),
+    ]
+    pending: Annotated[int, gauge("pending", "Publishes that have no outcome yet.")]
+    pending_bytes: Annotated[int, gauge("pending_bytes", "Bytes of the publishes that have no outcome yet.")]
+    latency: Annotated[Histogram, histogram("publish_latency_seconds", "Time from publish() to the OK of nsqd.")]
+    connections: Annotated[tuple[ProducerConnectionStats, ...], gauge("connections", "Open connections.")] = ()
+    failures: Annotated[dict[str, str], gauge("unreachable_nsqds", "Known nsqds without a connection.")] = field(
+        default_factory=dict
+    )
+    lookupd_failures: Annotated[
+        dict[str, str], gauge("failing_lookupds", "nsqlookupds whose last answer could not be used.")
+    ] = field(default_factory=dict)
     not_ready: str = ""
+    confirmed_by_nsqd: Annotated[
+        dict[str, int], counter("nsqd_messages_confirmed", "Messages that this nsqd has confirmed.", "nsqd")
+    ] = field(default_factory=dict)
 
 
 # --- responses of nsqd 1.3.0 to /stats. NotRequired keys may be absent. Source: nsqd stats.go, http.go

@@ -60,7 +60,7 @@ from gnsq.signals import (
     TypedSignal,
     notify,
 )
-from gnsq.stats import ConsumerStats
+from gnsq.stats import ConsumerStats, MessageCounts
 from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
 
@@ -556,13 +556,16 @@ class Consumer:
         rdy, workers, runner = self._rdy, self._workers, self._runner
         failures = {address: error.explanation for address, error in self._pool.failures().items()}
         connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
+        counts = dict(self._dispatcher.closed_counts)
+        for connection in connections:
+            counts[connection.address] = counts.get(connection.address, MessageCounts()) + connection.counts
         return ConsumerStats(
             topic=self.topic,
             channel=self.channel,
             state=self._state.value,
             max_in_flight=self.max_in_flight,
             connections=connections,
-            counts=sum((connection.counts for connection in connections), self._dispatcher.closed_counts),
+            counts=sum(counts.values(), MessageCounts()),
             given_up=runner.given_up,
             failed=runner.failed,
             waiting=len(workers.inbox),
@@ -578,6 +581,7 @@ class Consumer:
             lookupd_failures=dict(self._nodes.report.failures),
             not_ready=self._why_not_ready(failures),
             unanswered=self._unanswered,
+            counts_by_nsqd=counts,
         )
 
     def _why_not_ready(self, failures: dict[str, str]) -> str:

@@ -53,11 +53,11 @@ class MessageDispatcher(ConnectionListener):
         overrides: Those of handle_message, handle_messages and handle_finish that a subclass has overridden.
 
     Attributes:
-        closed_counts: Sum of the message counts of closed connections.
+        closed_counts: Message counts of closed connections, by the address of the nsqd.
     """
 
     def __init__(self, consumer: DispatcherOwner, pool: ConnectionPool, clock: Clock, overrides: Set[str]) -> None:
-        self.closed_counts = MessageCounts()
+        self.closed_counts: dict[str, MessageCounts] = {}
         self._last_error = ""  # of the last message that has failed, for the lines about the backoff
         self._consumer = consumer
         self._pool = pool
@@ -130,7 +130,8 @@ class MessageDispatcher(ConnectionListener):
         limit = connection.error.max_req_timeout if isinstance(connection.error, NSQInvalid) else None
         if limit is not None:
             self._max_req_timeouts[connection.address] = limit
-        self.closed_counts += connection.in_flight_messages.totals
+        before = self.closed_counts.get(connection.address, MessageCounts())
+        self.closed_counts[connection.address] = before + connection.in_flight_messages.totals
         self.workers.drop_from(connection.address)
         self.rdy.remove(connection)
 

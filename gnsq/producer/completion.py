@@ -91,7 +91,7 @@ class CompletionQueue:
                 if publish.error is None:
                     counts.confirmed += publish.messages
                     if publish.link is not None:
-                        publish.link.confirmed += publish.messages
+                        counts.confirmed_by_nsqd[publish.link.address] += publish.messages
                     add_latency(now - publish.started, publish.messages)
                 else:
                     self._count_failed(publish, publish.error)
@@ -114,7 +114,7 @@ class CompletionQueue:
         publishes.pending_bytes -= batch.reserved_bytes
         self._counts.confirmed += batch.messages
         if batch.link is not None:
-            batch.link.confirmed += batch.messages
+            self._counts.confirmed_by_nsqd[batch.link.address] += batch.messages
         self._counts.latency.add(now - batch.started, batch.messages)
         try:
             for member in members:

@@ -298,14 +298,13 @@ class Producer:
             pending=0 if dispatcher is None else dispatcher.pending,
             pending_bytes=0 if dispatcher is None else dispatcher.pending_bytes,
             latency=counts.latency.histogram(),
-            connections=tuple(
-                ProducerConnectionStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
-            ),
+            connections=tuple(ProducerConnectionStats(link.address, link.pending, stalled) for link, stalled in links),
             failures={
                 address: error.explanation for address, error in (() if runtime is None else runtime.failures().items())
             },
             lookupd_failures={} if runtime is None else runtime.lookup_failures,
             not_ready=not_ready,
+            confirmed_by_nsqd=dict(counts.confirmed_by_nsqd),
         )
 
     def connect_to_nsqd(self, address: str, port: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import enum
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -154,6 +155,7 @@ class PublishCounts:
 
     Attributes:
         latency: How long the confirmed publishes took.
+        confirmed_by_nsqd: Number of confirmed messages by the address of the nsqd.
     """
 
     confirmed: int = 0
@@ -163,6 +165,7 @@ class PublishCounts:
     retried: int = 0
     possibly_duplicated: int = 0
     latency: LatencyRecorder = field(default_factory=LatencyRecorder)
+    confirmed_by_nsqd: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def count_failed(self, error: NSQException, messages: int) -> None:
         """Count messages whose publish ended with an error."""
@@ -208,11 +211,9 @@ class Link(Protocol):
 
     Attributes:
         address: ``host:port`` of the nsqd. There may be several links to one nsqd.
-        confirmed: Number of messages that nsqd has confirmed on this link.
     """
 
     address: str
-    confirmed: int
 
     def submit(self, publish: PendingPublish) -> None:
         """Take a publish. Later, tell the publish its outcome by one of its ``on_`` methods."""

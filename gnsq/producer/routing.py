@@ -139,7 +139,6 @@ class TcpLink:
 
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address
-        self.confirmed = 0
         self._writer = connection.writer
         self._requests = connection.writer.pending
         self.poll_reply = connection.poll_reply

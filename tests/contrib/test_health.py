@@ -241,11 +241,12 @@ def test_keys_of_statistics_are_stable(consumer, producer):
         *["name", "is_ready", "is_healthy", "in_flight", "rdy", "topic", "channel", "state", "max_in_flight"],
         *["connections", "counts", "given_up", "failed", "waiting", "handling", "backoff", "backoff_failures"],
         *["backoff_remaining", "latency", "failures", "handlers_overdue", "handlers_timed_out", "async_timed_out"],
-        *["lookupd_failures", "not_ready", "unanswered"],
+        *["lookupd_failures", "not_ready", "unanswered", "counts_by_nsqd"],
     ]
     assert list(second) == [
         *["name", "is_ready", "state", "confirmed", "refused", "not_sent", "unknown", "retried", "possibly_duplicated"],
         *["pending", "pending_bytes", "latency", "connections", "failures", "lookupd_failures", "not_ready"],
+        "confirmed_by_nsqd",
     ]
 
 

@@ -9,16 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from fakensqd import on
+from fakensqd.faults import disconnect
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.contrib.prometheus import NsqdCollector, StatsCollector
+from gnsq.errors import NSQUnknown
 from gnsq.stats import ConnectionStats, ConsumerStats, Histogram, MessageCounts, ProducerConnectionStats, ProducerStats
 from tests.helpers import peer, refused_port, run_program, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
-
-
-def link(address, pending, confirmed, stalled=False):
-    return ProducerConnectionStats(address, pending, confirmed, stalled)
 
 
 class Source:
@@ -58,8 +57,8 @@ class Subscriber(Source):
         super().__init__(now, **changes)
 
 
-def connection(address, rdy=0, in_flight=0, **counts):
-    return ConnectionStats(address, "subscribed", "1.3.0", rdy, in_flight, None, MessageCounts(**counts))
+def connection(address, rdy=0, in_flight=0):
+    return ConnectionStats(address, "subscribed", "1.3.0", rdy, in_flight, None, MessageCounts())
 
 
 def scrape(collector):
@@ -88,8 +87,8 @@ def finished(values):
 
 def test_each_nsqd_has_its_counters_and_gauges():
     source = Subscriber(
-        connections=(connection("a:1", rdy=50, in_flight=3, received=9, finished=5, requeued=1), connection("b:2")),
-        counts=MessageCounts(received=9, finished=5, requeued=1),
+        connections=(connection("a:1", rdy=50, in_flight=3), connection("b:2")),
+        counts_by_nsqd={"a:1": MessageCounts(received=9, finished=5, requeued=1), "c:3": MessageCounts(timed_out=2)},
     )
 
     values = scrape(StatsCollector(source))
@@ -98,7 +97,7 @@ def test_each_nsqd_has_its_counters_and_gauges():
     assert values[key("messages_finished_total", nsqd="a:1")] == 5
     assert values[key("messages_requeued_total", nsqd="a:1")] == 1
     assert values[key("messages_touched_total", nsqd="a:1")] == 0
-    assert values[key("messages_timed_out_total", nsqd="b:2")] == 0
+    assert values[key("messages_timed_out_total", nsqd="c:3")] == 2
     assert values[key("rdy", nsqd="a:1")] == 50
     assert values[key("messages_in_flight", nsqd="a:1")] == 3
     assert values[key("connections")] == 2
@@ -150,32 +149,24 @@ def test_latency_is_a_histogram_with_cumulated_buckets():
     assert values[key(f"{name}_sum")] == 4.5
 
 
-def test_counters_never_fall_when_connections_come_and_go():
-    source = Subscriber(connections=(connection("a:1", finished=5),), counts=MessageCounts(finished=5))
-    collector = StatsCollector(source)
-    assert finished(scrape(collector)) == {"a:1": 5, "closed": 0}
+def test_counters_of_an_nsqd_continue_with_the_next_connection(fakensqd, publish, consume):
+    consumer = consume(lambda consumer, message: None, reconnect_initial=0.01)
+    publish(b"x")
+    wait_until(lambda: consumer.stats().counts.finished == 1)
+    fakensqd.add(on.command("FIN"), disconnect())
+    publish(b"y", b"z")
+    wait_until(lambda: consumer.stats().counts.finished == 3)
+    with Producer(fakensqd.tcp_address) as producer:
+        producer.publish("u", b"x")
+        fakensqd.add(on.reply("PUB"), disconnect())
+        with pytest.raises(NSQUnknown):
+            producer.publish("u", b"y")
+        producer.publish("u", b"z")
 
-    # Two more before its connection was closed.
-    source.change(connections=(), counts=MessageCounts(finished=7))
-    assert finished(scrape(collector)) == {"a:1": 5, "closed": 2}
+        values = scrape(StatsCollector(consumer, producer))
 
-    # A new connection, which has more at its first scrape.
-    source.change(connections=(connection("a:1", finished=8),), counts=MessageCounts(finished=15))
-    assert finished(scrape(collector)) == {"a:1": 13, "closed": 2}
-
-    # And one more between two scrapes.
-    source.change(connections=(connection("a:1", finished=1),), counts=MessageCounts(finished=16))
-    assert finished(scrape(collector)) == {"a:1": 14, "closed": 2}
-
-
-def test_connection_replaced_unnoticed_keeps_the_sum_exact():
-    source = Subscriber(connections=(connection("a:1", finished=5),), counts=MessageCounts(finished=5))
-    collector = StatsCollector(source)
-    scrape(collector)
-
-    source.change(connections=(connection("a:1", finished=9),), counts=MessageCounts(finished=14))
-
-    assert finished(scrape(collector)) == {"a:1": 9, "closed": 5}
+    assert finished(values) == {fakensqd.tcp_address: 3}
+    assert confirmed(values) == {fakensqd.tcp_address: 2}
 
 
 def test_consumers_of_one_channel_are_added_up():
@@ -193,19 +184,19 @@ def test_consumers_of_one_channel_are_added_up():
 
 
 def test_removed_consumer_leaves_its_counters():
-    source = Subscriber(counts=MessageCounts(finished=1), latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
-    collector = StatsCollector(source)
-    scrape(collector)
+    source = Subscriber(counts_by_nsqd={"a:1": MessageCounts(finished=1)})
+    other = Subscriber(counts_by_nsqd={"a:1": MessageCounts(finished=2)}, max_in_flight=5)
+    collector = StatsCollector(source, other)
 
-    source.change(counts=MessageCounts(finished=4))
+    source.change(counts_by_nsqd={"a:1": MessageCounts(finished=4)}, latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
     collector.remove(source)
     collector.remove(source)
-    source.change(counts=MessageCounts(finished=100))
+    source.change(counts_by_nsqd={"a:1": MessageCounts(finished=100)})
     values = scrape(collector)
 
-    assert finished(values) == {"closed": 4}
+    assert finished(values) == {"a:1": 6}
     assert values[key("message_latency_seconds_count")] == 1
-    assert key("max_in_flight") not in values
+    assert values[key("max_in_flight")] == 5
 
 
 def test_consumer_added_twice_counts_once():
@@ -296,10 +287,11 @@ def test_producer_has_counters_of_outcomes_and_gauges():
         pending=7,
         pending_bytes=8,
         connections=(
-            link("a:1", 2, 5),
-            link("b:2", 3, 1, True),
-            link("a:1", 4, 0),
+            ProducerConnectionStats("a:1", 2, False),
+            ProducerConnectionStats("b:2", 3, True),
+            ProducerConnectionStats("a:1", 4, False),
         ),
+        confirmed_by_nsqd={"a:1": 5, "c:3": 1},
         failures={"c:3": "refused"},
         lookupd_failures={"d:4": "NOT_FOUND", "e:5": "NOT_FOUND"},
     )
@@ -308,10 +300,11 @@ def test_producer_has_counters_of_outcomes_and_gauges():
 
     outcomes = ("confirmed", "refused", "not_sent", "unknown", "retried", "possibly_duplicated")
     assert [values[produced(f"messages_{name}_total")] for name in outcomes] == [6, 1, 2, 3, 4, 5]
-    gauges = ("pending", "pending_bytes", "connections", "stalled_connections", "unreachable_nsqds", "failing_lookupds")
-    assert [values[produced(name)] for name in gauges] == [7, 8, 3, 1, 1, 2]
-    assert confirmed(values) == {"a:1": 5, "b:2": 1, "closed": 0}
+    gauges = ("pending", "pending_bytes", "connections", "unreachable_nsqds", "failing_lookupds")
+    assert [values[produced(name)] for name in gauges] == [7, 8, 3, 1, 2]
+    assert confirmed(values) == {"a:1": 5, "c:3": 1}
     assert [values[produced("nsqd_pending", nsqd=nsqd)] for nsqd in ("a:1", "b:2")] == [6, 3]
+    assert [values[produced("stalled_connections", nsqd=nsqd)] for nsqd in ("a:1", "b:2")] == [0, 1]
 
 
 def test_publish_latency_is_a_histogram():
@@ -325,53 +318,18 @@ def test_publish_latency_is_a_histogram():
 
 
 def test_producers_are_added_up_beside_consumers():
-    opened = link("a:1", 1, 5)
-
     values = scrape(
         StatsCollector(
-            Publisher(confirmed=5, pending=1, connections=(opened,)),
-            Publisher(confirmed=7, pending=2, connections=(opened,)),
+            Publisher(confirmed=5, pending=1, confirmed_by_nsqd={"a:1": 5}),
+            Publisher(confirmed=7, pending=2, confirmed_by_nsqd={"a:1": 6, "b:2": 1}),
             Subscriber(failed=2),
         )
     )
 
     assert values[produced("messages_confirmed_total")] == 12
     assert values[produced("pending")] == 3
-    assert confirmed(values) == {"a:1": 10, "closed": 2}
-    assert values[produced("nsqd_pending", nsqd="a:1")] == 2
+    assert confirmed(values) == {"a:1": 11, "b:2": 1}
     assert values[key("handler_failures_total")] == 2
-
-
-def test_counters_of_nsqds_never_fall_and_their_sum_is_exact():
-    producer = Publisher(confirmed=5, connections=(link("a:1", 0, 5),))
-    collector = StatsCollector(producer)
-    scrape(collector)
-
-    producer.change(confirmed=9, connections=())
-    lost = confirmed(scrape(collector))
-    producer.change(confirmed=12, connections=(link("a:1", 0, 3),))
-    found = confirmed(scrape(collector))
-
-    assert lost == {"a:1": 5, "closed": 4}
-    assert found == {"a:1": 8, "closed": 4}
-
-
-def test_loss_of_one_of_several_connections_adds_nothing():
-    producer = Publisher(
-        confirmed=150,
-        connections=(link("a:1", 0, 100), link("a:1", 0, 50)),
-    )
-    collector = StatsCollector(producer)
-    scrape(collector)
-
-    producer.change(
-        confirmed=151,
-        connections=(link("a:1", 0, 101), link("a:1", 0, 0)),
-    )
-
-    values = scrape(collector)
-    assert sum(confirmed(values).values()) == 151
-    assert values[produced("messages_confirmed_total")] == 151
 
 
 def test_running_producer_is_scraped(fakensqd):
@@ -384,7 +342,7 @@ def test_running_producer_is_scraped(fakensqd):
     assert values[produced("messages_confirmed_total")] == 20
     assert values[produced("connections")] == 1
     assert values[produced("publish_latency_seconds_count")] >= 1
-    assert confirmed(values) == {fakensqd.tcp_address: 20, "closed": 0}
+    assert confirmed(values) == {fakensqd.tcp_address: 20}
 
 
 @pytest.mark.subprocess

@@ -106,7 +106,6 @@ class ListLink:
 
     def __init__(self, address):
         self.address = address
-        self.confirmed = 0
         self.unsent = []
         self.sent = []
         self.withdrawals = []
