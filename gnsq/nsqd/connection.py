@@ -538,7 +538,12 @@ class Connection:
         if decode_messages(Message, data, 0, self._stack.decoder.max_frame_size, messages) != len(data):
             return False
         self._last_read = self._now()
-        self._deliver(messages, self._last_read)
+        is_held = self.writer.hold()
+        try:
+            self._deliver(messages, self._last_read)
+        finally:
+            if is_held:
+                self.writer.release()
         return True
 
     def _deliver(self, messages: list[Message], received: float) -> None:

@@ -113,6 +113,33 @@ class Writer:
         self._commands.append(finish_all(self._finished_ids, check=False))
         self._finished_ids.clear()
 
+    def hold(self) -> bool:
+        """Let the commands until release() share a send. The hub calls both, so nothing but handlers runs between them.
+
+        Return False if the greenlet does not sleep: then it sends them soon, and release() must not be called.
+        """
+        if self._idle_transport is None:
+            return False
+        self._needs_attention = False
+        return True
+
+    def release(self) -> None:
+        """Send the commands since hold(), without waking the greenlet for them."""
+        transport = self._idle_transport
+        if transport is None:
+            return  # the greenlet was woken meanwhile: what was held did not fit into the socket, or close()
+        self._needs_attention = True
+        if self.pending.unsent:
+            self._wake()
+            return
+        if self._finished_ids:
+            self._build_finishes()
+        if self._commands:
+            data = b"".join(self._commands)
+            self._commands.clear()
+            self._send_now(transport, data)
+        self._flushed.set()
+
     def submit(self, request: PendingRequest) -> None:
         """Queue a request, or send it now if no other is pending. This method does not wait.
 
@@ -181,7 +208,7 @@ class Writer:
     def close(self) -> None:
         """Discard queued commands, and end run() and wait_flushed(). The caller must fail pending requests."""
         self._discard()
-        if self._needs_attention and not self._closed:
+        if not self._closed and (self._needs_attention or self._idle_transport is not None):
             self._wake()
         self._closed = self._needs_attention = True
         self._flushed.set()

@@ -194,3 +194,81 @@ def test_request_is_not_sent_to_a_peer_that_closed_while_nothing_was_sent(number
     writer.close()
     running.join()
     transport.close()
+
+
+# --- held commands
+
+
+@pytest.fixture
+def direct():
+    """A transport that can send without waiting, its peer, and a writer that runs on it."""
+    local, remote = socket.socketpair()
+    transport = TcpTransport(local, "peer:1")
+    writer = Writer(time.monotonic, refuse)
+    running = gevent.spawn(writer.run, transport)
+    writer.wait_flushed()
+    yield transport, remote, writer
+    writer.close()
+    running.join(LIMIT)
+    assert running.ready()
+    transport.close()
+    remote.close()
+
+
+def test_held_commands_share_a_send_without_the_greenlet(direct):
+    _, peer, writer = direct
+
+    assert writer.hold()
+    writer.finish(b"a", 1)
+    writer.send(b"RDY 1\n")
+    writer.finish(b"b", 0)
+    writer.release()
+
+    with gevent.Timeout(0):
+        assert peer.recv(100) == b"FIN a\nRDY 1\nFIN b\n"
+
+
+def test_held_commands_that_the_socket_does_not_accept_are_sent_by_the_greenlet(direct):
+    transport, peer, writer = direct
+    full = transport.send_nowait(b"x" * 10_000_000)
+
+    assert writer.hold()
+    writer.finish(b"a", 0)
+    writer.submit(PendingCall(b"PUB"))
+    writer.release()
+    assert not writer.hold()
+    received = b""
+    while not received.endswith(b"PUBFIN a\n"):
+        received += peer.recv(100_000)
+
+    assert len(received) == full + len(b"FIN a\nPUB")
+    assert writer.unsent == 0
+
+
+def test_writer_that_is_closed_while_it_holds_commands_ends(direct):
+    _, _, writer = direct
+    waiting = gevent.spawn(writer.wait_flushed)
+
+    writer.hold()
+    gevent.sleep(0)
+    writer.finish(b"a", 0)
+    writer.close()
+    with pytest.raises(NSQConnectionClosed):
+        writer.finish(b"b", 0)
+    writer.release()
+
+    waiting.get(timeout=LIMIT)
+
+
+def test_flush_of_held_commands_is_waited_for(direct):
+    _, peer, writer = direct
+
+    writer.hold()
+    writer.finish(b"a", 0)
+    waiting = gevent.spawn(writer.wait_flushed)
+    gevent.sleep(0)
+    assert not waiting.ready()
+    writer.release()
+
+    waiting.get(timeout=LIMIT)
+    assert peer.recv(100) == b"FIN a\n"
