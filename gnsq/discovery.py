@@ -94,8 +94,8 @@ class LookupReport:
 
     def warn(self, address: str, text: str, *arguments: object) -> None:
         """Log a WARNING about an nsqlookupd; after the first in a minute with this address and text, log at DEBUG."""
-        limited = self._owner.rate_limited(logger)
-        limited.log(logging.WARNING, f"{address} {text}", f"%s: {text}", self._owner.at(address), *arguments)
+        log = self._owner.log(logger, nsqlookupd=address)
+        log.limited(logging.WARNING, f"{address} {text}", text, *arguments)
 
     def record(self, address: str, failure: str | None, *, is_other_server: bool = False) -> None:
         """Record the result of a query.
@@ -156,8 +156,7 @@ class LookupReport:
             none = "the nsqlookupd knows no nsqd"
         what = f"topic {topic}: {none} with it yet" if topic else f"{none} yet"
         level = logging.WARNING if self.empty_rounds >= _WARN_AFTER_EMPTY_ROUNDS else logging.INFO
-        text = "%s: %s; asking again in %.3g s"
-        self._owner.rate_limited(log).log(level, f"empty round {level}", text, self._owner.label, what, seconds)
+        self._owner.log(log).limited(level, f"empty round {level}", "%s; asking again in %.3g s", what, seconds)
 
 
 class _Lookup:

@@ -25,6 +25,7 @@ from blinker import Signal
 
 from gnsq.concurrency.threads import checked_seconds
 from gnsq.errors import NSQException
+from gnsq.logs import message_fields
 from gnsq.options import Milliseconds, Seconds
 from gnsq.protocol.commands import checked_milliseconds
 from gnsq.protocol.frames import MessageFields
@@ -341,7 +342,7 @@ class Message(MessageFields):
             try:
                 signal.send(self, **keywords)
             except Exception:
-                logger.exception("a receiver of %s of %r raised", name, self)
+                logger.exception("a receiver of %s of %r raised", name, self, extra=message_fields(self))
 
 
 def deliver(messages: list[Message], responder: Responder, received: float) -> None:

@@ -21,7 +21,7 @@ from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
-from gnsq.logs import RateLimitedLogger
+from gnsq.logs import LogOwner
 from gnsq.message import Message, finish_all
 from gnsq.producer import Producer
 from gnsq.producer.publish import is_node_error
@@ -155,7 +155,7 @@ class Republisher:
         # The last messages that were published, by nsqd and id. True: unfinished.
         self._published: dict[tuple[str | None, bytes], bool] = {}
         self._is_over = Event()
-        self._rate_limited = RateLimitedLogger(logger, time.monotonic)
+        self._logger = LogOwner("", time.monotonic).log(logger)
         stop.requested.rawlink(lambda _: self._is_over.set())
 
     def end(self) -> None:
@@ -307,12 +307,8 @@ class Republisher:
             return
         if policy.tries_again and not is_refused:
             self._active_until = max(self._active_until, time.monotonic() + delay + REQUEUE_LATENESS)
-        self._rate_limited.log(
-            logging.WARNING,
-            type(error).__name__,
-            "message %s of %s: not published, requeued for %g s: %s",
-            *(message.id, message.nsqd, delay, error),
-        )
+        text = "not published, requeued for %g s: %s"
+        self._logger.limited(logging.WARNING, type(error).__name__, text, delay, error, message=message)
 
 
 def summary(counts: RepublishCounts, *, finished: str = "", left: str = "") -> list[str]:

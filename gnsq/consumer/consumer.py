@@ -209,7 +209,7 @@ class Consumer:
             check_handler(message_handler, "message_handler")
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
-        self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
+        self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic, topic=topic, channel=channel)
         self._connection_options = connection
         self._first_attempts = FirstAttempts(self._clock, self.log_owner, looks_up=bool(self.lookupds))
         self._pool = ConnectionPool(

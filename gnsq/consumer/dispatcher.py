@@ -60,6 +60,7 @@ class MessageDispatcher(ConnectionListener):
         self.closed_counts: dict[str, MessageCounts] = {}
         self._last_error = ""  # of the last message that has failed, for the lines about the backoff
         self._consumer = consumer
+        self._logger = consumer.log_owner.log(consumer.logger)
         self._pool = pool
         self._clock = clock
         self._overrides = overrides
@@ -107,7 +108,7 @@ class MessageDispatcher(ConnectionListener):
             function(*arguments)
         except Exception:  # a subclass may raise anything
             name = getattr(function, "__name__", function)
-            self._consumer.logger.exception("%s: %s of a subclass raised", self._consumer.log_owner.label, name)
+            self._logger.exception("%s of a subclass raised", name)
 
     # --- connections
 
@@ -214,6 +215,5 @@ class MessageDispatcher(ConnectionListener):
         else:
             text = f"failed; no messages for {duration:.1f} s, then {failures} to try{one_by_one}"
         level = logging.WARNING if phase == "start" else logging.INFO
-        label = self._consumer.log_owner.label
-        self._consumer.logger.log(level, "%s: %s; last error: %s", label, text, self._last_error)
+        self._logger.log(level, "%s; last error: %s", text, self._last_error)
         notify(self._consumer.on_backoff, self._consumer, phase=phase, failures=failures, duration=duration)

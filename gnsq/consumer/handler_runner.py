@@ -21,7 +21,7 @@ from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.worker_pool import RunningHandler
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
-from gnsq.logs import INTERVAL, LogOwner, RateLimitedLogger
+from gnsq.logs import INTERVAL, LogOwner
 from gnsq.message import Message, enable_async_all
 from gnsq.nsqd.connection import Connection
 from gnsq.signals import ExceptionReceiver, TypedSignal, notify
@@ -125,9 +125,7 @@ class HandlerRunner:
         self._next_overdue_line = -math.inf
         # Timeouts of the running calls of an overridden handle_messages().
         self._batch_timeouts: set[gevent.Timeout | None] = set()
-        self._logger = consumer.logger
-        self._label = consumer.log_owner.label
-        self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
+        self._logger = consumer.log_owner.log(consumer.logger)
 
     def handle(self, message: Message) -> bool:
         """Call the handlers, then answer the message. Return False if it is async, unless a give-up handler got it.
@@ -140,7 +138,8 @@ class HandlerRunner:
                 return True
             if not self.receivers:
                 text = "no handler is connected to on_message any more; requeued%s"
-                self._log(logging.ERROR, "unhandled", message, text, self._consumer.on_message.collected_hint())
+                hint = self._consumer.on_message.collected_hint()
+                self._logger.limited(logging.ERROR, "unhandled", text, hint, message=message)
                 message.requeue(UNHANDLED_DELAY_MS, backoff=False)
                 return True
             try:
@@ -232,9 +231,11 @@ class HandlerRunner:
         try:
             yield
         except NSQConnectionClosed as error:
-            self._log(logging.INFO, "gone", message, "no answer sent, its connection is lost: %s", error)
+            self._logger.limited(
+                logging.INFO, "gone", "no answer sent, its connection is lost: %s", error, message=message
+            )
         except Exception:  # for example, another thread has answered it meanwhile
-            self._logger.exception("%s: message %s: no answer sent", self._label, message.id)
+            self._logger.exception("no answer sent", message=message)
 
     # --- timed out messages
 
@@ -249,14 +250,14 @@ class HandlerRunner:
             self._note(message, Failure("", text))
         self.log_overdue()
         for message in unanswered:
-            self._rate_limited.log(
+            self._logger.limited(
                 logging.WARNING,
                 "unanswered",
-                "%s: message %s of %s: not answered in the %.1f s since its delivery: its handler has "
+                "not answered in the %.1f s since its delivery: its handler has "
                 "returned and left the answer for later, its timeout is over, and nsqd delivers it again; call "
                 "finish() or requeue() whatever happens, keep it with touching(), or ask for a longer msg_timeout",
-                *self._subject(message),
                 self._clock.monotonic() - message.received,
+                message=message,
             )
 
     def overdue(self) -> list[RunningHandler]:
@@ -280,14 +281,14 @@ class HandlerRunner:
         self._next_overdue_line = now + INTERVAL
         first = late[0]
         self._logger.warning(
-            "%s: message %s of %s: its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
+            "its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
             "timeout is over, and nsqd delivers it again; %s%s",
-            *self._subject(first.message),
             now - first.began,
             _position(first.worker),
             now - first.message.received,
             _OVERDUE_HINT if _is_slow(first, now) else _QUEUE_HINT,
             f" ({counted(len(late) - 1, 'more handler')} likewise)" if len(late) > 1 else "",
+            message=first.message,
         )
 
     def on_dropped(self, message: Message) -> None:
@@ -295,8 +296,8 @@ class HandlerRunner:
         self._note(message, Failure("", "timed out while it waited for a handler"))
         text = "not handled, it waited for a handler until its timeout was over and nsqd delivers it again: %s"
         # Make the hint only if the line will be logged: making the hint takes a search of all running handlers.
-        hint = self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT
-        self._log(logging.WARNING, "dropped", message, text, hint)
+        hint = self._wait_hint() if self._logger.is_due("dropped") else _QUEUE_HINT
+        self._logger.limited(logging.WARNING, "dropped", text, hint, message=message)
 
     def _wait_hint(self) -> str:
         """Explain why no worker was free for a message, and what to do."""
@@ -310,16 +311,6 @@ class HandlerRunner:
             f"for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
         )
 
-    def _subject(self, message: Message) -> tuple[str, bytes, str | None]:
-        return self._label, message.id, message.nsqd
-
-    def _log(
-        self, level: int, kind: str, message: Message, text: str, *arguments: object, exc_info: bool = False
-    ) -> None:
-        """Log a rate-limited line that begins with the consumer and the message."""
-        text = f"%s: message %s: {text}"
-        self._rate_limited.log(level, kind, text, self._label, message.id, *arguments, exc_info=exc_info)
-
     # --- calls of handlers
 
     def _check_result(self, handler: object, result: object, message: Message) -> None:
@@ -330,11 +321,10 @@ class HandlerRunner:
         elif not self._warned_of_false:
             self._warned_of_false = True
             self._logger.warning(
-                "%s: message %s: handler %s returned False, and its message is finished as with any other result; "
+                "handler %s returned False, and its message is finished as with any other result; "
                 "raise an exception or call message.requeue() to have it delivered again (this is logged once)",
-                self._label,
-                message.id,
                 handler_name(handler),
+                message=message,
             )
 
     @contextlib.contextmanager
@@ -365,12 +355,11 @@ class HandlerRunner:
                 self._on_failure(message, error, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
-        is_logged = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES)
-        self._rate_limited.log(
+        is_logged = self._logger.is_due("given up", burst=GIVEN_UP_LINES)
+        self._logger.limited(
             logging.WARNING,
             "given up",
-            "%s: message %s of %s: given up, delivered %d times, max_tries is %d; %s; last error: %s",
-            *self._subject(message),
+            "given up, delivered %d times, max_tries is %d; %s; last error: %s",
             message.attempts,
             consumer.options.max_tries,
             "handed to " + ", ".join(map(handler_name, receivers))
@@ -378,6 +367,7 @@ class HandlerRunner:
             else "finished and lost: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
             self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message, is_logged),
             burst=GIVEN_UP_LINES,
+            message=message,
         )
         message.finish_if_unanswered()
 
@@ -400,8 +390,7 @@ class HandlerRunner:
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
         """Log how many messages were given up without a line of their own, if INTERVAL is over or at_once is True."""
-        text = "%s: %s given up"
-        self._rate_limited.log_rest(logging.WARNING, "given up", "more message", text, self._label, at_once=at_once)
+        self._logger.limited_rest(logging.WARNING, "given up", "more message", "%s given up", at_once=at_once)
 
     def noted_failure(self, nsqd: str, message_id: bytes) -> Failure | None:
         """Return why a message failed last, if that was noted."""
@@ -423,7 +412,7 @@ class HandlerRunner:
         self.failed += 1
         kind, text = f"{what} {type(error).__qualname__}", "%s raised on attempt %d, message is %s"
         result = "answered already" if message.has_responded() else "requeued"
-        self._log(logging.ERROR, kind, message, text, what, message.attempts, result, exc_info=True)
+        self._logger.limited(logging.ERROR, kind, text, what, message.attempts, result, message=message, exc_info=True)
         try:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
         finally:

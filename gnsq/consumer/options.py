@@ -141,8 +141,8 @@ class ConsumerOptions(Options):
         try:
             return float(checked_value(self.__dataclass_fields__[name], value(count)))
         except Exception:  # noqa: BLE001  # a user's function may raise any exception
-            text = "%s: the function of option %s failed for %d; its default is used"
-            owner.rate_limited(logger).log(logging.ERROR, name, text, owner.label, name, count, exc_info=True)
+            text = "the function of option %s failed for %d; its default is used"
+            owner.log(logger).limited(logging.ERROR, name, text, name, count, exc_info=True)
             return default
 
 

@@ -18,7 +18,7 @@ from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import checked_seconds
 from gnsq.consumer.handlers import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
-from gnsq.logs import RateLimitedLogger
+from gnsq.logs import LogOwner
 from gnsq.options import Seconds
 from gnsq.texts import counted
 
@@ -104,7 +104,7 @@ class BatchHandler:
         self._handle_batch_error = handle_batch_error
         self._handle_message_error = handle_message_error
         self._clock = clock if clock is not None else RealClock()
-        self._rate_limited = RateLimitedLogger(logger, self._clock.monotonic)
+        self._logger = LogOwner("", self._clock.monotonic).log(logger)
         self._messages: list[Message] = []
         self._deadline = math.inf
         self._consumer: Consumer | None = None
@@ -187,12 +187,8 @@ class BatchHandler:
             return True
         if message.time_left != 0:
             return False
-        self._rate_limited.log(
-            logging.WARNING,
-            "timed out",
-            "message %s: its timeout was over before its batch ran, nsqd delivers it again",
-            message.id,
-        )
+        text = "its timeout was over before its batch ran, nsqd delivers it again"
+        self._logger.limited(logging.WARNING, "timed out", text, message=message)
         message.drop()
         return True
 
@@ -203,7 +199,7 @@ class BatchHandler:
             try:
                 item = self.handle_message(message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_message may raise anything
-                self._log(error, "message %s: handle_message raised, message is requeued", message.id)
+                self._log_failure(error, "handle_message raised, message is requeued", message=message)
                 self._on_failure([message], error, self.handle_message_error, message)
             else:
                 taken.append(message)
@@ -213,7 +209,9 @@ class BatchHandler:
         try:
             check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_batch may raise anything
-            self._log(error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are"))
+            self._log_failure(
+                error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are")
+            )
             self._on_failure(taken, error, self.handle_batch_error, taken, batch)
         else:
             self.finish_messages(taken)
@@ -247,7 +245,7 @@ class BatchHandler:
         try:
             message.finish()
         except NSQException as error:
-            logger.info("message %s: not finished: %s", message.id, error)
+            self._logger.info("not finished: %s", error, message=message)
 
     def finish_messages(self, messages: Sequence[Message]) -> None:
         """Finish the messages that are not answered."""
@@ -270,7 +268,7 @@ class BatchHandler:
             try:
                 message.requeue(backoff=backoff)
             except NSQException as error:
-                logger.info("message %s: not requeued: %s", message.id, error)
+                self._logger.info("not requeued: %s", error, message=message)
 
     # --- methods to override
 
@@ -291,12 +289,13 @@ class BatchHandler:
         """Handle an exception of handle_batch. Afterwards the messages that are not answered are requeued."""
         return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
-    def _log(self, error: BaseException, text: str, *arguments: object) -> None:
+    def _log_failure(self, error: BaseException, text: str, *arguments: object, message: Message | None = None) -> None:
         """Log a failure with its traceback, rate-limited by the type of the error; NSQRequeueMessage only at DEBUG."""
         if isinstance(error, NSQRequeueMessage):
-            logger.debug(text, *arguments)
+            self._logger.debug(text, *arguments, message=message)
         else:
-            self._rate_limited.log(logging.ERROR, type(error).__qualname__, text, *arguments, exc_info=True)
+            kind = type(error).__qualname__
+            self._logger.limited(logging.ERROR, kind, text, *arguments, message=message, exc_info=True)
 
 
 def _warn(text: str) -> None:

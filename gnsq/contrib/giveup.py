@@ -25,7 +25,6 @@ import gevent
 from gnsq.addresses import parse_address
 from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
 from gnsq.errors import NSQBadMessage, NSQException, NSQHttpError
-from gnsq.http.responses import error_text
 from gnsq.localfiles import PRIVATE, check_mode, make_directory, write_file
 from gnsq.nsqd import NsqdHTTPClient
 from gnsq.texts import id_text
@@ -267,6 +266,13 @@ class _Form:
                 "it came from %s/%s, published at %d ns, delivered %d times; last error: %s %s",
                 *(letter.id, letter.nsqd, len(data), error, letter.topic, letter.channel, letter.timestamp),
                 *(letter.attempts, letter.error, letter.reason),
+                extra={
+                    "topic": letter.topic,
+                    "channel": letter.channel,
+                    "nsqd": letter.nsqd,
+                    "message_id": letter.id,
+                    "attempt": letter.attempts,
+                },
             )
 
 
@@ -274,7 +280,7 @@ def _is_too_large(error: Exception) -> bool:
     """Return True if a publish was refused for the size of its body, by nsqd or by the producer's max_msg_size."""
     if isinstance(error, NSQHttpError):
         # Source: nsqd http.go, doPUB.
-        return error.status == 413 or error_text(error.body) == "MSG_TOO_BIG"
+        return error.status == 413 or error.code == "MSG_TOO_BIG"
     # The body is not empty, and the topic is the same: only the size of the body can be wrong.
     return isinstance(error, (NSQBadMessage, ValueError))
 

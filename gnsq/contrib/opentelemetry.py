@@ -32,7 +32,7 @@ from gnsq.concurrency.threads import CrossThreadFuture, is_hub_greenlet
 from gnsq.consumer.handlers import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.errors import NSQRequeueMessage
-from gnsq.logs import RateLimitedLogger
+from gnsq.logs import LogOwner
 from gnsq.options import VERSION, Seconds
 from gnsq.producer.result import PublishResult
 from gnsq.texts import id_text
@@ -168,7 +168,7 @@ class TracedProducer(_Producer):
         self._tracer_provider = tracer_provider
         self._tracer = trace.get_tracer("gnsq", VERSION, tracer_provider, SCHEMA_URL)
         self._finisher = _SpanFinisher()
-        self._rate_limited = RateLimitedLogger(logger, time.monotonic)
+        self._logger = LogOwner("", time.monotonic).log(logger)
 
     def __enter__(self) -> Self:
         self.producer.start()
@@ -271,7 +271,7 @@ class TracedProducer(_Producer):
             return wrap(b"", headers) if headers else b""
         except ValueError as error:
             # The headers are too large. That must not prevent the publish.
-            self._rate_limited.log(logging.WARNING, "headers", "published without trace context: %s", error)
+            self._logger.limited(logging.WARNING, "headers", "published without trace context: %s", error)
             return b""
 
 

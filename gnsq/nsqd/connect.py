@@ -6,6 +6,7 @@ This module sends neither SUB nor PUB, and owns no greenlet. The caller limits t
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from gnsq.errors import (
     NSQSocketError,
     make_error,
 )
+from gnsq.logs import LogOwner
 from gnsq.nsqd.wire_log import logged
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import require_snappy
@@ -61,7 +63,7 @@ class TransportStack:
         host, port: Address of nsqd. TLS checks this host, not that of address_resolver, unless server_hostname is set.
         options: The options that load_certificates() has returned.
         on_frame: Called with (type, data) for each frame that a handshake reads.
-        subject: Beginning of the lines that log commands and frames; default: the address.
+        owner: The client, for the lines that log commands and frames.
 
     Attributes:
         transport: The topmost transport; None before connect().
@@ -77,7 +79,7 @@ class TransportStack:
         options: ConnectionOptions,
         *,
         on_frame: Callable[[int, bytes], None] = lambda frame_type, data: None,
-        subject: str | None = None,
+        owner: LogOwner | None = None,
     ) -> None:
         self.transport: Transport | None = None
         self._below_log: Transport | None = None
@@ -91,7 +93,7 @@ class TransportStack:
         self._port = port
         self._options = options
         self._peer = format_address(host, port)
-        self._subject = subject or self._peer
+        self._owner = owner if owner is not None else LogOwner("", time.monotonic)
 
     def connect(self, transport: Transport | None = None) -> None:
         """Connect to the address, or to the one that address_resolver returns.
@@ -174,7 +176,7 @@ class TransportStack:
         return self._below_log
 
     def _use(self, transport: Transport) -> None:
-        self._below_log, self.transport = transport, logged(transport, self._subject)
+        self._below_log, self.transport = transport, logged(transport, self._owner, self._peer)
 
     def _resolve(self) -> tuple[str, int]:
         resolver = self._options.address_resolver

@@ -181,14 +181,14 @@ class Connection:
         self._listener = listener if listener is not None else ConnectionListener()
         self._clock = clock if clock is not None else RealClock()
         self._now = self._clock.monotonic
-        self._owner = owner if owner is not None else LogOwner("", self._now)
-        self._subject = self._owner.at(self.address)
+        owner = owner if owner is not None else LogOwner("", self._now)
+        self._logger = owner.log(logger, nsqd=self.address)
         self._error_frame_grace = error_frame_grace
         self._opened = False
-        self._stack = TransportStack(host, port, self.options, on_frame=self._handle_handshake, subject=self._subject)
+        self._stack = TransportStack(host, port, self.options, on_frame=self._handle_handshake, owner=owner)
         self.writer = Writer(self._now, self._check_open)
         self.in_flight_messages = InFlightMessages(
-            *(self.address, self.writer.send, self._check_open, self._clock, self._owner),
+            *(self.address, self.writer.send, self._check_open, self._clock, owner),
             finish=self.writer.finish,
             listener=self._listener,
             source=self,
@@ -250,10 +250,8 @@ class Connection:
             name = f"gnsq-{name}-{self.address}"
             self._greenlets.append(spawn(name, self._run, loop, on_failure=self._abort_after_bug))
         for warning in self.identity.warnings:
-            self._owner.rate_limited(logger).log(
-                logging.WARNING, f"{self.address} {warning}", "%s: %s", self._subject, warning
-            )
-        logger.info("%s: connected, %s", self._subject, self.identity.summary)
+            self._logger.limited(logging.WARNING, f"{self.address} {warning}", "%s", warning)
+        self._logger.info("connected, %s", self.identity.summary)
         return self.identity
 
     def subscribe(self, topic: str, channel: str) -> None:
@@ -272,7 +270,7 @@ class Connection:
         # Messages need a higher limit than responses. Raise it before RDY is sent, since nsqd sends messages after RDY.
         self._stack.allow_messages()
         self.state = ConnectionState.SUBSCRIBED
-        logger.info("%s: subscribed to %s/%s", self._subject, topic, channel)
+        self._logger.info("subscribed to %s/%s", topic, channel)
 
     def close(self, timeout: float) -> None:
         """Drain and close: stop new messages (CLS), wait for pending requests and messages in flight, send all queued
@@ -305,8 +303,8 @@ class Connection:
         except gevent.Timeout as expired:
             if expired is not deadline:
                 raise
-            text = "%s: not closed in order within %.3g s, %s in flight"
-            logger.warning(text, self._subject, timeout, counted(self.in_flight, "message"))
+            text = "not closed in order within %.3g s, %s in flight"
+            self._logger.warning(text, timeout, counted(self.in_flight, "message"))
         except NSQException as error:
             self._log_loss_while_closing(error)
         finally:
@@ -486,9 +484,8 @@ class Connection:
         if not self.is_closing:
             return
         bug = error.__cause__ if isinstance(error, InternalError) else None
-        text = "%s: lost while closing: %s"
         level = logging.ERROR if bug else logging.INFO
-        logger.log(level, text, self._subject, error.explanation, exc_info=bug)
+        self._logger.log(level, "lost while closing: %s", error.explanation, exc_info=bug)
 
     def _read_loop(self) -> None:
         transport, decoder = self._stack.connected, self._stack.decoder

@@ -18,10 +18,11 @@ from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import OwnerThread, get_ident
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQRequeueFailed, NSQTouchFailed
-from gnsq.logs import LogOwner
+from gnsq.logs import ClientLog, LogOwner
 from gnsq.message import Message
 from gnsq.protocol import commands
 from gnsq.stats import LatencyRecorder, MessageCounts
+from gnsq.texts import id_text
 
 __all__ = ["AnswerListener", "InFlightMessages", "touch_periodically"]
 
@@ -134,8 +135,7 @@ class InFlightMessages:
         self._requeued = 0
         self._touched = 0
         owner = owner if owner is not None else LogOwner("", clock.monotonic)
-        self._subject = owner.at(nsqd)
-        self._rate_limited = owner.rate_limited(logger)
+        self._logger = owner.log(logger, nsqd=nsqd)
 
     @property
     def is_other_thread(self) -> bool:
@@ -194,10 +194,10 @@ class InFlightMessages:
         """Send REQ with a timeout in milliseconds, but not more than max_req_timeout."""
         if self.max_req_timeout is not None and timeout > self.max_req_timeout:
             text = (
-                "%s: requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for "
+                "requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for "
                 "more than its --max-req-timeout; raise it, or requeue with a shorter delay"
             )
-            self._rate_limited.log(logging.WARNING, "cut", text, self._subject, self.max_req_timeout, timeout)
+            self._logger.limited(logging.WARNING, "cut", text, self.max_req_timeout, timeout)
             timeout = self.max_req_timeout
         self._remove()
         self._send(commands.requeue(message_id, timeout))
@@ -233,7 +233,7 @@ class InFlightMessages:
     def _spawn_touches(self, message: Message, interval: float, stopped: Event) -> None:
         spawn(
             f"gnsq-touch-{message.id!r}",
-            *(touch_periodically, message, interval, stopped, self._clock, self._subject),
+            *(touch_periodically, message, interval, stopped, self._clock, self._logger),
             on_failure="the message is not touched any more",
         )
 
@@ -259,13 +259,13 @@ class InFlightMessages:
             self.timed_out += 1
         if isinstance(error, NSQRequeueFailed):
             self.refused_requeues += 1
-        self._rate_limited.log(
+        self._logger.limited(
             logging.WARNING,
             error.code,
-            "%s: %s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in "
-            "flight, ask for a longer msg_timeout, or call touch()",
-            self._subject,
+            "%s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in flight, "
+            "ask for a longer msg_timeout, or call touch()",
             error.explanation,
+            extra={"message_id": id_text(error.message_id or b"")},
         )
 
     def track_async(self, *messages: Message) -> None:
@@ -283,27 +283,27 @@ class InFlightMessages:
         self.latency.add_since(self.now(), [message.received for message in messages if message.is_async()])
 
 
-def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, subject: str) -> None:
+def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, log: ClientLog) -> None:
     """Touch a message until stopped is set, the message is answered, TOUCH can't keep it, or the connection closes.
 
     Args:
         interval: Seconds between two touches. A touch comes earlier if half of the message's time_left is shorter.
-        subject: Beginning of log lines: the nsqd and the consumer.
+        log: Of the connection.
     """
     try:
         while not clock.wait(stopped, _seconds_to_touch(message, interval)) and not message.has_responded():
             if message.max_time_left == 0:
                 text = (
-                    "%s: message %s: TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery: "
+                    "TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery: "
                     "nsqd takes it back and delivers it again, while the work on it still goes on here; the answer to "
                     "this delivery will fail"
                 )
-                logger.warning(text, subject, message.id)
+                log.warning(text, message=message)
                 return
             message.touch()
     except NSQException as error:
         # The message was answered after the check, or the connection was closed. Neither is an error here.
-        logger.debug("%s: message %s: not touched any more: %s", subject, message.id, error)
+        log.debug("not touched any more: %s", error, message=message)
 
 
 def _seconds_to_touch(message: Message, interval: float) -> float:

@@ -141,8 +141,8 @@ class FirstAttempts:
         if waiting:
             rest = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
             level = logging.INFO if is_decided else logging.WARNING
-            text = "%s: started; the first answers of %s%s are awaited in the background"
-            logger.log(level, text, self._owner.label, ", ".join(waiting[:3]), rest)
+            text = "started; the first answers of %s%s are awaited in the background"
+            self._owner.log(logger).log(level, text, ", ".join(waiting[:3]), rest)
 
 
 class ConnectionPool:
@@ -278,7 +278,7 @@ class ConnectionPool:
             self.connections.clear()
 
     def _keep_connected(self, address: str, reconnector: _Reconnector) -> None:
-        what = f"the greenlet that connects to {self._owner.at(address)}"
+        what = f"the greenlet that connects to {address}"
         try:
             run_until_done(what, lambda: self._reconnect_loop(address, reconnector), logger, self._clock)
         finally:
@@ -332,11 +332,10 @@ class ConnectionPool:
             then = "not tried again" if reconnector.released else "not tried again until an nsqlookupd names it"
         # nsqd has refused an option: somebody must act, but another try may find an nsqd with other flags.
         is_refused_option = isinstance(error, NSQBadBody) and not was_open
-        self._owner.rate_limited(logger).log(
+        self._owner.log(logger, nsqd=address).limited(
             logging.ERROR if bug or is_refused_option else level,
             f"{address} {what} {type(error).__name__}",
-            "%s: %s: %s; %s",
-            self._owner.at(address),
+            "%s: %s; %s",
             what,
             "closed by this side" if error is None else error.explanation,
             then,

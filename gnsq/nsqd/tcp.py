@@ -21,6 +21,7 @@ from gnsq.addresses import format_address, is_host, is_unix, parse_address
 from gnsq.clock import RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQFrameError, NSQTimeout, make_error
+from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
@@ -127,6 +128,7 @@ class NsqdTCPClient:
         """nsqd has accepted AUTH."""
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         """The connection was closed."""
+        self._logger = LogOwner("", time.monotonic).log(logger, nsqd=self.nsqd)
         self._sending = BoundedSemaphore(1)
         self._stack: TransportStack | None = None
         self._messages: InFlightMessages | None = None
@@ -216,7 +218,7 @@ class NsqdTCPClient:
 
     def after_fork_in_child(self, parent: int) -> None:
         """Close this process's copy of the connection. The parent still uses the connection. See concurrency.forks."""
-        logger.debug("%s: opened in process %d; after a fork, make and connect a new client", self.nsqd, parent)
+        self._logger.debug("opened in process %d; after a fork, make and connect a new client", parent)
         self.close_stream()
 
     def identify(self) -> dict[str, object] | None:
@@ -230,10 +232,10 @@ class NsqdTCPClient:
         """
         identity = self.identity = self._perform(handshake.identify_steps(self.options), "IDENTIFY")
         for warning in identity.warnings:
-            logger.warning("%s: %s", self.nsqd, warning)
+            self._logger.warning("%s", warning)
         if identity.auth:
             self.on_auth.send(self, response=dict(identity.auth))
-        logger.info("%s: connected, %s", self.nsqd, identity.summary)
+        self._logger.info("connected, %s", identity.summary)
         messages = self._in_flight_messages
         messages.msg_timeout = identity.msg_timeout or self.options.msg_timeout
         messages.max_msg_timeout = identity.max_msg_timeout

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from gnsq.errors import NSQFrameError
+from gnsq.logs import ClientLog, LogOwner
 from gnsq.protocol.commands import MAGIC_V2, CommandDecoder
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_message
 from gnsq.texts import MAX_SHOWN, counted, printable
@@ -20,21 +21,17 @@ logger = logging.getLogger(__name__)
 _WITH_BODY = {b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"}
 
 
-def logged(transport: Transport, subject: str) -> Transport:
-    """Return a transport that logs, if DEBUG is on now. Otherwise return the transport itself.
-
-    Args:
-        subject: Beginning of the lines: the nsqd and the client.
-    """
-    return LoggedTransport(transport, subject) if logger.isEnabledFor(logging.DEBUG) else transport
+def logged(transport: Transport, owner: LogOwner, nsqd: str) -> Transport:
+    """Return a transport that logs, if DEBUG is on now. Otherwise return the transport itself."""
+    return LoggedTransport(transport, owner.log(logger, nsqd=nsqd)) if logger.isEnabledFor(logging.DEBUG) else transport
 
 
 class LoggedTransport:
     """Logs what passes through the topmost transport of a connection."""
 
-    def __init__(self, transport: Transport, subject: str) -> None:
+    def __init__(self, transport: Transport, log: ClientLog) -> None:
         self._below = transport
-        self._subject = subject
+        self._logger = log
         self._commands = CommandDecoder()
         # The line of a command whose body is not complete.
         self._line: bytes | None = None
@@ -45,16 +42,16 @@ class LoggedTransport:
         data = self._below.recv(size)
         if self._frames.failure is None:
             for frame in self._frames.feed(data):
-                self._log("received", _frame_text(*frame))
+                self._logger.debug("received %s", _frame_text(*frame))
             if self._frames.failure is not None:  # the client itself closes the connection, and says why
-                self._log("received", _not_a_frame(self._frames.pending))
+                self._logger.debug("received %s", _not_a_frame(self._frames.pending))
         return data
 
     def sendall(self, data: bytes) -> None:
         """Log the commands that the bytes complete, and send them."""
         self._commands.feed(data)
         while (text := self._next_command()) is not None:
-            self._log("sent", text)
+            self._logger.debug("sent %s", text)
         self._below.sendall(data)
 
     def shutdown_write(self) -> None:
@@ -64,9 +61,6 @@ class LoggedTransport:
     def close(self) -> None:
         """Close the transport."""
         self._below.close()
-
-    def _log(self, what: str, text: str) -> None:
-        logger.debug("%s: %s %s", self._subject, what, text)
 
     def _next_command(self) -> str | None:
         source = self._commands

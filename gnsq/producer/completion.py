@@ -135,9 +135,9 @@ class CompletionQueue:
         if publish.on_capacity is not None and not publish.reserved_bytes:
             publish.on_capacity()
         if publish.waiter is None and publish.result is None:
-            text = "%s: a publish to %s failed, and its caller no longer waits for it: %s"
-            label = self._log_owner.label
-            self._log_owner.rate_limited(logger).log(logging.WARNING, "no caller", text, label, publish.topic, error)
+            text, topic = "a publish to %s failed, and its caller no longer waits for it: %s", publish.topic
+            log = self._log_owner.log(logger)
+            log.limited(logging.WARNING, "no caller", text, topic, error, extra={"topic": topic})
 
 
 class Deadlines:

@@ -493,18 +493,18 @@ class Dispatcher:
         self.links, self.stalled_links = self._stall_detector.partition([*self.links, *before], now)
         for link in self.stalled_links:
             if link not in before:
-                text = "%s: has not answered for %g s; publishes go to other nsqds"
+                text = "has not answered for %g s; publishes go to other nsqds"
                 self._log_link(logging.WARNING, link, text, STALLED_AFTER)
             for publish in link.withdraw(list(link.unsent)):
                 publish.on_not_sent(NSQNotSentTimeout("nsqd does not read", address=link.address))
         for link in before:
             if link not in self.stalled_links:
-                self._log_link(logging.INFO, link, "%s: is published to again")
+                self._log_link(logging.INFO, link, "is published to again")
 
     def _log_link(self, level: int, link: Link, text: str, *arguments: object) -> None:
         # An nsqd may have several connections. Log one line for all of them.
         kind = f"{link.address} {text}"
-        self._owner.rate_limited(logger).log(level, kind, text, self._owner.at(link.address), *arguments)
+        self._owner.log(logger, nsqd=link.address).limited(level, kind, text, *arguments)
 
     # --- all publishes
 

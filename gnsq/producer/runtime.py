@@ -295,7 +295,7 @@ class ProducerRuntime(ConnectionListener):
         # refresh() calls add() as soon as a response names an nsqd: other nsqlookupds may take long to respond.
         _, gone = self._nodes.refresh(self.add)
         for address in gone - set(self._config.addresses):
-            logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
+            self._config.owner.log(logger, nsqd=address).info("no nsqlookupd names it any more")
             self._addresses.discard(address)
             for pool in self._pools:
                 pool.release(address)
@@ -335,7 +335,8 @@ class ProducerRuntime(ConnectionListener):
             function(*arguments)
         except Exception:  # a subclass may raise anything
             name = getattr(function, "__name__", function)
-            logger.exception("%s: %s of a subclass raised", self._config.owner.label, name)
+            log = self._config.owner.log(logger)
+            log.exception("%s of a subclass raised", name)
         finally:
             signal_greenlets.discard(greenlet)
 

@@ -10,8 +10,9 @@ from gevent.event import Event
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed, NSQException
+from gnsq.logs import LogOwner
 from gnsq.message import Message, finish_all
-from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages, touch_periodically
+from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages, logger, touch_periodically
 from tests.helpers import channel_stats, wait_until
 
 ID = b"0123456789abcdef"
@@ -283,10 +284,8 @@ class PeriodicTouch:
     """A greenlet that touches a message."""
 
     def __init__(self, message, interval, clock):
-        stopped = Event()
-        self._greenlet = gevent.Greenlet(
-            touch_periodically, message, interval, stopped, clock, "host:4150: topic/channel"
-        )
+        stopped, log = Event(), LogOwner("topic/channel", clock.monotonic).log(logger, nsqd="host:4150")
+        self._greenlet = gevent.Greenlet(touch_periodically, message, interval, stopped, clock, log)
         self.start = self._greenlet.start
         self.stop = stopped.set
 

@@ -1,17 +1,20 @@
 """The log of commands and frames: what its lines have, and what they never have."""
 
 import logging
+import time
 
 import pytest
 
 import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
-from gnsq.nsqd.wire_log import LoggedTransport
+from gnsq.logs import LogOwner
+from gnsq.nsqd.wire_log import LoggedTransport, logger
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import MemoryTransport, wait_until
 
 ID = b"0123456789abcdef"
+LOG = LogOwner("", time.monotonic).log(logger, nsqd="a:1")
 SENT = [
     pytest.param(b"  V2", "the protocol's version, V2", id="magic"),
     pytest.param(commands.identify({"client_id": "BODY"}), "IDENTIFY, 21 bytes", id="identify"),
@@ -54,7 +57,7 @@ def lines(caplog):
 @pytest.mark.parametrize(("command", "text"), SENT)
 def test_command_is_one_line_however_it_is_cut(lines, command, text, size):
     transport = MemoryTransport()
-    logged = LoggedTransport(transport, "a:1")
+    logged = LoggedTransport(transport, LOG)
     data = command + commands.NOP
     for start in range(0, len(data), size):
         logged.sendall(data[start : start + size])
@@ -68,7 +71,7 @@ def test_command_is_one_line_however_it_is_cut(lines, command, text, size):
 def test_frame_is_one_line_however_it_is_cut(lines, frame, text, size):
     data = encode_frame(RESPONSE, b"OK") + frame
     chunks = [data[start : start + size] for start in range(0, len(data), size)]
-    logged = LoggedTransport(MemoryTransport(*chunks), "a:1")
+    logged = LoggedTransport(MemoryTransport(*chunks), LOG)
 
     assert b"".join(logged.recv(1) for _ in chunks) == data
     assert lines() == ["received response OK", f"received {text}"]
@@ -77,7 +80,7 @@ def test_frame_is_one_line_however_it_is_cut(lines, frame, text, size):
 def test_bytes_that_are_no_frame_are_counted(lines):
     data = b"HTTP/1.1 400 Bad Request"
 
-    assert LoggedTransport(MemoryTransport(data), "a:1").recv(1) == data
+    assert LoggedTransport(MemoryTransport(data), LOG).recv(1) == data
     assert lines() == ["received 24 bytes that are no frame"]
 
 

@@ -27,7 +27,7 @@ from typing import Any, Self
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from gnsq.logs import RateLimitedLogger
+from gnsq.logs import LogOwner
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.spool.objectstore import ObjectStore, describe_error
 from gnsq.spark.spool.storage import open_store
@@ -103,7 +103,7 @@ class Lease:
         self._version: Any = None  # Any: obstore's
         self._renewed_at = 0.0
         self._reason = ""
-        self._rate_limited = RateLimitedLogger(logger, _now)
+        self._logger = LogOwner("", _now).log(logger)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_end, name="gnsq-lease", daemon=True)
 
@@ -239,7 +239,7 @@ class Lease:
 
     def _log_failure(self, what: str, error: Exception) -> None:
         text = "%s not %s: %s; trying again"
-        self._rate_limited.log(logging.WARNING, what, text, self._shown, what, describe_error(error))
+        self._logger.limited(logging.WARNING, what, text, self._shown, what, describe_error(error))
 
     def _holder(self, run: str | None = None) -> Holder:
         self._number += 1
