@@ -23,6 +23,8 @@ from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_fra
 from gnsq.spark.receiver.health import HealthServer
 from tests.helpers import LIMIT, refused_port, wait_until
 
+pytestmark = pytest.mark.slow
+
 # Seconds; the timeout of each client.
 TIMEOUT = 0.2
 # A peer ends its flood after these seconds or bytes, so that a client without a deadline ends, too.

@@ -220,6 +220,7 @@ def test_join_from_another_thread_waits(busy, kind):
 
 
 @THREADED
+@pytest.mark.slow
 def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect(make, threaded):
     address = f"127.0.0.1:{refused_port()}"
 

@@ -119,6 +119,7 @@ ANSWERS = {
 @pytest.mark.parametrize("words", ["stats", "ping"])
 @pytest.mark.parametrize("changed", ANSWERS)
 @pytest.mark.parametrize("value", SHAPES, ids=lambda value: value[:5])
+@pytest.mark.slow
 def test_odd_json_is_an_error_in_words(gnsq, capfd, words, changed, value):
     bodies = {path: written(fields) for path, fields in ANSWERS.items()}
 

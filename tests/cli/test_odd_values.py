@@ -10,6 +10,8 @@ from gnsq.cli.cluster import SETTINGS
 from gnsq.cli.main import command_line
 from tests.cli.programs import invoke
 
+pytestmark = pytest.mark.slow
+
 VALUES = [
     *["", " ", "\0", "a\0b", "~nobody/\0", "~nosuchuser/x", "\udcff", "\u00e9", "\n", "x" * 5000, "/", "."],
     *["nan", "inf", "-inf", "-1", "1e400", "9" * 5000, "0x10", "1_000", "\u0661", "1,", ",", "/proc/self/mem"],

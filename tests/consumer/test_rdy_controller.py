@@ -378,6 +378,7 @@ def test_never_more_than_max_in_flight_while_rdy_moves(nsqds, clock, started, to
 
 
 @pytest.mark.parametrize("max_in_flight", [3, 20, 1000])
+@pytest.mark.slow
 def test_no_needless_rdy_is_sent(nsqds, clock, started, max_in_flight):
     handler = Handler(clock)
     for nsqd in nsqds:

@@ -72,6 +72,7 @@ def test_intercepted_session_without_rules_sends_the_same(end):
         assert commands_seen[2].bodies == (b"a",)
 
 
+@pytest.mark.slow
 def test_recorded_sessions_are_the_same_with_a_transcript(tmp_path_factory, certificates):
     names = [name for name in TRANSCRIPTS if name != LOOKUPD]
     clock = ManualClock()

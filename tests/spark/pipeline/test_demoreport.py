@@ -70,6 +70,7 @@ class Page(HTMLParser):
         self.words += data
 
 
+@pytest.mark.slow
 def test_page_has_the_account_the_run_and_the_tables():
     page = Page(demo_html(run_of()))
 
@@ -136,6 +137,7 @@ def test_run_without_events_has_a_page():
         pytest.param(dt.timedelta(days=30 * 200), "30 days", 201, id="years"),
     ],
 )
+@pytest.mark.slow
 def test_events_are_added_up_by_a_time_that_suits_them(apart, name, bins):
     found, edges, numbers = binned({START: 5, START + apart: 7} if apart else {START: 12})
 

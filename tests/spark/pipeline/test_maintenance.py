@@ -238,6 +238,7 @@ def claimed_again(archive):
     ],
 )
 @pytest.mark.parametrize("has_older", [False, True], ids=["the first", "after another"])
+@pytest.mark.slow
 def test_checkpoint_that_a_power_failure_has_torn_is_set_aside(archive, tear, has_older, caplog):
     archive.append(2)
     if has_older:
@@ -306,6 +307,7 @@ def test_table_on_an_object_store_is_maintained(s3, tmp_path):
 # --- readers
 
 
+@pytest.mark.slow
 def test_reader_sees_each_event_once_all_the_time(archive):
     archive.append(5)
     counts, stop = [], threading.Event()

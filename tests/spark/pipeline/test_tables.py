@@ -148,6 +148,7 @@ def test_status_reads_no_older_entries_than_it_needs(location):
     assert None not in (status.committed_at, status.maintained_at)
 
 
+@pytest.mark.slow
 def test_status_does_not_read_all_entries_of_a_table_without_maintenance(location):
     archive = claimed(location)
     for batch_id in range(130):
