@@ -404,9 +404,13 @@ def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("buffered", [True, False], ids=["fails at the end", "fails at once"])
-@pytest.mark.parametrize("stderr", ["&1", "/dev/null", "&-"])
-@pytest.mark.parametrize("arguments", ["--help", "stats"])
+@pytest.mark.parametrize(
+    ("arguments", "stderr", "buffered"),
+    [
+        *[("--help", "&1", True), ("--help", "/dev/null", False), ("--help", "&-", True)],
+        *[("stats", "&1", False), ("stats", "/dev/null", True), ("stats", "&-", False)],
+    ],
+)
 def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, buffered):
     environment = {**os.environ, "GNSQ_NSQD": fakensqd.tcp_address, "PYTHONUNBUFFERED": "" if buffered else "1"}
     read, write = os.pipe()
@@ -440,8 +444,9 @@ def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, sta
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("buffered", [True, False], ids=["fails at the end", "fails at once"])
-@pytest.mark.parametrize("arguments", ["--help", "completion bash", "ping --json", "stats"])
+@pytest.mark.parametrize(
+    ("arguments", "buffered"), [("--help", True), ("completion bash", False), ("ping --json", True), ("stats", False)]
+)
 @pytest.mark.parametrize(
     ("stdout", "error"), [("/dev/full", "No space left on device"), ("&-", "stdout is closed")], ids=["full", "closed"]
 )
