@@ -169,32 +169,6 @@ def test_message_id_does_not_lead_out_of_the_directory(tmp_path):
     assert list(tmp_path.iterdir()) == [directory]
 
 
-def test_file_and_directory_are_synced_in_order(tmp_path, monkeypatch):
-    synced = []
-
-    def fsync(number):
-        synced.append((os.path.isdir(f"/proc/self/fd/{number}"), [path.suffix for path in tmp_path.iterdir()]))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-
-    DirectoryGiveupHandler(tmp_path)(CONSUMER, message())
-
-    assert synced == [(False, [".tmp"]), (True, [".json"])]
-
-
-def test_file_that_can_not_be_written_raises_and_leaves_nothing(tmp_path, monkeypatch):
-    handler = DirectoryGiveupHandler(tmp_path)
-
-    def fail(number):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        handler(CONSUMER, message())
-
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("umask", [0, 0o077], ids=oct)
 @pytest.mark.parametrize(("options", "modes"), [({}, (0o700, 0o600)), ({"mode": 0o750}, (0o750, 0o640))], ids=str)
 def test_given_up_messages_are_private_unless_the_mode_says_otherwise(tmp_path, umask, options, modes):
@@ -254,17 +228,6 @@ def test_message_that_no_nsqd_accepts_is_requeued(fakensqd, give_up):
 
     assert consumer.stats().failed == 2
     assert bodies(fakensqd, "dead") == [b"1"]
-
-
-def test_error_has_the_text_of_each_nsqd(fakensqd):
-    port = refused_port()
-    handler = NsqdGiveupHandler("dead", [fakensqd.http_address, f"127.0.0.1:{port}"])
-
-    with (
-        fakensqd.add(on.http("/pub"), answer(503, b"no disk")),
-        pytest.raises(NSQException, match=rf"topic dead: .*no disk.*; 127.0.0.1:{port}: "),
-    ):
-        handler(CONSUMER, message())
 
 
 def test_class_without_urls_is_called_with_host_and_port():

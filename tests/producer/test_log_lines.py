@@ -47,15 +47,6 @@ def test_nsqd_that_can_not_be_reached_has_its_address_in_the_line_once(lines):
     )
 
 
-def test_server_without_nsqds_protocol_has_its_address_in_the_line_once(fakensqd, lines):
-    address = fakensqd.http_address
-    with Producer(address, name="orders"):
-        (line,) = lines(logging.WARNING)
-
-    assert line.count(address) == 1
-    assert line.startswith(f"{address}: orders: not connected: does not speak nsqd's TCP protocol: ")
-
-
 def test_option_that_nsqd_does_not_offer_is_one_warning_for_all_connections_to_it(lines):
     with (
         FakeNsqd(snappy=False) as nsqd,

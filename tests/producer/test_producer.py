@@ -17,7 +17,7 @@ from gnsq.errors import (
     NSQNoConnections,
     NSQNotSent,
 )
-from tests.helpers import bodies, peer, refused_port, silent_nsqd, wait_until
+from tests.helpers import bodies, refused_port, wait_until
 
 
 @pytest.fixture
@@ -26,20 +26,10 @@ def producer(fakensqd):
         yield made
 
 
-def test_publish_is_confirmed_and_stored(producer, fakensqd):
-    assert producer.publish("t", b"body") == b"OK"
-
-    assert bodies(fakensqd, "t") == [b"body"]
-
-
 def test_multipublish_stores_all_in_order(producer, fakensqd):
     assert producer.multipublish("t", (body for body in [b"1", b"2"])) == b"OK"
 
     assert bodies(fakensqd, "t") == [b"1", b"2"]
-
-
-def test_deferred_publish_is_confirmed(producer):
-    assert producer.publish("t", b"body", defer=60_000) == b"OK"
 
 
 def test_many_at_once_share_sends(producer, fakensqd):
@@ -48,12 +38,6 @@ def test_many_at_once_share_sends(producer, fakensqd):
 
     assert {job.value for job in jobs} == {b"OK"}
     assert sorted(bodies(fakensqd, "t"), key=int) == [b"%d" % number for number in range(1000)]
-
-
-def test_without_raise_error_the_answer_comes_later(producer):
-    replies = [producer.publish("t", b"x", raise_error=False) for _ in range(10)]
-
-    assert [reply.get(timeout=5) for reply in replies] == [b"OK"] * 10
 
 
 # The methods of a Producer with their parameters, and valid values of those that have no default.
@@ -111,14 +95,6 @@ def test_misuse_is_refused_before_anything_is_sent(producer, fakensqd, method, w
 
     assert producer.publish("t", b"after") == b"OK"
     assert bodies(fakensqd, "t") == [b"after"]
-
-
-@pytest.mark.parametrize(
-    ("body", "error", "words"), [("y", TypeError, "must be bytes, not str"), (b"", ValueError, "is empty")]
-)
-def test_error_names_the_message_of_a_multipublish(producer, body, error, words):
-    with pytest.raises(error, match=f"message 1 {words}"):
-        producer.multipublish("t", [b"x", body])
 
 
 @pytest.mark.parametrize("timeout", [5, Decimal(5), Fraction(5), timedelta(seconds=5)], ids=repr)
@@ -228,23 +204,9 @@ def test_closed_producer_refuses(fakensqd):
         producer.start()
 
 
-def test_starting_twice_is_a_warning(producer, caplog):
-    producer.start()
-
-    assert "running already" in caplog.text
-
-
-def test_no_address_is_an_error():
+def test_wrong_arguments_of_the_constructor_are_refused():
     with pytest.raises(ValueError, match="producer has no address"):
         Producer([])
-
-
-def test_unknown_option_is_an_error():
-    with pytest.raises(TypeError, match="Producer has no option colour"):
-        Producer("host", colour="red")
-
-
-def test_unknown_strategy_is_an_error():
     with pytest.raises(ValueError, match=r"nope.*round_robin"):
         Producer("host", strategy="nope")
 
@@ -266,38 +228,6 @@ def _published(producer):
         return False
 
 
-def test_close_fails_publishes_that_are_pending_after_its_timeout():
-    with silent_nsqd() as address:
-        producer = Producer(address, close_timeout=0.05)
-        producer.start()
-        reply = producer.publish("t", b"x", raise_error=False)
-
-        producer.close()
-
-        with pytest.raises(NSQConnectionClosed):
-            reply.get(timeout=1)
-
-
-def test_close_waits_for_pending_answers(fakensqd):
-    producer = Producer(fakensqd.tcp_address)
-    producer.start()
-    replies = [producer.publish("t", b"x", raise_error=False) for _ in range(100)]
-
-    producer.close()
-
-    assert [reply.get(timeout=0) for reply in replies] == [b"OK"] * 100
-
-
-def test_nsqds_take_turns(fakecluster):
-    addresses = [nsqd.tcp_address for nsqd in fakecluster.nsqds]
-    with Producer(addresses) as producer:
-        wait_until(lambda: len(producer.stats().connections) == 2)
-        for _ in range(10):
-            producer.publish("t", b"x")
-
-    assert [len(bodies(nsqd, "t")) for nsqd in fakecluster.nsqds] == [5, 5]
-
-
 def test_signals_tell_responses_errors_and_the_end(fakensqd):
     got = []
     producer = Producer(fakensqd.tcp_address)
@@ -312,19 +242,6 @@ def test_signals_tell_responses_errors_and_the_end(fakensqd):
 
     assert got[0].startswith(b'{"max_rdy_count"')
     assert got[1:] == [b"OK", "E_BAD_MESSAGE", "closed"]
-
-
-def test_server_that_is_not_nsqd_is_named_in_the_error():
-    def answer(sock):
-        sock.recv(4096)
-        sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    with (
-        peer(answer) as address,
-        Producer(address) as producer,
-        pytest.raises(NSQNoConnections, match=r"does not speak nsqd's TCP protocol: .* speaks HTTP"),
-    ):
-        producer.publish("t", b"x", timeout=0.05)
 
 
 def test_start_and_close_at_once_both_return():

@@ -15,7 +15,7 @@ from gnsq.concurrency.threads import OwnerThread, get_hub_if_exists
 from gnsq.errors import NSQException, NSQUnknownClosed, NSQUnknownTimeout
 from gnsq.producer.result import ResultWaiters
 from tests.helpers import run_program, wait_until
-from tests.producer.test_threads import KINDS, LIMIT, Threads, with_hub
+from tests.producer.test_threads import KINDS, LIMIT, Threads
 
 FAILED = NSQException("failed")
 
@@ -126,21 +126,6 @@ def test_plain_thread_that_waits_makes_no_hub(threads, result):
     result.end(None)
 
     assert threads.wait() == [(b"OK", None)]
-
-
-def test_other_greenlets_of_a_thread_with_a_hub_run_while_one_waits(threads, result):
-    def look(number):
-        ticks = []
-        ticking = gevent.spawn(lambda: [ticks.append(gevent.sleep(0.001)) for _ in range(10)])
-        value = result.get(timeout=LIMIT)
-        ticking.get()
-        return value, len(ticks)
-
-    threads.start(look, with_hub)
-    wait_until(lambda: result.waiters.pending)
-    result.end(None)
-
-    assert threads.wait() == [(b"OK", 10)]
 
 
 def test_waits_that_time_out_leave_nothing(threads, result):

@@ -126,16 +126,6 @@ def test_producer_is_ready_once_an_nsqd_is_connected(fakensqd):
     assert not producer.is_ready
 
 
-def test_error_names_nsqds_http_port_given_in_place_of_nsqlookupds(fakensqd):
-    with Producer(lookupd_http_addresses=fakensqd.http_address) as producer:
-        hint = r"is it nsqd's HTTP port \(4151\) in place of nsqlookupd's \(4161\)\?"
-        with pytest.raises(NSQNoConnections, match=hint):
-            producer.publish("t", b"x", timeout=0.05)
-
-        assert list(producer.stats().lookupd_failures) == [f"http://{fakensqd.http_address}/"]
-        assert not producer.is_ready
-
-
 def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(caplog):
     nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
     with lookupd(**nonsense) as asked:
@@ -172,11 +162,6 @@ def test_greenlet_that_fails_is_logged_and_goes_on(fakensqd, caplog):
     (logged,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "greenlet for lookup" in logged.getMessage()
     assert "a bug" in logged.exc_text
-
-
-def test_address_that_is_none_is_refused(producer):
-    with pytest.raises(ValueError, match="no host"):
-        producer.connect_to_nsqd("", 4150)
 
 
 # --- close ------------------------------------------------------------------------------------------------------------

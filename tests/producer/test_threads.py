@@ -128,15 +128,6 @@ def test_publish_async_in_a_thread_waits_for_capacity(fakensqd, threads):
         assert threads.wait() == [[b"OK"] * COUNT]
 
 
-def test_publish_of_a_thread_without_block_raises_at_once(threads):
-    with Producer(f"127.0.0.1:{refused_port()}") as producer:
-        threads.start(lambda number: producer.publish("t", b"x", block=False))
-
-        (error,) = threads.wait()
-
-    assert "no connection to any nsqd now" in str(error)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_methods_may_be_called_in_threads_at_once(producer, fakensqd, threads, kind):
     def use(number):
