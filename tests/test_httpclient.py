@@ -277,18 +277,8 @@ def test_response_at_the_limit_is_accepted():
         assert HTTPClient.from_url(served.address, max_response_size=1000).request("GET", "x") == b"x" * 1000
 
 
-def test_endless_response_is_cut_off():
-    def answered(asked, sock):
-        sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        while True:
-            sock.sendall(b"x" * 65536)
-
-    with http_peer(answered) as served, pytest.raises(NSQHttpError, match="max_response_size"):
-        HTTPClient.from_url(served.address, max_response_size=1_000_000).request("GET", "x")
-
-
-@pytest.mark.parametrize("status", ["301 Moved", "500 Oops"])
-def test_endless_response_of_another_status_is_cut_off(status):
+@pytest.mark.parametrize("status", ["200 OK", "301 Moved", "500 Oops"])
+def test_endless_response_is_cut_off(status):
     def answered(asked, sock):
         sock.sendall(f"HTTP/1.1 {status}\r\nLocation: /x\r\n\r\n".encode())
         while True:

@@ -238,16 +238,15 @@ def test_tls_options_of_1_0_choose_the_checks(given, expected):
     assert (context.verify_mode, context.check_hostname) == expected
 
 
-def test_ssl_version_of_1_0_means_that_version():
-    context = client_context(ConnectionOptions(tls_v1=True, tls_options={"ssl_version": ssl.PROTOCOL_TLSv1_2}))
+@pytest.mark.parametrize(
+    ("given", "version"),
+    [(ssl.PROTOCOL_TLSv1_2, ssl.TLSVersion.TLSv1_2), (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)],
+    ids=["of 1.0", "today's"],
+)
+def test_ssl_version_means_that_version(given, version):
+    context = client_context(ConnectionOptions(tls_v1=True, tls_options={"ssl_version": given}))
 
-    assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_2
-
-
-def test_one_version_may_be_named_by_todays_constant():
-    context = client_context(ConnectionOptions(tls_v1=True, tls_options={"ssl_version": ssl.TLSVersion.TLSv1_3}))
-
-    assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_3
+    assert context.minimum_version == context.maximum_version == version
 
 
 @pytest.mark.parametrize("version", [ssl.PROTOCOL_TLS, ssl.PROTOCOL_TLS_CLIENT])

@@ -215,41 +215,48 @@ def test_refused_raw_input_is_an_error(pub):
     assert "line" not in result.stderr
 
 
-def test_lines_whose_reply_is_lost_are_named(fakensqd, pub):
-    with fakensqd.add(on.reply("MPUB"), disconnect()):
-        result = pub(b"1\n\n3\n")
+BEFORE = "All lines before it are published."
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "rule", "expected"),
+    [
+        pytest.param(
+            b"1\n\n3\n",
+            [],
+            (on.reply("MPUB"), disconnect()),
+            f"{BEFORE} Lines 1 to 3 may be published. To publish again: --from-line 1. To leave out: --from-line 4",
+            id="several lost",
+        ),
+        pytest.param(
+            b"1\n",
+            [],
+            (on.reply("PUB"), disconnect()),
+            "Line 1 may be published. To publish again: --from-line 1. To leave out: --from-line 2",
+            id="one lost",
+        ),
+        pytest.param(
+            b"1\n2\n",
+            ["--defer", "60"],
+            (on.reply("DPUB").nth(2), disconnect()),
+            "Line 2 may be published.",
+            id="deferred",
+        ),
+        pytest.param(
+            b"1\n2\n3\n",
+            ["--defer", "60"],
+            (on.command("DPUB").nth(3), error("E_INVALID")),
+            f"{BEFORE} To go on: --from-line 3",
+            id="deferred and refused",
+        ),
+    ],
+)
+def test_lines_that_may_or_may_not_be_published_are_named(fakensqd, pub, lines, options, rule, expected):
+    with fakensqd.add(*rule):
+        result = pub(lines, *options)
 
     assert result.exit_code == 1
-    assert (
-        "All lines before it are published. Lines 1 to 3 may be published. To publish again: --from-line 1. "
-        "To leave out: --from-line 4"
-    ) in result.stderr
-
-
-def test_line_whose_reply_is_lost_is_named(fakensqd, pub):
-    with fakensqd.add(on.reply("PUB"), disconnect()):
-        result = pub(b"1\n")
-
-    assert result.exit_code == 1
-    assert "Line 1 may be published. To publish again: --from-line 1. To leave out: --from-line 2" in result.stderr
-
-
-def test_deferred_line_whose_reply_is_lost_is_named(fakensqd, pub):
-    with fakensqd.add(on.reply("DPUB").nth(2), disconnect()):
-        result = pub(b"1\n2\n", "--defer", "60")
-
-    assert result.exit_code == 1
-    assert "Error: stopped at line 2: " in result.stderr
-    assert "Line 2 may be published." in result.stderr
-
-
-def test_deferred_lines_before_a_refused_one_are_published(fakensqd, pub):
-    with fakensqd.add(on.command("DPUB").nth(3), error("E_INVALID")):
-        result = pub(b"1\n2\n3\n", "--defer", "60")
-
-    assert result.exit_code == 1
-    assert "Error: stopped at line 3: " in result.stderr
-    assert "All lines before it are published. To go on: --from-line 3" in result.stderr
+    assert expected in result.stderr
 
 
 def test_deferred_lines_that_are_all_refused_are_not_called_published(fakensqd, pub):
@@ -312,8 +319,15 @@ def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, piped, number):
 
 
 @pytest.mark.subprocess
-def test_signal_while_lines_are_left_out_does_not_advise_to_publish_them_again(fakensqd, piped):
-    with piped("--from-line", "9", "-v") as process:
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        pytest.param(["--from-line", "9"], "to go on: --from-line 9", id="lines are left out"),
+        pytest.param(["--raw"], "nothing was published", id="raw"),
+    ],
+)
+def test_signal_before_anything_is_published(fakensqd, piped, options, text):
+    with piped(*options, "-v") as process:
         say(process, "1\n2\n3")
         while "connected" not in process.stderr.readline():
             pass
@@ -321,7 +335,8 @@ def test_signal_while_lines_are_left_out_does_not_advise_to_publish_them_again(f
         _, err = process.communicate(timeout=LIMIT)
 
     assert process.returncode == 130
-    assert "to go on: --from-line 9" in err
+    assert text in err
+    assert "t" not in fakensqd.broker.topics
 
 
 @pytest.mark.subprocess
@@ -335,20 +350,6 @@ def test_signal_ends_a_slow_rate_with_the_first_line_that_is_left(fakensqd, pipe
     assert process.returncode == 130
     assert "to go on: --from-line 3" in err
     assert fakensqd.messages("t") == [b"1"]
-
-
-@pytest.mark.subprocess
-def test_signal_before_the_end_of_raw_input_publishes_nothing(fakensqd, piped):
-    with piped("--raw", "-v") as process:
-        say(process, "1\n")
-        while "connected" not in process.stderr.readline():
-            pass
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=LIMIT)
-
-    assert process.returncode == 130
-    assert "nothing was published" in err
-    assert "t" not in fakensqd.broker.topics
 
 
 @pytest.mark.subprocess

@@ -410,22 +410,10 @@ def test_found_nsqd_is_connected_again_by_lookups(lookupd, nsqd, rounds, started
     assert consumer.stats().failures == {}
 
 
-def test_long_lost_nsqd_is_connected_within_30_s_after_it_registers_again(lookupd, nsqd, rounds, started):
+@pytest.mark.parametrize("is_given", [False, True], ids=["found", "given"])
+def test_long_lost_nsqd_is_connected_within_30_s_after_it_registers_again(lookupd, nsqd, rounds, started, is_given):
     registered(nsqd, lookupd)
-    started(lookupds=[lookupd])
-    nsqd.down()
-    rounds.turn(3600, step=10)
-    nsqd.up()
-    nsqd.wait_registered()
-
-    rounds.turn(29)
-
-    assert connected(nsqd) == [1]
-
-
-def test_long_lost_given_nsqd_is_connected_within_30_s_after_it_registers_again(lookupd, nsqd, rounds, started):
-    registered(nsqd, lookupd)
-    started([nsqd], [lookupd], reconnect_maximum=3000)
+    started([nsqd] if is_given else [], [lookupd], reconnect_maximum=3000)
     nsqd.down()
     rounds.turn(3600, step=10)
     nsqd.up()
@@ -586,25 +574,22 @@ def test_tombstone_does_not_end_a_connection(lookupd, nsqd, rounds, started):
 # --- nsqds given by address -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backoff", [128, 0], ids=["as it is", "without backoff of messages"])
-def test_reconnect_waits_double_up_to_reconnect_maximum(nsqd, clock, started, backoff):
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({"max_backoff_duration": 128}, [8, 16, 32, 64, 128, 128, 128, 128], id="as it is"),
+        pytest.param({"max_backoff_duration": 0}, [8, 16, 32, 64, 128, 128, 128, 128], id="without backoff"),
+        pytest.param({"reconnect_initial": 1, "reconnect_maximum": 5}, [1, 2, 4, 5, 5, 5, 5, 5], id="options"),
+    ],
+)
+def test_reconnect_waits_double_up_to_reconnect_maximum(nsqd, clock, started, options, expected):
     nsqd.record()
     nsqd.add(on.connect().always(), refuse())
-    started([nsqd], max_backoff_duration=backoff)
+    started([nsqd], **options)
     clock.advance(1000.0)
 
     found = gaps(attempts(nsqd))[:8]
-    assert all(0.7 * most <= gap <= most for gap, most in zip(found, [8, 16, 32, 64, 128, 128, 128, 128], strict=True))
-
-
-def test_reconnect_waits_follow_the_options(nsqd, clock, started):
-    nsqd.record()
-    nsqd.add(on.connect().always(), refuse())
-    started([nsqd], reconnect_initial=1, reconnect_maximum=5)
-    clock.advance(30.0)
-
-    found = gaps(attempts(nsqd))[:5]
-    assert all(0.7 * most <= gap <= most for gap, most in zip(found, [1, 2, 4, 5, 5], strict=True))
+    assert all(0.7 * most <= gap <= most for gap, most in zip(found, expected, strict=True))
 
 
 def test_random_part_shortens_the_waits(nsqd, clock, started):

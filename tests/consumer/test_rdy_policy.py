@@ -241,31 +241,21 @@ def test_connections_take_turns_with_max_in_flight_below_their_number():
     assert set(served[:6]) == set("abc")
 
 
-def test_busy_connection_keeps_its_turn_for_turn_timeout():
-    made = policy(1, "ab")
-    (busy,) = made.decide({}, 0.0) or [key for key, state in made._states.items() if state.rdy]
-    changes, now = {}, 0.0
-
-    while not changes:
-        now += 1.0
-        made.on_messages(busy, 1, 1, now)
-        changes = made.decide({busy: 1}, now)
-
-    assert now == TURN
-    assert changes == {busy: 0}
-
-
-def test_turn_ends_although_all_messages_are_answered_when_it_is_decided():
+@pytest.mark.parametrize(
+    ("in_flight", "step", "end"),
+    [pytest.param(1, 1.0, TURN, id="in flight"), pytest.param(0, GRACE / 2, TURN + GRACE, id="all answered by then")],
+)
+def test_busy_connection_keeps_its_turn_for_turn_timeout(in_flight, step, end):
     made = policy(1, "ab")
     (busy,) = made.decide({}, 0.0) or [key for key, state in made._states.items() if state.rdy]
     changes, now = {}, 0.0
 
     while not changes and now < 2 * TURN:
-        now += GRACE / 2
+        now += step
         made.on_messages(busy, 1, 1, now)
-        changes = made.decide({}, now)
+        changes = made.decide({busy: 1} if in_flight else {}, now)
 
-    assert now == TURN + GRACE
+    assert now == end
     assert changes == {busy: 0}
 
 

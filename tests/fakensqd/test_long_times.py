@@ -1,5 +1,7 @@
 """Minutes and hours that pass in no time: our own clients and FakeNsqd in one hub, by one clock."""
 
+import contextlib
+
 import gevent
 import pytest
 from gevent.event import Event
@@ -27,41 +29,25 @@ def consume(nsqd, clock):
         client.join()
 
 
-def test_message_times_out_after_a_minute(nsqd, clock, consume):
+@pytest.mark.parametrize(("touches", "lasts"), [(False, 60.0), (True, 900.0)], ids=["alone", "touched"])
+def test_message_times_out_after_a_minute_or_if_it_is_touched_a_quarter_of_an_hour(
+    nsqd, clock, consume, touches, lasts
+):
     attempts, forever = [], Event()
 
     def handle(consumer, message):
         attempts.append((clock.monotonic(), message.attempts))
         if message.attempts == 1:
-            forever.wait()
-
-    consume(handle, max_in_flight=2)
-    nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
-    clock.advance(59.9)
-    assert attempts == [(0.0, 1)]
-
-    clock.advance(0.1)
-
-    assert attempts == [(0.0, 1), (60.0, 2)]
-    forever.set()
-
-
-def test_message_is_touched_for_a_quarter_of_an_hour(nsqd, clock, consume):
-    attempts, forever = [], Event()
-
-    def handle(consumer, message):
-        attempts.append((clock.monotonic(), message.attempts))
-        if message.attempts == 1:
-            with message.touching():
+            with message.touching() if touches else contextlib.nullcontext():
                 forever.wait()
 
     consume(handle, max_in_flight=2)
     nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
-    clock.advance(899.9)
+    clock.advance(lasts - 0.1)
     assert attempts == [(0.0, 1)]
     clock.advance(0.2)
 
-    assert attempts == [(0.0, 1), (900.0, 2)]
+    assert attempts == [(0.0, 1), (lasts, 2)]
     forever.set()
 
 

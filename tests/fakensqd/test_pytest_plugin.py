@@ -69,30 +69,22 @@ def test_options_fixture_can_be_overridden(outcomes):
     assert found == {"passed": 1}
 
 
-def test_internal_error_fails_the_test(outcomes):
-    found, output = outcomes(
-        """
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("fakensqd._spawn(lambda: 1 / 0)", "internal error of the emulator: ZeroDivisionError"),
+        ("fakensqd.clock.call_later(3600, print)", "1 watcher of the hub left over after"),
+    ],
+    ids=["internal error", "left over"],
+)
+def test_fault_of_the_emulator_fails_the_test(outcomes, line, text):
+    found, output = outcomes(f"""
         def test_nsqd(fakensqd):
-            fakensqd._spawn(lambda: 1 / 0)
-        """
-    )
+            {line}
+        """)
 
     assert found == {"passed": 1, "errors": 1}
-    assert "internal error of the emulator: ZeroDivisionError" in output
-
-
-def test_leaked_greenlet_fails_the_test(outcomes):
-    found, output = outcomes(
-        """
-        import gevent
-
-        def test_nsqd(fakensqd):
-            fakensqd.clock.call_later(3600, print)
-        """
-    )
-
-    assert found == {"passed": 1, "errors": 1}
-    assert "1 watcher of the hub left over after" in output
+    assert text in output
 
 
 PUBLISH = """

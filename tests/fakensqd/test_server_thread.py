@@ -155,19 +155,14 @@ class Failing(Leaking):
         raise RuntimeError("no")
 
 
-def test_watcher_left_over_raises_at_the_stop():
-    threaded = ServerThread(Leaking())
+@pytest.mark.parametrize(
+    ("server", "text"), [(Failing, r"^no$"), (Leaking, "1 watcher of the hub left over after")], ids=["raises", "leaks"]
+)
+def test_fault_of_a_stop_is_raised(server, text):
+    threaded = ServerThread(server())
     threaded.start()
 
-    with pytest.raises(RuntimeError, match="1 watcher of the hub left over after"):
-        threaded.stop()
-
-
-def test_exception_of_a_stop_is_raised():
-    threaded = ServerThread(Failing())
-    threaded.start()
-
-    with pytest.raises(RuntimeError, match=r"^no$"):
+    with pytest.raises(RuntimeError, match=text):
         threaded.stop()
 
 

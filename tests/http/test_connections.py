@@ -446,13 +446,25 @@ def failing(client):
     return str(caught.value)
 
 
-def test_close_ends_calls_that_wait():
+def close_in_another_thread(client):
+    thread = threading.Thread(target=client.close)
+    thread.start()
+    thread.join(10)
+
+
+CLOSES = pytest.mark.parametrize(
+    "close", [HTTPClient.close, close_in_another_thread], ids=["here", "in another thread"]
+)
+
+
+@CLOSES
+def test_close_ends_calls_that_wait(close):
     release = Event()
     with http_peer(lambda asked, sock: release.wait() and None) as peer:
         client = HTTPClient.from_url(peer.address)
         callers = [gevent.spawn(failing, client) for _ in range(6)]
         wait_until(lambda: len(peer.requests) == 4)
-        client.close()
+        close(client)
 
         for caller in callers:
             assert "client was closed" in caller.get(timeout=5)
@@ -480,7 +492,8 @@ def test_closed_client_opens_new_connections():
         assert peer.connections == 2
 
 
-def test_close_closes_idle_connections():
+@CLOSES
+def test_close_closes_idle_connections(close):
     gone = Event()
 
     def answer(asked, sock):
@@ -493,37 +506,7 @@ def test_close_closes_idle_connections():
 
     with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
         client.request("GET", "x")
-        client.close()
-
-        assert gone.wait(10)
-
-
-def test_close_by_another_thread_ends_calls():
-    release = Event()
-    with http_peer(lambda asked, sock: release.wait() and None) as peer:
-        client = HTTPClient.from_url(peer.address)
-        caller = gevent.spawn(failing, client)
-        wait_until(lambda: peer.requests)
-        thread = threading.Thread(target=client.close)
-        thread.start()
-        thread.join(10)
-
-        assert "client was closed" in caller.get(timeout=5)
-        release.set()
-
-
-def test_close_by_another_thread_closes_idle_connections():
-    gone = Event()
-
-    def answer(asked, sock):
-        gevent.spawn(lambda: (gevent.socket.wait_read(sock.fileno(), timeout=10), gone.set()))
-        return reply()
-
-    with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
-        client.request("GET", "x")
-        thread = threading.Thread(target=client.close)
-        thread.start()
-        thread.join(10)
+        close(client)
 
         assert gone.wait(10)
         assert client.request("GET", "x") == b"OK"

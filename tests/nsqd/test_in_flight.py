@@ -311,12 +311,19 @@ def start(message, clock):
         touch.stop()
 
 
-def test_touches_at_every_interval(start, clock, responder):
-    start(20.0)
+@pytest.mark.parametrize(
+    ("interval", "touched"),
+    [
+        pytest.param(20.0, [20.0, 40.0, 60.0], id="given"),
+        pytest.param(100.0, [30.0, 60.0], id="longer than the timeout"),
+    ],
+)
+def test_touches_at_every_interval_or_twice_in_the_timeout(start, clock, responder, interval, touched):
+    start(interval)
 
-    clock.advance(65)
+    clock.advance(70)
 
-    assert responder.touched == [20.0, 40.0, 60.0]
+    assert responder.touched == touched
 
 
 def test_first_touch_comes_earlier_when_the_message_has_waited(start, clock, responder):
@@ -327,14 +334,6 @@ def test_first_touch_comes_earlier_when_the_message_has_waited(start, clock, res
 
     # Half of the 10 s that were left, then by the interval.
     assert responder.touched == [55.0, 75.0]
-
-
-def test_interval_longer_than_the_timeout_keeps_the_message_all_the_same(start, clock, responder):
-    start(100.0)
-
-    clock.advance(70)
-
-    assert responder.touched == [30.0, 60.0]
 
 
 def test_message_without_time_left_is_touched_at_the_minimum_interval(start, clock, responder):

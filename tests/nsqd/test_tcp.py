@@ -218,42 +218,25 @@ def test_heartbeat_is_answered_and_returned(opened):
         assert client.read_response() == (RESPONSE, HEARTBEAT)
 
 
-def test_unknown_frame_type_closes(opened):
-    with scripted(encode_frame(9, b"x")) as address:
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        pytest.param(encode_frame(9, b"x"), "frame type 9", id="unknown type"),
+        pytest.param(b"\xff\xff\xff\xff", "frame size -1", id="size"),
+        pytest.param(encode_frame(MESSAGE, b"short"), "message frame of 5 bytes", id="short message"),
+        pytest.param(
+            encode_frame(MESSAGE, encode_message(1, 1, b"id with\nline end", b"x")),
+            r"message id b'id with\\nline end' is not one of nsqd's",
+            id="message id",
+        ),
+    ],
+)
+def test_malformed_frame_closes(opened, data, words):
+    with scripted(data) as address:
         client = opened(address)
         client.identify()
 
-        with pytest.raises(NSQFrameError, match="frame type 9"):
-            client.read_response()
-        assert not client.is_connected
-
-
-def test_malformed_frame_closes(opened):
-    with scripted(b"\xff\xff\xff\xff") as address:
-        client = opened(address)
-        client.identify()
-
-        with pytest.raises(NSQFrameError, match="frame size -1"):
-            client.read_response()
-        assert not client.is_connected
-
-
-def test_short_message_closes(opened):
-    with scripted(encode_frame(MESSAGE, b"short")) as address:
-        client = opened(address)
-        client.identify()
-
-        with pytest.raises(NSQFrameError, match="message frame of 5 bytes"):
-            client.read_response()
-        assert not client.is_connected
-
-
-def test_message_id_that_no_nsqd_gives_closes(opened):
-    with scripted(encode_frame(MESSAGE, encode_message(1, 1, b"id with\nline end", b"x"))) as address:
-        client = opened(address)
-        client.identify()
-
-        with pytest.raises(NSQFrameError, match=r"message id b'id with\\nline end' is not one of nsqd's"):
+        with pytest.raises(NSQFrameError, match=words):
             client.read_response()
         assert not client.is_connected
 
