@@ -1,7 +1,8 @@
 """Pytest plugin of ``make test``: share the test files between workers, and print the progress by parts.
 
 The tests that need a JVM share one in each worker, and wait most of the time. So the first worker begins with their
-files, and the others with all other files. A worker that has finished its own files takes the others'. Files with much
+files, and the others with all other files. A worker that has finished its own files takes the others'. In integration/
+each such test starts a Spark of its own: they are the longest tests, and all workers begin with them. Files with much
 text come first, since they take long: else a worker would end long after the others. All tests of a file run in one
 worker, since they share daemons and queries. If the tests leave files in the working directory, the run fails.
 """
@@ -41,14 +42,14 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
     class SparkFirst(LoadFileScheduling):
-        """The first worker takes the files that need a JVM first, the others take them last."""
+        """The first worker takes the files that need a JVM first, the others take those that share one last."""
 
         def _assign_work_unit(self, node):
-            sign = -1 if node is self.nodes[0] else 1
             keys = {}
             for scope in self.workqueue:
                 needs_jvm, size = _file(config.rootpath / scope)
-                keys[scope] = (sign * needs_jvm, -size)
+                is_first = node is self.nodes[0] or scope.startswith("integration/")
+                keys[scope] = (-needs_jvm if is_first else needs_jvm, -size)
             self.workqueue.move_to_end(min(keys, key=keys.get), last=False)
             super()._assign_work_unit(node)
 
