@@ -385,7 +385,6 @@ WRONG_IN_A_TEST = [
     ("FakeLookupd(tombstone=1.0)", "call-arg"),
     ("FakeCluster(node_id=1)", "call-arg"),
     ("fakecluster.messages(1)", "arg-type"),
-    ("on.reply('PUBB')", "arg-type"),
     ("on.frame('pong')", "arg-type"),
     ("corrupt('head')", "arg-type"),
     ("inject('beat')", "arg-type"),

@@ -25,7 +25,7 @@ from fakensqd.effects import AskAuth, Close, Execute, HttpResponse, IoResult, Re
 from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
-from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
+from fakensqd.faults.rules import Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.ports import HttpPort, TcpPort
 from fakensqd.router import Application, Request
 from fakensqd.server import Server
@@ -58,8 +58,8 @@ class Daemon(Server):
         seed: Seed for the random numbers of faults.
     """
 
-    # Defines the events that rules can act on; FakeLookupd has other events.
-    fault_protocol: ServerProtocol = NSQD
+    # The events that rules can act on.
+    fault_protocol: ServerProtocol
 
     def __init__(
         self,

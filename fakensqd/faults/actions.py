@@ -23,7 +23,7 @@ from fakensqd.effects import (
     Send,
     Wait,
 )
-from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Point, Steps
+from fakensqd.faults.rules import Action, ActionFunction, Event, Point, Steps
 from fakensqd.input_buffer import SIZE
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
@@ -113,7 +113,7 @@ def error(code: str, text: str = "") -> ActionFunction:
 
     def change(steps: Steps, event: Event) -> Steps:
         data = f"{code} {text or _error_text(code, event)}".encode()
-        has_type = event.header_size == NSQD.header_size
+        has_type = event.header_size > SIZE.size
         sent: Steps = [Send(encode_frame(ERROR, data) if has_type else SIZE.pack(len(data)) + data)]
         if not has_type or ERROR_CODES[code.encode()].fatal:
             sent.append(Close())

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from fakensqd.effects import FaultStep
-from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
+from fakensqd.faults.rules import Action, ActionFunction, Event, Match, Rule, Scenario, ServerProtocol
 from fakensqd.transcript import Entry, Transcript
+from gnsq.texts import nearest
 
 __all__ = ["AddedRules", "FaultControl", "RuleNeverActed", "make_rules", "tell_unfired"]
 
@@ -68,7 +69,7 @@ class FaultControl:
     def __init__(
         self,
         server: str,
-        protocol: ServerProtocol = NSQD,
+        protocol: ServerProtocol,
         *,
         seed: int | None = None,
         record: bool = False,
@@ -107,13 +108,14 @@ class FaultControl:
         return number
 
     def _check(self, rule: Rule) -> None:
-        match, protocol = rule.match, self.protocol
-        if match.point not in protocol.points:
+        match, kinds = rule.match, self.protocol.kinds(rule.match.point)
+        if kinds == ():
             raise ValueError(f"{rule.name}: {self._server} has no {match.point.value} to act on")
-        if match.point in (Point.COMMAND, Point.REPLY) and match.kind not in (None, *protocol.commands):
-            raise ValueError(f"{rule.name}: {self._server} has no {match.kind}; it has {', '.join(protocol.commands)}")
+        if match.kind is not None and kinds is not None and match.kind not in kinds:
+            known = nearest([match.kind], list(kinds), "it has")
+            raise ValueError(f"{rule.name}: {self._server} has no {match.kind}{known}")
         for action in rule.actions:
-            if protocol is not NSQD and isinstance(action, Action) and action.nsqd_only:
+            if not self.protocol.has_frame_types and isinstance(action, Action) and action.nsqd_only:
                 raise ValueError(f"{rule.name}: {action} is for nsqd only")
 
     def remove(self, rules: Iterable[Rule]) -> None:

@@ -14,13 +14,9 @@ from random import Random
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 from fakensqd.effects import FaultStep
-from fakensqd.nsqd.commands import ROWS
-from gnsq.texts import nearest
 
 __all__ = [
     "EQUAL_FIELDS",
-    "LOOKUPD",
-    "NSQD",
     "Action",
     "ActionFunction",
     "Event",
@@ -54,27 +50,25 @@ class ServerProtocol:
     """The events of a kind of server.
 
     Attributes:
-        points: Kinds of events that rules can act on.
         commands: For each command of the server, the names of the Event fields for its first parameters.
-        header_size: Bytes before the text of a reply: size and frame type; nsqlookupd sends no frame type.
+        has_frame_types: True for nsqd, whose frames have a type. nsqlookupd only sends replies: their size and text.
     """
 
-    points: frozenset[Point]
     commands: Mapping[str, tuple[str, ...]]
-    header_size: int
+    has_frame_types: bool
+
+    @property
+    def header_size(self) -> int:
+        """Bytes before the text of a reply."""
+        return 8 if self.has_frame_types else 4
+
+    def kinds(self, point: Point) -> Iterable[str] | None:
+        """Return the kinds of the events at a point; None if there is any number of kinds."""
+        if point in (Point.COMMAND, Point.REPLY):
+            return self.commands
+        return (get_args(FrameName) if self.has_frame_types else ()) if point is Point.FRAME else None
 
 
-NSQD = ServerProtocol(frozenset(Point), {name.decode(): row.parameters for name, row in ROWS.items()}, 8)
-_NAMES = ("topic", "channel")
-LOOKUPD = ServerProtocol(
-    frozenset(Point) - {Point.FRAME}, {"IDENTIFY": (), "REGISTER": _NAMES, "UNREGISTER": _NAMES, "PING": ()}, 4
-)
-_COMMANDS = {**NSQD.commands, **LOOKUPD.commands}
-# The keys of _COMMANDS. Because of the Literal, type checkers find a wrong name.
-CommandName = Literal[
-    "IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP",
-    "REGISTER", "UNREGISTER", "PING",
-]  # fmt: skip
 FrameName = Literal["message", "heartbeat"]
 
 
@@ -263,19 +257,19 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
     """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once if no first(), always() ... follows."""
 
     @staticmethod
-    def command(kind: CommandName | None = None, **matchers: Unpack[Matchers]) -> Match:
+    def command(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match a received command, before it is executed. The actions may replace the execution."""
-        return _match(Point.COMMAND, kind, _COMMANDS, matchers)
+        return _match(Point.COMMAND, kind, matchers)
 
     @staticmethod
-    def reply(kind: CommandName | None = None, **matchers: Unpack[Matchers]) -> Match:
+    def reply(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match the server's reply to a command: also an error, or no frame at all, as nsqd's reply to a valid FIN."""
-        return _match(Point.REPLY, kind, _COMMANDS, matchers)
+        return _match(Point.REPLY, kind, matchers)
 
     @staticmethod
     def frame(kind: FrameName | None = None, **matchers: Unpack[Matchers]) -> Match:
         """Match a frame that the server pushes: "message" or "heartbeat"."""
-        return _match(Point.FRAME, kind, get_args(FrameName), matchers)
+        return _match(Point.FRAME, kind, matchers)
 
     @staticmethod
     def connect(*, connection: int | None = None, where: Callable[[Event], bool] | None = None) -> Match:
@@ -307,9 +301,7 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
         return Match(point, path, topic, channel, body=body, method=method, where=where)
 
 
-def _match(point: Point, kind: str | None, kinds: Iterable[str], matchers: Matchers) -> Match:
-    if kind is not None and kind not in kinds:
-        raise ValueError(f"on.{point.value}({kind!r}): there is no such event{nearest([kind], kinds)}")
+def _match(point: Point, kind: str | None, matchers: Matchers) -> Match:
     unknown = set(matchers) - set(Matchers.__annotations__)
     if unknown:
         raise TypeError(f"on.{point.value}() has no {min(unknown)}; it has {', '.join(Matchers.__annotations__)}")

@@ -11,10 +11,9 @@ from typing import Unpack
 
 from fakensqd.clock import Clock
 from fakensqd.daemon.daemon import Daemon
-from fakensqd.faults.rules import LOOKUPD
 from fakensqd.lookupd.http import lookupd_application
 from fakensqd.lookupd.registry import Registry
-from fakensqd.lookupd.session import LookupdSession
+from fakensqd.lookupd.session import LOOKUPD, LookupdSession
 from fakensqd.options import LookupdOptions, LookupdOptionsDict
 from fakensqd.router import Application
 from gnsq.tracebacks import clears_locals

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fakensqd.daemon.session import ConnectionSession, Handler
+from fakensqd.faults.rules import ServerProtocol
 from fakensqd.golang import encoding_json
 from fakensqd.input_buffer import SIZE, BodyReader, CommandError, InputBuffer, Read
 from fakensqd.lookupd.registry import Peer, Registry
 from gnsq.protocol.commands import CommandDecoder
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
-__all__ = ["MAGIC_V1", "LookupdSession"]
+__all__ = ["LOOKUPD", "MAGIC_V1", "LookupdSession"]
 
 MAGIC_V1 = b"  V1"
 _SPACE = b"\t\n\v\f\r "
@@ -167,4 +168,7 @@ _HANDLERS: dict[bytes, Handler] = {
     b"REGISTER": LookupdSession._register,
     b"UNREGISTER": LookupdSession._unregister,
 }
+# The events of nsqlookupd that rules can act on.
+_NAMES = ("topic", "channel")
+LOOKUPD = ServerProtocol({"IDENTIFY": (), "REGISTER": _NAMES, "UNREGISTER": _NAMES, "PING": ()}, has_frame_types=False)
 _HANDLERS_IDENTIFIED = {name: handler for name, handler in _HANDLERS.items() if name != b"IDENTIFY"}

@@ -1,4 +1,4 @@
-"""nsqd's commands: functions that check parameters and bodies in nsqd's order, and a table with a row per command.
+"""Parameters and bodies of nsqd's commands: functions that check and read them in nsqd's order.
 
 Pure. ``words`` is the line of a command, split at its spaces: the name, then the parameters. Error texts are nsqd's,
 with nsqd's inconsistencies. Source: nsqd protocol_v2.go.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from fakensqd.golang.text import base10, int64, quote
 from fakensqd.input_buffer import CommandError, InputBuffer, Read
@@ -18,12 +16,11 @@ from gnsq.protocol.frames import MESSAGE_ID_SIZE
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
 __all__ = [
-    "ROWS",
-    "CommandRow",
     "message_id",
     "topic_name",
     "read_auth",
     "read_defer",
+    "read_identify",
     "read_multipublish",
     "read_publish",
     "ready_count",
@@ -36,9 +33,9 @@ __all__ = [
 # --- parameters -------------------------------------------------------------------------------------------------------
 
 
-def topic_name(words: list[bytes]) -> str:
-    """Parse the topic of SUB, PUB, MPUB or DPUB."""
-    _check_count(words)
+def topic_name(words: list[bytes], count: int = 2) -> str:
+    """Parse the topic of SUB, PUB, MPUB or DPUB, which must have this number of words at least."""
+    _check_count(words, count, b"parameters")
     topic = _topic_name(words[1])
     if topic is None:
         name = words[0]
@@ -50,7 +47,7 @@ def topic_name(words: list[bytes]) -> str:
 
 def subscription(words: list[bytes]) -> tuple[str, str]:
     """Parse topic and channel of SUB."""
-    topic = topic_name(words)
+    topic = topic_name(words, 3)
     channel = words[2].decode("latin-1")
     if not valid_channel_name(channel):
         raise CommandError(b"E_BAD_CHANNEL SUB channel name %s is not valid" % quote(words[2]))
@@ -70,9 +67,9 @@ def ready_count(words: list[bytes], limit: int) -> int:
     return count
 
 
-def message_id(words: list[bytes]) -> bytes:
-    """Parse the message id of FIN, REQ or TOUCH."""
-    _check_count(words)
+def message_id(words: list[bytes], count: int = 2) -> bytes:
+    """Parse the message id of FIN, REQ or TOUCH, which must have this number of words at least."""
+    _check_count(words, count, b"params")
     if len(words[1]) != MESSAGE_ID_SIZE:
         raise CommandError(b"E_INVALID invalid message ID")
     return words[1]
@@ -111,10 +108,8 @@ def _defer_delay(words: list[bytes], limit: float) -> float:
     return delay_ns / 1e9
 
 
-def _check_count(words: list[bytes]) -> None:
-    row = ROWS[words[0]]
-    if len(words) < row.words:
-        parameters = b"params" if "message_id" in row.parameters else b"parameters"
+def _check_count(words: list[bytes], count: int, parameters: bytes) -> None:
+    if len(words) < count:
         raise CommandError(b"E_INVALID %s insufficient number of %s" % (words[0], parameters))
 
 
@@ -126,6 +121,11 @@ def _topic_name(word: bytes) -> str | None:
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def read_identify(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
+    """Read the body of IDENTIFY."""
+    return source.read_body(b"IDENTIFY", options.max_body_size)
 
 
 def read_auth(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
@@ -143,7 +143,7 @@ def read_publish(words: list[bytes], options: NsqdOptions, source: InputBuffer) 
 
 def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[tuple[str, float, bytes]]:
     """Read topic, delay and message of DPUB."""
-    topic = topic_name(words)
+    topic = topic_name(words, 3)
     delay = _defer_delay(words, options.max_req_timeout)
     return topic, delay, (yield from source.read_body(b"DPUB", options.max_msg_size))
 
@@ -159,37 +159,3 @@ def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuf
     if size > limit:
         raise CommandError(b"E_BAD_BODY MPUB body too big %d > %d" % (size, limit))
     return (yield from source.read_messages(options.max_msg_size, limit))
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRow:
-    """Facts about one command.
-
-    Attributes:
-        words: Minimum number of words in the line, including the name.
-        parameters: Names of the first parameters, as in the fields of a fault's Event.
-        read: Checks the parameters and reads the body; None if there is no body.
-    """
-
-    words: int = 1
-    parameters: tuple[str, ...] = ()
-    read: Callable[[list[bytes], NsqdOptions, InputBuffer], Read[object]] | None = None
-
-
-ROWS = {
-    b"IDENTIFY": CommandRow(read=lambda words, options, source: source.read_body(b"IDENTIFY", options.max_body_size)),
-    b"AUTH": CommandRow(read=read_auth),
-    b"SUB": CommandRow(words=3, parameters=("topic", "channel")),
-    b"PUB": CommandRow(words=2, parameters=("topic",), read=read_publish),
-    b"MPUB": CommandRow(words=2, parameters=("topic",), read=read_multipublish),
-    b"DPUB": CommandRow(words=3, parameters=("topic",), read=read_defer),
-    b"RDY": CommandRow(),
-    b"FIN": CommandRow(words=2, parameters=("message_id",)),
-    b"REQ": CommandRow(words=3, parameters=("message_id",)),
-    b"TOUCH": CommandRow(words=2, parameters=("message_id",)),
-    b"CLS": CommandRow(),
-    b"NOP": CommandRow(),
-}

@@ -193,7 +193,7 @@ class ClientHandshake:
 
     def identify(self, words: list[bytes]) -> Read[Values]:
         """Read the body of IDENTIFY and change the settings; negotiate() then sends the response."""
-        body = yield from self._session.input.read_body(b"IDENTIFY", self._options.max_body_size)
+        body = yield from commands.read_identify(words, self._options, self._session.input)
         try:
             asked = decode_identify(body, self._options)
         except ValueError:

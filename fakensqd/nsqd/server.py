@@ -14,7 +14,7 @@ from fakensqd.daemon.daemon import Daemon
 from fakensqd.nsqd.broker import Broker, BrokerEvents, Channel, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
-from fakensqd.nsqd.session import Session
+from fakensqd.nsqd.session import NSQD, Session
 from fakensqd.nsqd.storage import DataPath
 from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
 from fakensqd.router import Application
@@ -50,6 +50,8 @@ class FakeNsqd(MessageAssertions, Daemon):
         ValueError: If a value is out of its bounds, an address is malformed, or options exclude each other.
         OSError: If a file of certificates, a key or CAs can't be read, or is malformed.
     """
+
+    fault_protocol = NSQD
 
     @clears_locals
     def __init__(

@@ -38,11 +38,13 @@ import enum
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from fakensqd.daemon.session import ConnectionSession, Handler
 from fakensqd.effects import Effect, IoResult
-from fakensqd.input_buffer import SIZE, BodyReader, CommandError, Read
+from fakensqd.faults.rules import ServerProtocol
+from fakensqd.input_buffer import SIZE, BodyReader, CommandError, InputBuffer, Read
 from fakensqd.message import Subscriber
 from fakensqd.nsqd import commands
 from fakensqd.nsqd.broker import Broker, BrokerError, Channel
@@ -51,7 +53,7 @@ from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, MESSAGE_FRAME, RESPONSE, encode_frame
 
-__all__ = ["Session", "State"]
+__all__ = ["NSQD", "Session", "State"]
 
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
 # Maximum number of messages that one wake-up delivers; other subscribers then get messages. With a batch
@@ -179,10 +181,10 @@ class Session(ConnectionSession, Subscriber):
             self._channel.time_out(message_id)
 
     def body_reader(self, words: list[bytes]) -> BodyReader | None:
-        row = commands.ROWS[words[0]]
-        if row.read is None or (words[0] == b"MPUB" and self._auth_required and self.handshake.authorization is None):
+        read = _COMMANDS[words[0]].read
+        if read is None or (words[0] == b"MPUB" and self._auth_required and self.handshake.authorization is None):
             return None
-        return partial(row.read, words, self._options)
+        return partial(read, words, self._options)
 
     # --- called by the channel ----------------------------------------------------------------------------------------
 
@@ -315,6 +317,9 @@ class Session(ConnectionSession, Subscriber):
         self._set_state(State.SUBSCRIBED)
         self.respond(OK_FRAME)
 
+    def _authenticate(self, words: list[bytes]) -> Read[None]:
+        return self.handshake.authenticate(words)
+
     # --- commands: publishing -----------------------------------------------------------------------------------------
 
     def _publish(self, words: list[bytes]) -> Read[None]:
@@ -364,7 +369,7 @@ class Session(ConnectionSession, Subscriber):
             raise CommandError(*(_failed_text(b"FIN", message_id, error) for message_id, error in failed))
 
     def _requeue(self, words: list[bytes]) -> None:
-        message_id = commands.message_id(words)
+        message_id = commands.message_id(words, 3)
         delay = commands.requeue_delay(words, self._options.max_req_timeout)
         try:
             self._subscribed.requeue(self, message_id, delay, self.now)
@@ -395,23 +400,42 @@ def _failed_text(name: bytes, message_id: bytes, error: BrokerError) -> bytes:
     return b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode())
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """One command.
+
+    Attributes:
+        handlers: The function that executes the command, by the states in which the command is legal.
+        parameters: Names of the first parameters, as in the fields of a fault's Event.
+        read: Checks the parameters and reads the body; None if there is no body.
+    """
+
+    handlers: dict[State, Handler]
+    parameters: tuple[str, ...] = ()
+    read: Callable[[list[bytes], NsqdOptions, InputBuffer], Read[object]] | None = None
+
+
 _INIT, _SUBSCRIBED, _CLOSING = State
-# The handlers of each command, by the states in which it is legal.
-_COMMANDS: dict[bytes, dict[State, Handler]] = {
-    b"IDENTIFY": {_INIT: Session._identify},
-    b"AUTH": {_INIT: lambda session, words: session.handshake.authenticate(words)},
-    b"SUB": {_INIT: Session._subscribe},
-    b"RDY": {_SUBSCRIBED: Session._ready, _CLOSING: Session._do_nothing},
-    b"FIN": {_SUBSCRIBED: Session._finish, _CLOSING: Session._finish},
-    b"REQ": {_SUBSCRIBED: Session._requeue, _CLOSING: Session._requeue},
-    b"TOUCH": {_SUBSCRIBED: Session._touch, _CLOSING: Session._touch},
-    b"CLS": {_SUBSCRIBED: Session._close},
-    b"PUB": dict.fromkeys(State, Session._publish),
-    b"MPUB": dict.fromkeys(State, Session._multipublish),
-    b"DPUB": dict.fromkeys(State, Session._defer),
-    b"NOP": dict.fromkeys(State, Session._do_nothing),
+_TOPIC, _CHANNEL, _MESSAGE = ("topic",), ("topic", "channel"), ("message_id",)
+_COMMANDS: dict[bytes, _Command] = {
+    b"IDENTIFY": _Command({_INIT: Session._identify}, read=commands.read_identify),
+    b"AUTH": _Command({_INIT: Session._authenticate}, read=commands.read_auth),
+    b"SUB": _Command({_INIT: Session._subscribe}, _CHANNEL),
+    b"RDY": _Command({_SUBSCRIBED: Session._ready, _CLOSING: Session._do_nothing}),
+    b"FIN": _Command({_SUBSCRIBED: Session._finish, _CLOSING: Session._finish}, _MESSAGE),
+    b"REQ": _Command({_SUBSCRIBED: Session._requeue, _CLOSING: Session._requeue}, _MESSAGE),
+    b"TOUCH": _Command({_SUBSCRIBED: Session._touch, _CLOSING: Session._touch}, _MESSAGE),
+    b"CLS": _Command({_SUBSCRIBED: Session._close}),
+    b"PUB": _Command(dict.fromkeys(State, Session._publish), _TOPIC, commands.read_publish),
+    b"MPUB": _Command(dict.fromkeys(State, Session._multipublish), _TOPIC, commands.read_multipublish),
+    b"DPUB": _Command(dict.fromkeys(State, Session._defer), _TOPIC, commands.read_defer),
+    b"NOP": _Command(dict.fromkeys(State, Session._do_nothing)),
 }
 _HANDLERS: dict[State, dict[bytes, Handler]] = {
-    state: {name: handlers[state] for name, handlers in _COMMANDS.items() if state in handlers} for state in State
+    state: {name: command.handlers[state] for name, command in _COMMANDS.items() if state in command.handlers}
+    for state in State
 }
 _HANDLERS_BEFORE_TLS: dict[bytes, Handler] = {b"IDENTIFY": Session._identify}
+
+# The events of nsqd that rules can act on.
+NSQD = ServerProtocol({name.decode(): command.parameters for name, command in _COMMANDS.items()}, has_frame_types=True)

@@ -101,7 +101,7 @@ WRONG = [
         "POST",
         DROP | {"kind": "FOO"},
         "",
-        "on.reply('FOO'): there is no such event; known are IDENTIFY",
+        "on.reply('FOO'), drop(): FakeNsqd has no FOO; it has IDENTIFY",
         id="no command",
     ),
     pytest.param("POST", DROP | {"on": "http", "kind": "x"}, "", "kind is 'x', not a path", id="no path"),

@@ -13,7 +13,7 @@ from fakensqd.faults.control import FaultControl
 from fakensqd.faults.interceptor import OutputScheduler
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.identify import OK_FRAME
-from fakensqd.nsqd.session import Session
+from fakensqd.nsqd.session import NSQD, Session
 from gnsq.protocol import commands
 from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, finish, flags, played
 from tests.fakensqd.recorded_auth import RecordedAnswers
@@ -65,7 +65,7 @@ def test_intercepted_session_without_rules_sends_the_same(end):
     expected = output(Session(Broker()), [received])
 
     for pieces in ([received], [received[index : index + 1] for index in range(len(received))]):
-        faults = FaultControl("FakeNsqd", record=True)
+        faults = FaultControl("FakeNsqd", NSQD, record=True)
         assert output(intercepted(faults), pieces) == expected
         commands_seen = faults.transcript.select("command")
         assert [entry.name for entry in commands_seen][:4] == ["IDENTIFY", "SUB", "PUB", "MPUB"]
@@ -94,7 +94,7 @@ def test_recorded_sessions_are_the_same_with_a_transcript(tmp_path_factory, cert
 
 
 def test_faults_that_are_not_active_are_released():
-    first, second = FaultControl("FakeNsqd", record=True), FaultControl("FakeNsqd", record=True)
+    first, second = FaultControl("FakeNsqd", NSQD, record=True), FaultControl("FakeNsqd", NSQD, record=True)
     session = intercepted(first)
     session.receive(commands.MAGIC_V2 + commands.nop(), 0.0)
     recorded, first.transcript = first.transcript, None
@@ -107,7 +107,7 @@ def test_faults_that_are_not_active_are_released():
 
 
 def test_faults_stay_while_output_is_delayed():
-    faults = FaultControl("FakeNsqd")
+    faults = FaultControl("FakeNsqd", NSQD)
     rule = Rule(on.reply("PUB"), delay(1.0))
     faults.add([rule], 0.0)
     session = intercepted(faults)

@@ -9,9 +9,8 @@ from fakensqd.effects import Close, Send
 from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder, reset
 from fakensqd.faults.control import FaultControl
 from fakensqd.faults.json_rules import decode_rules
-from fakensqd.faults.rules import LOOKUPD
 from fakensqd.lookupd.registry import Key, Registry
-from fakensqd.lookupd.session import LookupdSession
+from fakensqd.lookupd.session import LOOKUPD, LookupdSession
 from tests.fakensqd.lookupd.test_session import identify
 from tests.fakensqd.wire import Client, request
 from tests.helpers import wait_until
