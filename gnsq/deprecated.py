@@ -64,7 +64,7 @@ class Reader(Consumer):
             NSQException: If nsqd refuses the message or does not respond, or the connection is closed.
         """
         _warn("Reader.publish", "gnsq.Producer")
-        for connection in list(self._pool.connections.values()):
+        for connection in list(self._runtime.pool.connections.values()):
             if connection.is_open:
                 return connection.call(commands.publish(topic, message))
         raise NSQNoConnections(f"consumer of {self.topic}/{self.channel} is connected to no nsqd")

@@ -31,6 +31,7 @@ __all__ = [
     "USER_AGENT",
     "VERSION",
     "check_bounds",
+    "check_flag",
     "checked_value",
     "option",
     "parameters_of",
@@ -181,6 +182,12 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     if bounds + also == "at least 1" and unit not in ("s", "ms"):
         unit = unit.removesuffix("s")
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError if an argument of a call is neither True nor False."""
+    if value not in (True, False):
+        raise TypeError(f"{name} must be True or False, not {shown_argument(value)}")
 
 
 def _instance_of(*types: type) -> Callable[[Any], bool]:

@@ -80,7 +80,7 @@ def connect(transport):
     with contextlib.ExitStack() as opened:
 
         def connect(consumer):
-            made = consumer._dispatcher.make_connection("nsqd:4150", ConnectionOptions())
+            made = consumer._runtime.dispatcher.make_connection("nsqd:4150", ConnectionOptions())
             opened.callback(made.abort)
             made.open(transport)
             return made
@@ -140,7 +140,7 @@ def test_waiting_handlers_cost_a_worker_each_and_no_more(connect, transport):
     connect(consumer)
     with Switches() as switches:
         transport.feed(chunk(0))
-        wait_until(lambda: len(consumer._workers) == CHUNK)
+        wait_until(lambda: len(consumer._runtime.workers) == CHUNK)
         waiting = switches.count
         release.set()
         wait_until(lambda: len(handled) == CHUNK)
@@ -155,7 +155,7 @@ def test_signals_without_receivers_are_not_sent(connect, transport):
     wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
 
     # REQ is rare, and somebody asks: it may be a failure.
-    listener = consumer._dispatcher
+    listener = consumer._runtime.dispatcher
     assert (listener.wants_finishes, listener.wants_answers) == (False, False)
 
 

@@ -115,7 +115,7 @@ def consumed(ends, in_flight, handler):
     transport = CountedTransport(gevent.socket.socket(fileno=ours.detach()), "nsqd:4150")
     theirs.sendall(encode_frame(RESPONSE, b"OK"))
     consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=max(in_flight, 10))
-    connection = consumer._dispatcher.make_connection("nsqd:4150", ConnectionOptions())
+    connection = consumer._runtime.dispatcher.make_connection("nsqd:4150", ConnectionOptions())
     connection.open(transport)
     connection.ready(in_flight)
     gevent.sleep(0)
@@ -128,7 +128,7 @@ def consumed(ends, in_flight, handler):
         # Not by looking again and again: each look costs switches, and the more of them the slower the machine is.
         assert nsqd.ended.wait(LIMIT)
     connection.abort()
-    consumer._workers.close()
+    consumer._runtime.workers.close()
     costs.polls = transport._poller.polls
     return costs
 

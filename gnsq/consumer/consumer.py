@@ -1,7 +1,7 @@
-"""The Consumer: its public methods, start and close, discovery of nsqds, and the connections to them.
+"""The Consumer: its arguments, signals and state.
 
-Other classes do the work: connections read and write, MessageDispatcher passes messages to handlers, and RdyController
-sends RDY. The comment at the top of nsqd/connection.py lists the steps of a message.
+gnsq/lifecycle.py starts and closes it, and runtime.py has its connections. The comment at the top of nsqd/connection.py
+lists the steps of a message.
 """
 
 from __future__ import annotations
@@ -15,36 +15,22 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Self, Unpack
 
-import gevent
-from gevent.event import Event
-
 from gnsq.addresses import Addresses, checked_address, parse_addresses
 from gnsq.clock import Clock, RealClock
-from gnsq.concurrency.forks import register_after_fork
-from gnsq.concurrency.greenlets import run_until_done, spawn
-from gnsq.concurrency.hub_thread import HubThread
-from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, checked_timeout, is_hub_greenlet
-from gnsq.consumer.dispatcher import MessageDispatcher
+from gnsq.concurrency.threads import NO_TIMEOUT, checked_timeout
 from gnsq.consumer.handler_runner import Failure
 from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, Delay, OptionAttribute
-from gnsq.consumer.shutdown import Shutdown
-from gnsq.discovery import MAX_NSQDS, TopicNodes, parse_lookupds
-from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTimeout
+from gnsq.consumer.runtime import ConsumerRuntime
+from gnsq.discovery import parse_lookupds
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode
 from gnsq.httpclient import HttpOptionsDict
-from gnsq.lifecycle import (
-    ActiveGreenlets,
-    call_at_exit,
-    call_not_at_exit,
-    not_closed_error,
-    why_blocked,
-    why_not_started,
-)
+from gnsq.lifecycle import Client, ClientGreenlets, Lifecycle, State
 from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connect import load_certificates
-from gnsq.nsqd.connection import Connection, ConnectionState
-from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions, State
+from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.pool import ReconnectOptions
 from gnsq.options import ConnectionOptions, Seconds
 from gnsq.protocol.commands import is_starved
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name, valid_channel_name
@@ -66,21 +52,12 @@ from gnsq.tracebacks import clears_locals
 
 __all__ = ["Consumer"]
 
-# States of a consumer (stats().state):
-#
-#     +------+  start()  +---------+  close()  +---------+  drained, or close_timeout is over  +--------+
-#     | init | --------> | running | --------> | closing | ----------------------------------> | closed |
-#     +------+           +---------+           +---------+                                     +--------+
-#         |                   |                                                                    ^
-#         |                   +--- its thread ends (threaded), or this is a forked child process --+
-#         +------------------- close(), or start() of a threaded consumer failed ------------------+
-
 _IPV4 = re.compile(r"\d+(\.\d+){3}$")
 # Seconds that close() may wait longer than its timeout: for REQs, and for the end of the connections.
 CLOSE_GRACE = 3.0
 
 
-class Consumer:
+class Consumer(Client):
     """Receive the messages of one channel.
 
     Args:
@@ -201,54 +178,26 @@ class Consumer:
         """A pause after failures starts (``phase`` is "start"), continues ("continue") or ends ("end").
         ``duration`` is in seconds."""
         methods = ("handle_message", "handle_messages", "handle_finish")
-        self._overrides = {name for name in methods if getattr(type(self), name) is not getattr(Consumer, name)}
+        self._overrides = overrides = {
+            name for name in methods if getattr(type(self), name) is not getattr(Consumer, name)
+        }
         for method in ("handle_message", "handle_messages"):
-            if method in self._overrides:
+            if method in overrides:
                 check_runs(getattr(type(self), method), "override")
         if message_handler is not None:
             check_handler(message_handler, "message_handler")
             self.on_message.connect(message_handler, weak=False)
-        self._clock = clock if clock is not None else RealClock()
-        self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic, topic=topic, channel=channel)
-        self._connection_options = connection
-        self._first_attempts = FirstAttempts(self._clock, self.log_owner, looks_up=bool(self.lookupds))
-        self._pool = ConnectionPool(
-            reconnect,
-            self._clock,
-            make=self._make_connection,
-            setup=self._setup_connection,
-            on_lost=self._on_connection_lost,
-            owner=self.log_owner,
-            first_attempts=self._first_attempts,
-        )
-        dispatcher = self._dispatcher = MessageDispatcher(self, self._pool, self._clock, self._overrides)
-        self._runner, self._workers, self._rdy = dispatcher.runner, dispatcher.workers, dispatcher.rdy
-        self._tasks: list[gevent.Greenlet] = []
-        self._state = State.INIT
-        self._owner_thread: OwnerThread | None = None
-        self._hub_thread: HubThread | None = None
-        # The first call of start() or close() acquires this object, so the consumer can't be started a second time.
-        self._starting = Once()
-        # Seconds of the first close(); None before it.
-        self._close_limit: float | None = None
-        self._active = ActiveGreenlets()
-        self._closed = ThreadEvent()
-        self._shutdown: Shutdown | None = None
-        self._unanswered = 0
-        self._end_reason = ""  # why it is closed without a close()
-        self.has_lost_thread = False
-        """True if the consumer's thread has ended before close(), for example since a handler called sys.exit()."""
-        self._nodes = TopicNodes(self.lookupds, topic, self.log_owner)
-        self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
-        # Time of the loss of each nsqd that was lost and is not connected again; of the last MAX_NSQDS of them.
-        self._lost_nsqds: dict[str, float] = {}
-        self._nsqd_lost = Event()
+        clock = clock if clock is not None else RealClock()
+        self.log_owner = LogOwner(name or f"{topic}/{channel}", clock.monotonic, topic=topic, channel=channel)
+        greenlets = self._greenlets = ClientGreenlets(self.log_owner, clock, self.logger)
+        self._runtime = ConsumerRuntime(self, clock, connection, reconnect, overrides, greenlets)
+        self._lifecycle = Lifecycle(self, "consumer", self._runtime.start, greenlets, grace=CLOSE_GRACE)
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
-        connections = len(self._pool.connections)
+        connections = len(self._runtime.connections)
         return (
-            f"<{type(self).__name__}{name} {self.topic}/{self.channel} {self._state.value}, "
+            f"<{type(self).__name__}{name} {self.topic}/{self.channel} {self._lifecycle.state.value}, "
             f"{counted(connections, 'connection')}, {counted(self.total_in_flight, 'message')} in flight>"
         )
 
@@ -270,70 +219,20 @@ class Consumer:
                 "consumer has no handler: give message_handler or connect one to on_message"
                 + self.on_message.collected_hint()
             )
-        if self.threaded and self._state is State.INIT and is_hub_greenlet():
-            raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
-        with self._active.marked():
-            self._start()
-        if block:
-            self.join()
-
-    def _start(self) -> None:
-        if not self._starting.acquire():
-            reason = self._end_reason or why_not_started("consumer", self._state, self._owner_thread)
-            self.logger.warning("%s: not started again: %s", self.log_owner.label, reason)
-            return
         if self.on_giving_up.collected_hint():
             text = "%s: messages that are given up are finished and lost%s"
             self.logger.warning(text, self.log_owner.label, self.on_giving_up.collected_hint())
-        if self.threaded:
-            self._start_on_thread()
-        else:
-            self._start_in_thread()
-
-    def _start_in_thread(self) -> None:
-        self._owner_thread = OwnerThread()
-        self._state = State.RUNNING
-        register_after_fork(self)
-        call_at_exit(Consumer._close_at_exit, self)
-        # Set _state, then read _close_limit. close() sets _close_limit, then reads _state. No close() is lost.
-        if self._close_limit is not None:
-            self._begin_close()
-        else:
-            self._connect_all()
-
-    def _start_on_thread(self) -> None:
         try:
-            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}", on_end=self._abort_with_thread)
-            self._hub_thread.call(self._start_in_thread)
-        except BaseException as error:
-            if isinstance(error, RuntimeError) and self._closed.is_set:
-                return  # the consumer was closed while it connected
-            # The call was interrupted, or no thread could be started. Close, since no second start() is possible.
-            if self._hub_thread is None:
-                self._close_unstarted()
-            else:
-                with contextlib.suppress(RuntimeError):  # raised if the thread has ended
-                    self._hub_thread.call_soon(
-                        lambda: spawn("gnsq-abort", self._abort_start, on_failure="not closed in order")
-                    )
+            self._lifecycle.start()
+        except NSQConnectionClosed as error:
+            self.logger.warning("%s: not started again: %s", self.log_owner.label, error)
+        except BaseException:
+            if self.threaded:
+                # The call was interrupted, or no thread could be started. Nobody may close a consumer that runs unseen.
+                self._lifecycle.ask_to_close(self.options.close_timeout)
             raise
-
-    def _abort_start(self) -> None:
-        if self._state is State.INIT:
-            self._close_unstarted()
-        else:
-            self._ask_to_close(self.options.close_timeout)
-
-    def _close_at_exit(self) -> None:
-        """At the end of the program, close a threaded consumer. For others, log how many messages are in flight."""
-        if self.threaded:
-            try:
-                self.close()
-            except NSQTimeout as error:
-                self.logger.warning("%s: %s", self.log_owner.label, error)
-        elif in_flight := self.total_in_flight:
-            text = "%s: the program ends with %s in flight, which nsqd delivers again: close() waits for them"
-            self.logger.warning(text, self.log_owner.label, counted(in_flight, "message"))
+        if block:
+            self.join()
 
     def close(self, timeout: Seconds | None = None) -> None:
         """Shut down: request no more messages, wait until delivered messages are answered, requeue unanswered messages
@@ -351,38 +250,9 @@ class Consumer:
             NSQTimeout: If the close takes 3 s longer than the timeout, for example because a handler blocks the
                 consumer's thread. The close continues when its hub runs.
         """
-        limit = checked_timeout(timeout, self.options.close_timeout)
-        if self._starting.acquire():
-            self._close_unstarted()
-        self._ask_to_close(limit)
-        limit += CLOSE_GRACE
-        if not (self._must_not_wait() or self._wait_closed(limit)):
-            call_not_at_exit(self)  # it would wait for the same again
-            raise not_closed_error("consumer", limit, self._owner_thread, threaded=self.threaded)
-
-    def _ask_to_close(self, limit: float) -> None:
-        """Begin the close, in the consumer's thread. Does not wait."""
-        if self._close_limit is None:
-            # If start() runs in another thread at the same time, it reads this after it has set _state.
-            self._close_limit = limit
-        if self._state is State.RUNNING and self._owner_thread is not None:
-            if self._owner_thread.is_current:
-                self._begin_close()
-                return
-            try:
-                self._owner_thread.call_soon(self._begin_close)
-            except NSQConnectionClosed:
-                self._abort_after_thread_death()
-
-    def _begin_close(self) -> None:
-        if self._state is State.RUNNING and self._close_limit is not None:
-            self._state = State.CLOSING
-            self._shutdown = Shutdown(
-                self._close_limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger
-            )
-            # In a new greenlet, which continues even if the caller is killed or interrupted by a gevent.Timeout.
-            closer = spawn(f"gnsq-close-{self.topic}", self._close, self._shutdown, on_failure="not closed in order")
-            self._tasks.append(closer)
+        self._lifecycle.close(checked_timeout(timeout, self.options.close_timeout))
+        if self._lifecycle.owner_thread is None:
+            self._runtime.pool.close(0)  # it was not started, but connect_to_nsqd() may have been called
 
     def join(self, timeout: Seconds | None = None, raise_error: bool = False) -> None:
         """Wait until the consumer has closed, up to the timeout (seconds). Do not wait if it was never started.
@@ -390,101 +260,42 @@ class Consumer:
         In a handler, after close(), this does not wait for handlers in join(). Other callers that close() does not wait
         in do not wait here either. raise_error has no effect.
         """
-        limit = checked_timeout(timeout, NO_TIMEOUT)
-        if self._in_handler() and self._shutdown is not None:
-            self._shutdown.wait_for_others(limit)
-        elif self._starting.is_acquired and not self._must_not_wait():
-            self._wait_closed(limit)
-
-    def _wait_closed(self, limit: float) -> bool:
-        is_closed = self._closed.wait(limit)
-        if is_closed and self._hub_thread is not None and self._is_other_thread:
-            self._hub_thread.stop()
-        return is_closed
-
-    def _in_handler(self) -> bool:
-        return self._workers.is_current
-
-    def _must_not_wait(self) -> bool:
-        """Return True if the caller must not wait for the close.
-
-        These must not wait: the hub itself, a greenlet that the close waits for, such as that of a handler, and a
-        signal handler that has interrupted one of them or a start().
-        """
-        if self._active.must_not_wait() or self._in_handler():
-            return True
-        current = gevent.getcurrent()
-        return not self._is_other_thread and (current in self._tasks or self._pool.owns_greenlet(current))
+        if self._runtime.workers.is_current and self._lifecycle.state is State.CLOSING:
+            self._runtime.wait_for_others(checked_timeout(timeout, NO_TIMEOUT))
+        else:
+            super().join(timeout, raise_error)
 
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Mark the calling greenlet in a ``with`` block as one that answers async messages, as a handler does.
 
         There close() does not wait, since it would wait for the answers of this very greenlet. BatchHandler calls this.
         """
-        return self._active.marked()
-
-    def why_blocked(self, limit: float) -> str:
-        """For a liveness probe: return why the consumer's thread does not run its hub within some seconds; "" if it
-        does. Waits for that; in the consumer's own thread there is nothing to wait for."""
-        return why_blocked(self._owner_thread, limit)
+        return self._greenlets.marked()
 
     def __enter__(self) -> Self:
         self.start(block=False)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def pause(self) -> None:
         """Request no more messages (RDY 0). Delivered messages are still handled. May be called from any thread."""
-        self._in_owner_thread(self._rdy.pause, True)
+        self._in_owner_thread(self._runtime.rdy.pause, True)
 
     def resume(self) -> None:
         """Request messages again after pause()."""
-        self._in_owner_thread(self._rdy.pause, False)
-
-    def apply_options(self) -> None:
-        """Put into effect the options that were set as attributes."""
-        self._in_owner_thread(self._rdy.configure, self.options)
+        self._in_owner_thread(self._runtime.rdy.pause, False)
 
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: any arguments
         """Call a function in the consumer's thread: soon if the caller is another thread, otherwise now.
 
         After the consumer was closed, call the function now, in the caller's thread: the consumer's may have ended.
         """
-        if self._owner_thread is not None and self._is_other_thread and self._state is not State.CLOSED:
-            self._owner_thread.spawn(function, *arguments)
+        owner = self._lifecycle.owner_thread
+        if owner is not None and not owner.is_current and not self.is_closed:
+            owner.spawn(function, *arguments)
         else:
             function(*arguments)
 
-    @property
-    def _is_other_thread(self) -> bool:
-        """True if the caller runs in another thread than the consumer."""
-        return self._owner_thread is not None and not self._owner_thread.is_current
-
-    def after_fork_in_child(self, parent: int) -> None:
-        """Stop in this child process. In the parent the consumer continues. See concurrency/forks.py."""
-        self._state = State.CLOSED
-        self._end_reason = f"it runs in process {parent}, and this process was forked from it"
-        self._active = ActiveGreenlets()
-        for task in self._tasks:
-            task.kill(block=False)
-        self._workers.abort()
-        # Only forget the connections: Connection.after_fork_in_child() closes this process's copies of their sockets.
-        self._pool.connections.clear()
-        self._end()
-
     # --- state
-
-    @property
-    def is_running(self) -> bool:
-        """True from start() until close() or the end of the consumer's thread. False in a child that is forked then."""
-        return self._state is State.RUNNING
-
-    @property
-    def is_closed(self) -> bool:
-        """True after the end of close()."""
-        return self._state is State.CLOSED
 
     @property
     def is_ready(self) -> bool:
@@ -493,17 +304,7 @@ class Consumer:
 
         A worker whose topic nobody has published to yet must be ready: it could never be rolled out before.
         """
-        return self.is_running and (self._is_subscribed or self._waits_for_topic)
-
-    @property
-    def _is_subscribed(self) -> bool:
-        connections = list(self._pool.connections.values())
-        return any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
-
-    @property
-    def _waits_for_topic(self) -> bool:
-        known = self.nsqd_tcp_addresses or self._nodes.addresses or self._lost_nsqds or self._pool.failures()
-        return self._looked_up and not (known or self._nodes.report.wrong)
+        return self.is_running and (self._runtime.is_subscribed or self._runtime.waits_for_topic)
 
     @property
     def is_healthy(self) -> bool:
@@ -512,29 +313,27 @@ class Consumer:
         It can receive if an nsqd is connected, or an nsqlookupd answered the last query and no nsqd failed. False if
         a server at one of lookupd_http_addresses is not nsqlookupd. Reasons are in stats(): failures, lookupd_failures.
         """
-        if not self.is_running or self._nodes.report.wrong:
-            return False
-        return bool(self._pool.connections) or (self._looked_up and not self._pool.failures())
+        return self.is_running and self._runtime.can_receive
 
     @property
     def max_in_flight(self) -> int:
         """Limit of the messages in flight on all connections together. May be changed while the consumer runs."""
-        return self._rdy.max_in_flight
+        return self._runtime.rdy.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
         checked = ConsumerOptions(max_in_flight=value).max_in_flight
-        self._in_owner_thread(self._rdy.set_max_in_flight, checked)
+        self._in_owner_thread(self._runtime.rdy.set_max_in_flight, checked)
 
     @property
     def total_ready_count(self) -> int:
         """Sum of the RDY counts that were sent last on each connection."""
-        return sum(connection.ready_count for connection in list(self._pool.connections.values()))
+        return sum(connection.ready_count for connection in self._runtime.connections)
 
     @property
     def total_in_flight(self) -> int:
         """Number of messages in flight."""
-        return sum(connection.in_flight for connection in list(self._pool.connections.values()))
+        return self._runtime.in_flight
 
     @property
     def is_starved(self) -> bool:
@@ -543,8 +342,7 @@ class Consumer:
 
         Source: the client guide, "Message Flow Starvation".
         """
-        connections = list(self._pool.connections.values())
-        return any(is_starved(connection.in_flight, connection.ready_count) for connection in connections)
+        return any(is_starved(connection.in_flight, connection.ready_count) for connection in self._runtime.connections)
 
     @property
     def concurrency(self) -> int:
@@ -553,16 +351,16 @@ class Consumer:
 
     def stats(self) -> ConsumerStats:
         """Return the current state and the counts since the start. Takes 10 us for each connection."""
-        rdy, workers, runner = self._rdy, self._workers, self._runner
-        failures = {address: error.explanation for address, error in self._pool.failures().items()}
-        connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
-        counts = dict(self._dispatcher.closed_counts)
+        runtime = self._runtime
+        rdy, workers, runner = runtime.rdy, runtime.workers, runtime.runner
+        connections = tuple(connection.stats() for connection in runtime.connections)
+        counts = dict(runtime.dispatcher.closed_counts)
         for connection in connections:
             counts[connection.address] = counts.get(connection.address, MessageCounts()) + connection.counts
         return ConsumerStats(
             topic=self.topic,
             channel=self.channel,
-            state=self._state.value,
+            state=self._lifecycle.state.value,
             max_in_flight=self.max_in_flight,
             connections=connections,
             counts=sum(counts.values(), MessageCounts()),
@@ -577,33 +375,19 @@ class Consumer:
             handlers_overdue=len(runner.overdue()),
             handlers_timed_out=runner.handlers_timed_out,
             async_timed_out=runner.async_timed_out,
-            failures=failures,
-            lookupd_failures=dict(self._nodes.report.failures),
-            not_ready=self._why_not_ready(failures),
-            unanswered=self._unanswered,
+            failures=runtime.failures(),
+            lookupd_failures=dict(runtime.nodes.report.failures),
+            not_ready=self._lifecycle.why_not_running() or runtime.why_not_ready(),
+            unanswered=runtime.unanswered,
             counts_by_nsqd=counts,
         )
-
-    def _why_not_ready(self, failures: dict[str, str]) -> str:
-        if self._state is not State.RUNNING:
-            if self._end_reason:
-                return f"closed: {self._end_reason}"
-            return "not started" if self._state is State.INIT else self._state.value
-        if self._is_subscribed:
-            return ""
-        reasons = [f"{address}: {text}" for address, text in failures.items()]
-        connecting = sorted((self.nsqd_tcp_addresses | self._nodes.addresses) - failures.keys())
-        reasons += [f"{address}: still connecting" for address in connecting]
-        if not self._nodes.addresses:
-            reasons += self._nodes.report.explanations(self.lookupds, self.topic)
-        return "; ".join(reasons)
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed, for the log line that is written when it is given up, and for last_failure().
 
         Code that requeues messages itself, such as BatchHandler, calls this. Exceptions of handlers need no call.
         """
-        self._runner.note_failure(message, error)
+        self._runtime.runner.note_failure(message, error)
 
     def last_failure(self, message: Message) -> Failure:
         """For a receiver of on_giving_up: return why the message failed last.
@@ -611,7 +395,7 @@ class Consumer:
         The consumer remembers the failures of the last 1000 messages that failed here. For other messages, the text is
         "not seen here": another consumer of the channel had them before.
         """
-        return self._runner.last_failure(message)
+        return self._runtime.runner.last_failure(message)
 
     # --- methods that subclasses may override. If handle_response() or one of the four methods after it raises an
     # exception, the exception is logged.
@@ -619,7 +403,7 @@ class Consumer:
     def handle_message(self, conn: Connection | None, message: Message) -> None:
         """Call the handlers, then finish or requeue the message unless it is answered or async. A worker greenlet calls
         the override of a subclass instead of the handlers. conn is None if the connection is lost."""
-        self._runner.handle(message)
+        self._runtime.runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
         """Handle all waiting messages with one call, in a worker greenlet. If a subclass overrides this method, the
@@ -630,7 +414,7 @@ class Consumer:
         attempts than max_tries are not in the list. handler_timeout is the limit of the whole call.
         """
         for message in messages:
-            self._dispatcher.handle_one(message)
+            self._runtime.dispatcher.handle_one(message)
 
     def handle_response(self, conn: Connection, response: bytes) -> None:
         """Send on_response."""
@@ -657,32 +441,13 @@ class Consumer:
     def query_nsqd(self) -> None:
         """Start connecting to nsqd_tcp_addresses. Does not wait."""
         for address in self.nsqd_tcp_addresses:
-            self._in_owner_thread(functools.partial(self._pool.add, address, permanent=True))
+            self._in_owner_thread(functools.partial(self._runtime.pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
         """Query all nsqlookupds once, and start connecting to the nsqds that they name. Waits for the nsqlookupds, but
         not if another thread calls this."""
-        if self._is_other_thread:
-            if self._state is not State.CLOSED:
-                self._in_owner_thread(self.query_lookupd)
-            return
-        before = self._nodes.addresses
-
-        def add(address: str) -> None:
-            self._pool.add(address, permanent=False)
-            if address not in before:
-                # The nsqd has registered since the last query: connect now, even after many failed attempts.
-                self._pool.retry(address)
-
-        self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
-        self._pool.retain_only(self._nodes.addresses)
-        if not self._pool.connections:
-            self._nodes.report.log_empty_round(self.logger, self.lookupds, self.topic, self._poll_interval)
-
-    @property
-    def _poll_interval(self) -> float:
-        """Seconds between two calls of query_lookupd(), without jitter."""
-        return self.options.poll_interval(self._clock.monotonic() - since for since in self._lost_nsqds.values())
+        if not (self.is_closed and self._lifecycle.is_other_thread):
+            self._in_owner_thread(self._runtime.query_lookupd)
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Start connecting to an nsqd. If that fails, try again only when an nsqlookupd names it. Does not wait.
@@ -690,112 +455,9 @@ class Consumer:
         Raises:
             ValueError, TypeError: If the address is not valid.
         """
-        self._in_owner_thread(functools.partial(self._pool.add, checked_address(address, port), permanent=False))
+        add = functools.partial(self._runtime.pool.add, checked_address(address, port), permanent=False)
+        self._in_owner_thread(add)
 
     def redistribute_ready_state(self) -> None:
         """Schedule an update of all RDY counts."""
-        self._in_owner_thread(self._rdy.schedule_update)
-
-    def _connect_all(self) -> None:
-        self.query_nsqd()
-        self._spawn("rdy", self._rdy.run)
-        self._spawn("overdue", self._runner.log_regularly)
-        if self.lookupds:
-            self._spawn("lookup", self._poll_lookupds)
-        self._first_attempts.wait()
-
-    def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        what = f"the greenlet for {name} of consumer {self.log_owner.label}"
-        arguments = run_until_done, what, loop, self.logger, self._clock
-        self._tasks.append(spawn(f"gnsq-{name}-{self.topic}", *arguments, on_failure="it has ended"))
-
-    def _poll_lookupds(self) -> None:
-        try:
-            self.query_lookupd()
-        finally:
-            self._first_attempts.lookup_ended()
-        while True:
-            spread = 1 + self.options.lookupd_poll_jitter * (random.random() - 0.5)
-            began = self._clock.monotonic()
-            while (left := began + self._poll_interval * spread - self._clock.monotonic()) > 0:
-                self._nsqd_lost.clear()
-                self._clock.wait(self._nsqd_lost, left)
-            self.query_lookupd()
-
-    def _make_connection(self, address: str) -> Connection:
-        return self._dispatcher.make_connection(address, self._connection_options)
-
-    def _setup_connection(self, connection: Connection) -> None:
-        if connection.identity.auth:
-            self._dispatcher.call_hook(self.handle_auth, connection, dict(connection.identity.auth))
-        connection.subscribe(self.topic, self.channel)
-        self._lost_nsqds.pop(connection.address, None)
-        self._dispatcher.add(connection)
-
-    def _on_connection_lost(self, connection: Connection) -> None:
-        self._dispatcher.remove(connection)
-        if len(self._lost_nsqds) >= MAX_NSQDS:
-            del self._lost_nsqds[next(iter(self._lost_nsqds))]
-        self._lost_nsqds[connection.address] = self._clock.monotonic()
-        self._nsqd_lost.set()
-
-    # --- end
-
-    def _close(self, shutdown: Shutdown) -> None:
-        try:
-            gevent.killall([task for task in self._tasks if task is not gevent.getcurrent()])
-            self._rdy.stop()
-            self._unanswered = shutdown.run()
-            self._runner.log_given_up_summary(at_once=True)
-            for lookupd in self.lookupds:
-                lookupd.close()
-        finally:
-            self._state = State.CLOSED
-            self._workers.close()
-            self._tell_end()
-
-    def _close_unstarted(self) -> None:
-        self._state = State.CLOSED
-        self._pool.close(0)
-        self._end()
-
-    def _abort_with_thread(self) -> None:
-        """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
-        if self._state is State.RUNNING:
-            self._note_lost_thread()
-            # Abort, do not drain: during a drain, nsqd could redeliver the message whose handler ended the thread.
-            for connection in list(self._pool.connections.values()):
-                connection.abort()
-            try:
-                self._pool.close(0)
-            finally:
-                self._tell_end()
-
-    def _abort_after_thread_death(self) -> None:
-        """Close a consumer that is not threaded, and whose thread, and thus whose hub, has ended."""
-        self._note_lost_thread()
-        for connection in list(self._pool.connections.values()):
-            with contextlib.suppress(Exception):
-                connection.abort_without_owner(NSQConnectionClosed("the consumer's thread has ended"))
-        self._tell_end()
-
-    def _note_lost_thread(self) -> None:
-        self._state, self._end_reason = State.CLOSED, "its thread has ended"
-        self.has_lost_thread = True
-        self._unanswered = self.total_in_flight
-
-    def _tell_end(self) -> None:
-        """Send on_close, then end."""
-        try:
-            with self._active.marked():  # so close() and join() in its receivers do not wait for _end()
-                notify(self.on_close, self)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        """Wake the callers of close() and join(), and stop the thread of a threaded consumer."""
-        call_not_at_exit(self)
-        self._closed.set()
-        if self._hub_thread is not None:
-            # Call stop() last: it also kills the greenlet that runs this method.
-            self._hub_thread.stop()
+        self._in_owner_thread(self._runtime.rdy.schedule_update)

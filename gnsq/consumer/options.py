@@ -159,4 +159,4 @@ class OptionAttribute:
 
     def __set__(self, consumer: Any, value: Any) -> None:
         consumer.options = replace(consumer.options, **{self._name: value})
-        consumer.apply_options()
+        consumer._in_owner_thread(consumer._runtime.rdy.configure, consumer.options)

@@ -28,7 +28,7 @@ from gevent.pywsgi import WSGIServer
 from gnsq.addresses import format_address
 from gnsq.concurrency.sockets import CooperativeHandler
 from gnsq.consumer import Consumer
-from gnsq.nsqd.pool import State
+from gnsq.lifecycle import State
 from gnsq.producer import Producer
 
 __all__ = ["HealthApplication", "serve_health"]

@@ -5,7 +5,6 @@ Owns one greenlet for each address. Knows neither messages nor publishes.
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import os
@@ -27,7 +26,7 @@ from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import Options, option
 
-__all__ = ["ConnectionPool", "FirstAttempts", "ReconnectOptions", "State"]
+__all__ = ["ConnectionPool", "FirstAttempts", "ReconnectOptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +61,6 @@ class ReconnectOptions(Options):
 START_LIMIT = 1.0
 # Seconds after which a connection is stable. When a stable connection is lost, the failures before it do not count.
 STABLE_AFTER = 10.0
-
-
-class State(enum.Enum):
-    """The state of a Consumer or Producer. It changes only to one further down; in a forked child also to INIT."""
-
-    INIT = "init"
-    RUNNING = "running"
-    CLOSING = "closing"
-    CLOSED = "closed"
 
 
 @dataclass(eq=False)

@@ -9,8 +9,8 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #
 #  1. `Producer.publish` in producer/producer.py checks the arguments and makes a `PendingPublish` in
 #     producer/publish.py.
-#  2. `ProducerLifecycle.ensure_started` in producer/lifecycle.py starts the producer with its first publish. If another
-#     thread publishes, `publish_from_thread` in producer/lifecycle.py passes the publish to the producer's hub.
+#  2. `Producer._start_with` in producer/producer.py starts the producer with its first publish. If another thread
+#     publishes, `ProducerRuntime.publish_from_thread` in producer/runtime.py passes it to the producer's hub.
 #  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if too few are left, the publish waits for
 #     `Dispatcher.admit_waiting`.
 #  4. `Batcher.add` in producer/batching.py collects publishes with one topic and key, if batch_messages is set.
@@ -61,9 +61,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
     NSQUnknownTimeout,
 )
-from gnsq.lifecycle import why_not_started
 from gnsq.logs import LogOwner
-from gnsq.nsqd.pool import State
 from gnsq.producer.batching import Batcher
 from gnsq.producer.completion import CompletionQueue, Deadlines
 from gnsq.producer.options import ProducerOptions
@@ -209,7 +207,7 @@ class Dispatcher:
         self._is_submitting = True
         try:
             if self._closing:
-                raise NSQNotSentClosed(why_not_started("producer", State.CLOSING))
+                raise NSQNotSentClosed("producer is closing; make a new one")
             if not block:
                 self._refuse_to_wait(publish)
             self.pending += 1

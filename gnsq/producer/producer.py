@@ -1,6 +1,6 @@
 """The public methods of a Producer. They check arguments and make publishes, which dispatcher.py sends.
 
-lifecycle.py starts and closes the producer; runtime.py owns its connections and greenlets.
+gnsq/lifecycle.py starts and closes the producer; runtime.py owns its connections and greenlets.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from gnsq.addresses import Addresses, checked_address, parse_addresses
 from gnsq.clock import Clock, RealClock
-from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, checked_timeout, current_thread, is_hub_greenlet
+from gnsq.concurrency.threads import CROSS_THREAD_GRACE, OwnerThread, checked_timeout, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
-from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTimeout
+from gnsq.errors import NSQErrorCode, NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
-from gnsq.lifecycle import why_blocked, why_not_started
+from gnsq.lifecycle import Client, ClientGreenlets, Lifecycle, State
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.pool import ReconnectOptions, State
-from gnsq.options import ConnectionOptions, Milliseconds, Seconds
-from gnsq.producer.lifecycle import ProducerLifecycle, publish_from_thread
+from gnsq.nsqd.pool import ReconnectOptions
+from gnsq.options import ConnectionOptions, Milliseconds, Seconds, check_flag
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
 from gnsq.producer.publish_many import Chunk, publish_chunks
@@ -36,7 +35,7 @@ from gnsq.protocol.frames import OK
 from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
 from gnsq.stats import ProducerConnectionStats, ProducerStats
-from gnsq.texts import counted, shown_argument
+from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
 
 __all__ = ["Producer"]
@@ -48,7 +47,7 @@ LARGE_BODY = 2**30
 _numbers = itertools.count(1)
 
 
-class Producer:
+class Producer(Client):
     """Publish messages.
 
     Args:
@@ -138,13 +137,15 @@ class Producer:
         self._check_topic = functools.lru_cache(1000)(assert_valid_topic_name)
         self._max_message = self.options.max_msg_size or LARGE_BODY
         self._needs_key = self.options.strategy == "consistent"
-        self._lifecycle = ProducerLifecycle(
+        self._greenlets = ClientGreenlets(self.log_owner, self.clock, self.logger)
+        self._lifecycle: Lifecycle[ProducerRuntime] = Lifecycle(
+            self,
+            "producer",
             self._start_runtime,
-            self.name,
-            threaded=threaded,
-            close_timeout=self.options.close_timeout,
-            on_close=lambda: notify(self.on_close, self),
+            self._greenlets,
+            grace=CROSS_THREAD_GRACE,
             on_fork=self._reset_counts,
+            is_last=True,
         )
 
     def __repr__(self) -> str:
@@ -166,22 +167,9 @@ class Producer:
             NSQException: If the producer was closed, or its thread has ended.
             RuntimeError: If the hub itself calls this, and the producer is threaded.
         """
-        if self._lifecycle.state is State.RUNNING:
-            owner = None if (runtime := self._lifecycle.runtime) is None else runtime.owner_thread
-            text = why_not_started("producer", State.RUNNING, owner)
-            if owner is not None and owner.has_ended:
-                raise NSQConnectionClosed(text)
-            self.logger.warning("%s: not started again: %s", self.name, text)
-            return
-        runtime = self._lifecycle.ensure_started(NO_TIMEOUT)
-        try:
-            runtime.owner_thread.call_and_wait(NO_TIMEOUT, runtime.wait_started)
-        except NSQConnectionClosed:
-            if self.is_running:
-                raise
-            # It was closed meanwhile, and its thread has ended.
+        self._lifecycle.start()
 
-    def _start_runtime(self) -> ProducerRuntime:
+    def _start_runtime(self, owner_thread: OwnerThread) -> ProducerRuntime:
         config = RuntimeConfig(
             options=self.options,
             reconnect=self.reconnect,
@@ -191,8 +179,9 @@ class Producer:
             clock=self.clock,
             owner=self.log_owner,
             counts=self._counts,
+            greenlets=self._greenlets,
         )
-        runtime = ProducerRuntime(config, self, self._response_receivers)
+        runtime = ProducerRuntime(config, self, owner_thread, self._response_receivers)
         runtime.start()
         return runtime
 
@@ -240,35 +229,12 @@ class Producer:
             NSQTimeout: If the close takes a second longer than the timeout, for example because the producer's thread
                 does not run its hub. The close continues when the hub runs.
         """
-        return self._lifecycle.close(checked_timeout(timeout, self.options.close_timeout))
-
-    def join(self, timeout: Seconds | None = None, raise_error: bool = False) -> None:
-        """Wait until the producer has closed, up to the timeout (seconds). raise_error has no effect."""
-        _check_flag("raise_error", raise_error)
-        self._lifecycle.join(checked_timeout(timeout, NO_TIMEOUT))
-
-    def why_blocked(self, limit: float) -> str:
-        """For a liveness probe: return why the producer's thread does not run its hub within some seconds; "" if it
-        does. Waits for that; in the producer's own thread there is nothing to wait for."""
-        runtime = self._lifecycle.runtime
-        return why_blocked(None if runtime is None else runtime.owner_thread, limit)
+        closed = self._lifecycle.close(checked_timeout(timeout, self.options.close_timeout))
+        return [] if closed is None else closed.unconfirmed
 
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    @property
-    def is_running(self) -> bool:
-        """True if the producer was started and not closed."""
-        return self._lifecycle.state is State.RUNNING
-
-    @property
-    def is_closed(self) -> bool:
-        """True after the end of close()."""
-        return self._lifecycle.state is State.CLOSED
 
     @property
     def is_ready(self) -> bool:
@@ -279,16 +245,16 @@ class Producer:
 
     def stats(self) -> ProducerStats:
         """Return the current state, and the counts since the start."""
-        state, runtime = self._lifecycle.state.value, self._lifecycle.runtime
+        state, runtime = self._lifecycle.state, self._lifecycle.runtime
         dispatcher = None if runtime is None else runtime.dispatcher
         links = [] if dispatcher is None else [(link, False) for link in dispatcher.links]
         links += [] if dispatcher is None else [(link, True) for link in dispatcher.stalled_links]
-        not_ready = "not started" if state == State.INIT.value else state
-        if runtime is not None and state == State.RUNNING.value:
+        not_ready = self._lifecycle.why_not_running()
+        if runtime is not None and state is State.RUNNING:
             not_ready = runtime.why_not_ready()
         counts = self._counts
         return ProducerStats(
-            state=state,
+            state=state.value,
             confirmed=counts.confirmed,
             refused=counts.refused,
             not_sent=counts.not_sent,
@@ -405,7 +371,7 @@ class Producer:
             RuntimeError: If the hub itself or a receiver of the producer's signals calls this.
         """
         if raise_error is not True:
-            _check_flag("raise_error", raise_error)
+            check_flag("raise_error", raise_error)
             return self.publish_async(topic, data, defer, block, timeout, key=key)
         return self._submit_and_wait(self._make_publish(topic, data, defer, timeout, key), block)
 
@@ -487,7 +453,7 @@ class Producer:
         Raises:
             ValueError: In the cases of publish(), and if the body of the MPUB is longer than max_body_size.
         """
-        _check_flag("raise_error", raise_error)
+        check_flag("raise_error", raise_error)
         publish = self._make_multipublish(topic, messages, timeout, key)
         return self._submit_and_wait(publish, block) if raise_error else self._submit(publish, block)
 
@@ -520,7 +486,7 @@ class Producer:
         if is_hub_greenlet():
             raise RuntimeError("nothing can wait for publishes in the hub itself; let a greenlet do it")
         # Check all arguments now: there may be no message with which the first chunk would check them.
-        _check_flag("raise_error", raise_error)
+        check_flag("raise_error", raise_error)
         assert_valid_topic_name(topic)
         checked_timeout(timeout, self._timeout)
 
@@ -596,10 +562,10 @@ class Producer:
 
     def _submit(self, publish: PendingPublish, block: bool) -> PublishResult:
         if block is not True:
-            _check_flag("block", block)
+            check_flag("block", block)
         runtime = self._lifecycle.runtime or self._start_with(publish, block)
         if current_thread.token is not runtime.owner_thread.token():
-            return publish_from_thread(runtime, publish, block=block, until_end=False)
+            return runtime.publish_from_thread(publish, block=block, until_end=False)
         result = publish.result = PublishResult()
         # These lines repeat ResultWaiters.new() instead of calling it. That saves 0.05 us of 2 us.
         result.waiters = runtime.waiters
@@ -611,20 +577,15 @@ class Producer:
 
     def _submit_and_wait(self, publish: PendingPublish, block: bool) -> bytes:
         if block is not True:
-            _check_flag("block", block)
+            check_flag("block", block)
         runtime = self._lifecycle.runtime or self._start_with(publish, block)
         if current_thread.token is runtime.owner_thread.token():
             runtime.dispatcher.publish(publish, block)
         else:
-            publish_from_thread(runtime, publish, block=block, until_end=True).get()
+            runtime.publish_from_thread(publish, block=block, until_end=True).get()
         return OK
 
     def _start_with(self, publish: PendingPublish, block: bool) -> ProducerRuntime:
         """Start the producer. Unless block is False, wait if another greenlet or thread is just starting it."""
         can_wait = block and not is_hub_greenlet()
         return self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
-
-
-def _check_flag(name: str, value: object) -> None:
-    if value not in (True, False):
-        raise TypeError(f"{name} must be True or False, not {shown_argument(value)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,10 +16,20 @@ import gevent
 
 from gnsq.addresses import parse_address
 from gnsq.clock import Clock
-from gnsq.concurrency.greenlets import run_until_done, spawn
-from gnsq.concurrency.threads import OwnerThread
+from gnsq.concurrency.greenlets import spawn
+from gnsq.concurrency.threads import CROSS_THREAD_GRACE, CrossThreadFuture, Once, OwnerThread, is_hub_greenlet
 from gnsq.discovery import AllNodes
-from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
+from gnsq.errors import (
+    NSQConnectionClosed,
+    NSQErrorCode,
+    NSQException,
+    NSQNoConnections,
+    NSQNotSentClosed,
+    NSQNotSentTimeout,
+    NSQUnknownClosed,
+    NSQUnknownTimeout,
+)
+from gnsq.lifecycle import ClientGreenlets
 from gnsq.logs import LogOwner
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd.connection import Connection, ConnectionListener
@@ -27,9 +37,10 @@ from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
-from gnsq.producer.result import ResultWaiters
+from gnsq.producer.publish import PendingPublish, PublishCounts, Unconfirmed, is_node_error
+from gnsq.producer.result import PublishResult, ResultWaiters
 from gnsq.producer.routing import TcpLink, make_strategy
+from gnsq.texts import counted
 
 __all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
 
@@ -58,6 +69,7 @@ class RuntimeConfig:
     clock: Clock
     owner: LogOwner
     counts: PublishCounts
+    greenlets: ClientGreenlets
 
 
 class ProducerEvents(Protocol):
@@ -80,14 +92,18 @@ class ProducerRuntime(ConnectionListener):
         response_receivers: While this collection is empty, handle_response() of the events is not called.
 
     Attributes:
+        unconfirmed: After the end: the publishes that were not confirmed.
         owner_thread: The thread in which the runtime was made.
         waiters: Threads and callbacks that wait for results.
         dispatcher: Sends publishes.
         now: Returns monotonic seconds.
     """
 
-    def __init__(self, config: RuntimeConfig, events: ProducerEvents, response_receivers: Sized) -> None:
-        self.owner_thread = OwnerThread()
+    def __init__(
+        self, config: RuntimeConfig, events: ProducerEvents, owner_thread: OwnerThread, response_receivers: Sized
+    ) -> None:
+        self.owner_thread = owner_thread
+        self.unconfirmed: list[Unconfirmed] = []
         options = self._options = config.options
         self._config = config
         self._events = events
@@ -110,9 +126,7 @@ class ProducerRuntime(ConnectionListener):
         # Each pool has one connection to each nsqd.
         self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
         self._nodes = AllNodes(config.lookupds, owner=config.owner)
-        self._tasks: list[gevent.Greenlet] = []
-        # Greenlet that is inside _marked(): one at most, since code inside _marked() does not wait.
-        self._active: gevent.Greenlet | None = None
+        self._greenlets = config.greenlets
 
     def _make_pool(self) -> ConnectionPool:
         return ConnectionPool(
@@ -131,21 +145,21 @@ class ProducerRuntime(ConnectionListener):
         """Start the greenlets that connect, check deadlines, send batches and query nsqlookupds. Does not wait."""
         for address in self._config.addresses:
             self.add(address)
-        self._spawn("deadlines", self.dispatcher.deadlines.run)
+        self._greenlets.run_loop("deadlines", self.dispatcher.deadlines.run)
         if self.dispatcher.batcher is not None:
-            self._spawn("batches", self.dispatcher.batcher.run)
+            self._greenlets.run_loop("batches", self.dispatcher.batcher.run)
         if self._config.lookupds:
-            self._spawn("lookup", self._poll_lookupds)
+            self._greenlets.run_loop("lookup", self._poll_lookupds)
 
     def add(self, address: str) -> None:
         """Connect to an nsqd, and reconnect whenever the connection is lost."""
-        with self._marked():
+        with self._greenlets.marked():
             for pool in self._pools:
                 pool.add(address, permanent=True)
             self._addresses.add(address)
 
     def wait_started(self) -> None:
-        """Wait as start() of a producer does."""
+        """Wait as Producer.start() does."""
         self._first_attempts.wait()
 
     def flush(self, timeout: float) -> bool:
@@ -154,40 +168,32 @@ class ProducerRuntime(ConnectionListener):
         Returns:
             False if some publishes have not ended within the timeout (seconds).
         """
-        with self._marked():
+        with self._greenlets.marked():
             self.dispatcher.flush_batches()
         return self.dispatcher.flush(timeout)
 
-    @contextlib.contextmanager
-    def _marked(self) -> Iterator[None]:
-        """Mark the calling greenlet: in a signal handler that interrupts the block, close() must not wait."""
-        self._active = gevent.getcurrent()
-        try:
-            yield
-        finally:
-            self._active = None
+    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
+        """Return True if a greenlet of this thread connects, reads responses, or is inside a publish."""
+        return self.dispatcher.is_reentrant(greenlet) or any(pool.owns_greenlet(greenlet) for pool in self._pools)
 
-    def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Return True if a greenlet of the calling thread runs code of this object. A close() in it must not wait."""
-        return self.owner_thread.is_current and (
-            self.dispatcher.is_reentrant(greenlet)
-            or greenlet is self._active
-            or greenlet in self._tasks
-            or any(pool.owns_greenlet(greenlet) for pool in self._pools)
-        )
+    def what_is_left(self) -> str:
+        """See Runtime."""
+        pending = self.dispatcher.pending
+        return f"{counted(pending, 'publish', 'publishes')} not confirmed" if pending else ""
 
-    def close(self, timeout: float) -> list[Unconfirmed]:
-        """Wait for pending publishes, up to the timeout in seconds, then close all connections.
-
-        Returns:
-            The publishes that were not confirmed.
-        """
-        deadline = self._clock.monotonic() + timeout
+    def begin_close(self, timeout: float) -> None:
+        """Refuse further publishes. Any thread may call this, since it only sets a flag."""
         self.dispatcher.stop_accepting()
+        pending = counted(self.dispatcher.pending, "publish", "publishes")
+        logger.info("%s: closing, with up to %g s for %s pending", self._config.owner.label, timeout, pending)
+
+    def close(self, timeout: float) -> None:
+        """Wait for pending publishes, up to the timeout in seconds, then close all connections."""
+        deadline = self._clock.monotonic() + timeout
         if self.dispatcher.batcher is not None:
             self.dispatcher.batcher.stop_waiting()
         self.flush(timeout)
-        unconfirmed = self.dispatcher.close()
+        self.unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.writer.pending:
                 # The timeout of close() is over, so end these publishes without their responses. Release the address
@@ -195,39 +201,29 @@ class ProducerRuntime(ConnectionListener):
                 for pool in self._pools:
                     pool.release(connection.address)
                 connection.abort()
-        for task in self._tasks:
-            task.kill(block=False)
+        self._greenlets.kill_loops()
         # Close all pools at the same time, since each may need the whole time limit.
         left = max(deadline - self._clock.monotonic(), CLOSE_GRACE)
         gevent.joinall([spawn("gnsq-drain", pool.close, left, on_failure="not drained") for pool in self._pools])
         # Let the hub run one round, in which CompletionQueue wakes the last callers.
         gevent.sleep(0)
-        return unconfirmed
+        self._log_end()
 
-    def after_fork_in_child(self, parent: int) -> None:
-        """Stop in this child process. Connections are not ended here: they have their own after_fork_in_child()."""
-        if not self.owner_thread.is_current:
-            # The owner thread and its greenlets do not exist in this process. Waiting calls end by themselves.
-            return
-        self.abort(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
+    def abort(self) -> None:
+        """End all publishes at once, because the thread ends."""
+        self.dispatcher.stop_accepting()
+        self._fail_all(NSQUnknownClosed("the producer's thread has ended; nsqd may have it"))
+        for pool in self._pools:
+            pool.close(0)
+        gevent.sleep(0)  # as in close()
+        self._log_end()
 
-    def abort(self, error: NSQException) -> None:
-        """End all publishes immediately with an error, and kill the greenlets that _spawn() has started."""
-        for publish in list(self.dispatcher.pending_publishes()):
-            self.dispatcher.fail(publish, error)
-        self.dispatcher.close()
-        for task in self._tasks:
-            task.kill(block=False)
-
-    def abort_from_other_thread(self, error: NSQException) -> list[Unconfirmed]:
+    def abort_without_hub(self) -> None:
         """End all publishes after the owner thread has ended. Another thread calls this, since the owner's hub does not
-        run any more.
-
-        Returns:
-            The publishes that were not confirmed.
-        """
+        run any more."""
+        error = NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
         pending = list(self.dispatcher.pending_publishes())
-        unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in pending]
+        self.unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in pending]
         for publish in pending:
             publish.done, publish.error = True, error
             self._config.counts.count_failed(error, publish.messages)
@@ -240,12 +236,89 @@ class ProducerRuntime(ConnectionListener):
         for connection in list(self._links):
             with contextlib.suppress(Exception):
                 connection.abort_without_owner(error)
-        return unconfirmed
+        self._log_end()
 
-    def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        what = f"the greenlet for {name} of {self._config.owner.label}"
-        arguments = run_until_done, what, loop, logger, self._clock
-        self._tasks.append(spawn(f"gnsq-producer-{name}", *arguments, on_failure="it has ended"))
+    def after_fork_in_child(self, parent: int) -> None:
+        """End all publishes in this child process. If the owner thread is another one, it does not exist in this
+        process, and waiting calls end by themselves."""
+        if self.owner_thread.is_current:
+            self._fail_all(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
+
+    def _fail_all(self, error: NSQException) -> None:
+        for publish in list(self.dispatcher.pending_publishes()):
+            self.dispatcher.fail(publish, error)
+        self.unconfirmed = self.dispatcher.close()
+        self._greenlets.kill_loops()
+
+    def _log_end(self) -> None:
+        label = self._config.owner.label
+        if not self.unconfirmed:
+            logger.info("%s: closed; nothing was left", label)
+            return
+        first, what = self.unconfirmed[0], counted(len(self.unconfirmed), "publish", "publishes")
+        text = "%s: closed with %s not confirmed, the first of them to %s: %s"
+        logger.warning(text, label, what, first.topic, first.error)
+
+    # --- publishes from other threads
+
+    def publish_from_thread(self, publish: PendingPublish, *, block: bool, until_end: bool) -> PublishResult:
+        """Publish from another thread than the producer's, and wait until the publish has capacity.
+
+        If the producer's hub does not run, the wait ends CROSS_THREAD_GRACE seconds after the deadline. If the caller
+        is a hub itself, the call does not wait: if there is no capacity, the result gets the error.
+
+        Args:
+            until_end: Wait until the publish has ended, and not only until it has capacity.
+
+        Raises:
+            NSQException: In the cases of Producer.publish_async().
+            RuntimeError: If until_end is True and the caller is a hub itself.
+        """
+        can_wait = not is_hub_greenlet()
+        if until_end and not can_wait:
+            raise RuntimeError("nothing can wait for a publish in the hub itself; let a greenlet do it")
+        result = publish.result = self.waiters.new(publish.deadline)
+        reached: CrossThreadFuture[None] = CrossThreadFuture()
+        if until_end:
+            result.add_done_callback(lambda result: reached.set_result(None))
+        else:
+            publish.on_capacity = lambda: reached.set_result(None)
+        once = Once()
+
+        def submit() -> None:
+            if not once.acquire():
+                return  # the caller no longer waits
+            try:
+                self.dispatcher.submit(publish, block)
+                if not can_wait:
+                    self.dispatcher.wait_for_capacity(publish)  # in the hub this method raises instead of waiting
+                elif publish.reserved_bytes and publish.on_capacity is not None:
+                    publish.on_capacity()
+            except Exception as error:  # noqa: BLE001  # raised in the calling thread, or by get()
+                reached.set_exception(error)
+                result.end(error)
+
+        try:
+            self.owner_thread.call_soon(submit)
+        except NSQConnectionClosed as error:
+            text = f"{error}: the producer was started there; with threaded=True it has a thread of its own"
+            raise NSQNotSentClosed(text) from error
+        if not can_wait:
+            return result
+        try:
+            is_reached = reached.wait(max(publish.deadline - self.now(), 0) + CROSS_THREAD_GRACE)
+        except BaseException:
+            # The caller was killed or interrupted by a gevent.Timeout. Let the producer's hub, which reads
+            # publish.result, clear this attribute. Then a failure of the publish is logged.
+            with contextlib.suppress(NSQConnectionClosed):
+                self.owner_thread.call_soon(setattr, publish, "result", None)
+            raise
+        if not is_reached:
+            text = f"the producer's thread has not run its hub for {publish.timeout + CROSS_THREAD_GRACE:g} s"
+            text += "; in a program that blocks natively a producer needs threaded=True"
+            raise NSQNotSentTimeout(text) if once.acquire() else NSQUnknownTimeout(text)
+        reached.result()
+        return result
 
     # --- nsqds
 

@@ -387,7 +387,7 @@ def child():
     release.set()
     # Time for inherited greenlets, lookups and reconnects.
     gevent.sleep(0.1)
-    living = [task for task in consumer._tasks if not task.dead]
+    living = [task for task in consumer._greenlets._loops if not task.dead]
     say("child", consumer.is_running, consumer.is_healthy, consumer.total_in_flight, len(done), len(before), living)
     say(inherited)
 """

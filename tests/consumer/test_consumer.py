@@ -355,7 +355,7 @@ def test_receiver_that_raises_is_logged_and_changes_nothing(nsqd, clock, publish
         handled.append(message.attempts)
         if message.attempts == 1:
             raise RuntimeError("once")
-        consumer._pool.connections[nsqd.tcp_address].in_flight_messages.touch(b"0123456789abcdef")
+        consumer._runtime.pool.connections[nsqd.tcp_address].in_flight_messages.touch(b"0123456789abcdef")
 
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock)
     getattr(consumer, name).connect(receive, weak=False)
@@ -410,7 +410,7 @@ def test_close_while_nsqlookupd_is_silent_leaves_nothing_running(fakensqd):
         consumer.join(timedelta(seconds=5))
 
     assert not consumer.is_running
-    assert all(task.dead for task in consumer._tasks)
+    assert all(task.dead for task in consumer._greenlets._loops)
 
 
 @pytest.mark.parametrize("channel", ["127.0.0.1:4150", "127.0.0.1", "http://u:hush@nsqd:4161", ["nsqd:4150"]])
@@ -577,6 +577,7 @@ def test_several_consumers_and_topics_do_not_mix(nsqds, clock):
     consumers = [Consumer(*name, addresses, message_handler=handle, max_in_flight=9, clock=clock) for name in names]
     for consumer in consumers:
         consumer.start(block=False)
+    clock.advance(0.0)  # start() returns when the first nsqd is connected
     for nsqd in nsqds:
         nsqd.broker.ensure_topic("t").publish([b"of t"] * 10, nsqd.now())
         nsqd.broker.ensure_topic("u").publish([b"of u"] * 10, nsqd.now())
@@ -660,7 +661,7 @@ def test_killed_handlers_leave_no_dead_worker(nsqd, clock, publish, started):
 
     assert set(attempts.values()) == {2}
     assert len(attempts) == 50
-    assert (consumer.total_in_flight, consumer.stats().backoff, len(consumer._workers)) == (0, "off", 0)
+    assert (consumer.total_in_flight, consumer.stats().backoff, len(consumer._runtime.workers)) == (0, "off", 0)
 
 
 def test_interrupted_start_can_be_closed_in_order(fakensqd):

@@ -442,7 +442,7 @@ def test_unanswered_messages_are_not_kept_after_their_timeout(nsqd, clock, publi
     publish(nsqd, *[b"x"] * 40)
     clock.advance(12.0)
 
-    (connection,) = consumer._pool.connections.values()
+    (connection,) = consumer._runtime.pool.connections.values()
     assert len(connection.in_flight_messages.async_messages) <= 50
     gevent.spawn(consumer.close)
     clock.advance(0.0)
@@ -687,7 +687,7 @@ def test_killed_handle_messages_requeues_its_messages_at_once(nsqd, clock, publi
     consumer = together(lambda messages: Event().wait())
     publish(nsqd, b"1", b"2")
     consumer.function = finish_all
-    for worker in list(consumer._workers._workers):
+    for worker in list(consumer._runtime.workers._workers):
         worker.kill(block=False)
     clock.advance(0.1)
 
@@ -781,7 +781,7 @@ def test_messages_that_time_out_in_handle_messages_are_not_kept(nsqd, clock, pub
     consumer = together(outlast, msg_timeout=60)
     publish(nsqd, b"1")
     clock.advance(150.0)
-    [connection] = consumer._pool.connections.values()
+    [connection] = consumer._runtime.pool.connections.values()
     consumer.function = lambda messages: (clock.sleep(5.0), finish_all(messages))
     clock.advance(200.0)
     # RDY is updated when the next messages are in flight.

@@ -520,10 +520,10 @@ def test_bug_in_a_greenlet_of_the_consumer_is_logged_and_the_greenlet_continues(
             raise RuntimeError("bug")
         clock.sleep(100.0)
 
-    consumer._spawn("rdy", bug)
+    consumer._greenlets.run_loop("rdy", bug)
     clock.advance(2.0)
 
-    assert "internal error in the greenlet for rdy of consumer t/c; it goes on in 1 s" in caplog.text
+    assert "internal error in the greenlet for rdy of t/c; it goes on in 1 s" in caplog.text
     assert len(runs) == 2
 
 

@@ -119,7 +119,7 @@ def rdy_of_many(clock, count):
         consumer.start(block=False)
         clock.advance(5.0)
         assert consumer.total_ready_count == count
-        yield consumer._rdy
+        yield consumer._runtime.rdy
         gevent.spawn(consumer.close)
         clock.advance(1.0)
         assert not consumer.is_running

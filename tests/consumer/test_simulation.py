@@ -63,7 +63,7 @@ class Simulation:
         )
         # Nearly the same order each time; the operating system decides the rest.
         random.seed(seed)
-        self.consumer._rdy._policy._rng.seed(seed)
+        self.consumer._runtime.rdy._policy._rng.seed(seed)
         self.consumer.on_backoff.connect(self.note_phase, weak=False)
         self.consumer.start(block=False)
 
@@ -90,7 +90,7 @@ class Simulation:
 
     def check(self):
         """Check the limits."""
-        connections = list(self.consumer._pool.connections.values())
+        connections = list(self.consumer._runtime.pool.connections.values())
         load = sum(max(connection.ready_count, connection.in_flight) for connection in connections)
         assert load <= self.allowed, f"RDY and in flight: {load}, allowed: {self.allowed}"
         self.allowed = max(self.consumer.max_in_flight, load)
@@ -98,7 +98,7 @@ class Simulation:
             assert 0 <= connection.ready_count <= connection.identity.max_rdy_count
             assert connection.in_flight >= 0
         # No message of a lost connection is in the inbox, and its running handlers end.
-        assert len(self.consumer._workers.inbox) <= self.allowed
+        assert len(self.consumer._runtime.workers.inbox) <= self.allowed
 
     # --- events
 
@@ -220,7 +220,11 @@ def test_consumer_among_failing_nsqds_stays_within_its_limits_and_handles_all_me
         assert [len(nsqd.sessions) for nsqd in simulation.nsqds] == [1] * 4
         stats = simulation.consumer.stats()
         assert (stats.backoff, stats.waiting, stats.handling, stats.failures) == ("off", 0, 0, {})
-        assert (simulation.consumer.total_in_flight, simulation.running, len(simulation.consumer._workers)) == (0, 0, 0)
+        assert (simulation.consumer.total_in_flight, simulation.running, len(simulation.consumer._runtime.workers)) == (
+            0,
+            0,
+            0,
+        )
         assert all(connection.rdy for connection in stats.connections)
         # Nothing has accumulated, and there are no more parked workers than handlers ran at the same time.
         running = greenlets(others)

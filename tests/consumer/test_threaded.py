@@ -57,9 +57,9 @@ def test_messages_are_handled_while_the_caller_blocks_natively(fakensqd, publish
         assert consumer.stats().counts.received == 20
 
     assert sorted(handler.bodies, key=int) == [b"%d" % number for number in range(20)]
-    assert handler.threads == {"gnsq-consumer-t"}
+    assert handler.threads == {"gnsq-t/c"}
     assert not consumer.is_running
-    assert "gnsq-consumer-t" not in thread_names()
+    assert "gnsq-t/c" not in thread_names()
     assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
 
 
@@ -73,7 +73,7 @@ def test_start_blocks_until_a_handler_closes_the_consumer(fakensqd, publish):
 
     assert not consumer.is_running
     assert fakensqd.in_flight("t", "c") == 0
-    assert "gnsq-consumer-t" not in thread_names()
+    assert "gnsq-t/c" not in thread_names()
 
 
 def test_greenlets_of_the_caller_run_while_it_waits(fakensqd):
@@ -121,7 +121,7 @@ def test_close_with_a_timeout_waits_and_requeues_the_rest(fakensqd, publish):
 
     assert not consumer.is_running
     fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "c") == 1)
-    assert "gnsq-consumer-t" not in thread_names()
+    assert "gnsq-t/c" not in thread_names()
 
 
 def test_close_before_the_start_leaves_no_thread(fakensqd, caplog):
@@ -132,14 +132,14 @@ def test_close_before_the_start_leaves_no_thread(fakensqd, caplog):
 
     assert "make a new one" in caplog.text
     assert not consumer.is_running
-    assert "gnsq-consumer-t" not in thread_names()
+    assert "gnsq-t/c" not in thread_names()
 
 
 def test_second_start_warns(fakensqd, caplog):
     with Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True) as consumer:
         consumer.start(block=False)
 
-        assert thread_names().count("gnsq-consumer-t") == 1
+        assert thread_names().count("gnsq-t/c") == 1
     assert "running already" in caplog.text
 
 
@@ -151,7 +151,7 @@ def test_on_close_is_sent_before_join_returns(fakensqd):
     with consumer:
         pass
 
-    assert events == ["gnsq-consumer-t"]
+    assert events == ["gnsq-t/c"]
 
 
 def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd, publish):
@@ -193,7 +193,7 @@ def test_nsqlookupds_asked_by_another_thread_connect_on_the_thread_of_the_consum
         consumer.query_lookupd()
 
         assert handler.all_handled.wait(LIMIT)
-    assert handler.threads == {"gnsq-consumer-t"}
+    assert handler.threads == {"gnsq-t/c"}
 
 
 def test_close_ends_a_start_that_waits_for_an_nsqlookupd(caplog):
@@ -235,7 +235,7 @@ def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
     assert not consumer.is_running
     assert not consumer.is_ready
     consumer.close(timeout=1)
-    assert "gnsq-consumer-t" not in thread_names()
+    assert "gnsq-t/c" not in thread_names()
 
 
 def test_hub_itself_cannot_start_a_threaded_consumer(fakensqd):
@@ -267,7 +267,7 @@ def test_interrupted_start_leaves_no_thread(fakensqd):
     consumer.join(LIMIT)
 
     assert not consumer.is_running
-    wait_until(lambda: "gnsq-consumer-t" not in thread_names(), LIMIT)
+    wait_until(lambda: "gnsq-t/c" not in thread_names(), LIMIT)
 
 
 PROGRAM = """

@@ -22,7 +22,7 @@ from gnsq.errors import (
     NSQUnknown,
     NSQUnknownClosed,
 )
-from gnsq.producer.lifecycle import ProducerLifecycle
+from gnsq.lifecycle import Lifecycle
 from tests.helpers import bodies, closed_by_a_signal, peer, refused_port, run_program, silent_nsqd, wait_until
 
 LIMIT = 10.0
@@ -110,26 +110,20 @@ def test_nsqds_of_a_lookupd_are_known_when_start_returns(fakecluster):
 
 def with_lifecycle(producer, **arguments):
     """Give a producer a lifecycle with other arguments."""
-    producer._lifecycle = ProducerLifecycle(
-        producer._start_runtime,
-        producer.name,
-        threaded=producer.threaded,
-        close_timeout=5,
-        on_close=lambda: None,
-        on_fork=lambda: None,
-        **arguments,
-    )
+    greenlets = producer._greenlets
+    options = {"grace": 1.0, **arguments}
+    producer._lifecycle = Lifecycle(producer, "producer", producer._start_runtime, greenlets, **options)
     return producer
 
 
 def test_start_that_fails_may_be_tried_again(fakensqd):
     attempts = []
 
-    def start_thread(name):
+    def start_thread(name, on_end):
         attempts.append(name)
         if len(attempts) == 1:
             raise RuntimeError("can't start new thread")
-        return HubThread(name)
+        return HubThread(name, on_end)
 
     producer = with_lifecycle(Producer(fakensqd.tcp_address, threaded=True), make_thread=start_thread)
     with pytest.raises(RuntimeError, match="can't start"):
@@ -145,7 +139,7 @@ class SlowThread:
     def __init__(self):
         self.begun, self.ended = threading.Event(), threading.Event()
 
-    def __call__(self, name):
+    def __call__(self, name, on_end):
         self.begun.set()
         self.ended.wait(LIMIT)
         raise RuntimeError("can't start new thread")
