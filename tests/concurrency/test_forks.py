@@ -281,8 +281,11 @@ producer.close()
 
 # What the scripts below have in common: how to wait.
 PRELUDE = """
+import logging
 from gevent.event import Event
 from gnsq import Consumer
+
+logging.getLogger("gnsq.nsqd.pool").setLevel(logging.ERROR)  # on a busy machine the first answer takes more than 1 s
 
 nsqd, lookupd = sys.argv[1:3]
 
