@@ -116,11 +116,13 @@ class MessageDispatcher(ConnectionListener):
         """Make a connection that passes its messages to this object. It is opened later."""
         host, port = parse_address(address)
         self._check_who_wants_finishes()
-        connection = Connection(host, port, options, self._clock, listener=self, owner=self._consumer.log_owner)
-        in_flight = connection.in_flight_messages
-        in_flight.latency = self.workers.latency
-        in_flight.max_req_timeout = self._max_req_timeouts.get(connection.address)
-        return connection
+        return Connection(
+            *(host, port, options, self._clock),
+            listener=self,
+            owner=self._consumer.log_owner,
+            latency=self.workers.latency,
+            max_req_timeout=self._max_req_timeouts.get(address),
+        )
 
     def add(self, connection: Connection) -> None:
         """Request messages of a connection that has subscribed."""
@@ -148,9 +150,8 @@ class MessageDispatcher(ConnectionListener):
 
     def on_messages(self, connection: Connection, messages: list[Message]) -> None:
         """Receive the messages of one read. Look up the receivers of signals once for all these messages."""
-        consumer = self._consumer
-        self.runner.receivers = consumer.on_message.handlers_for(consumer)
-        if consumer.on_finish.receivers or self.wants_finishes:
+        self.runner.look_up_handlers()
+        if self._consumer.on_finish.receivers or self.wants_finishes:
             self._check_who_wants_finishes()
         self.rdy.on_messages(connection, len(messages))
         # Update RDY before handlers run: a BatchHandler does not wait for more messages than RDY allows.

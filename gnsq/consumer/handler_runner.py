@@ -93,7 +93,6 @@ class HandlerRunner:
         unanswered: Returns the messages whose handlers run, and the async messages.
 
     Attributes:
-        receivers: The handlers to call. Set by the dispatcher before each read's messages are handled.
         failed: Number of Exceptions and Timeouts that handlers raised, except NSQRequeueMessage for on_message.
         given_up: Number of messages that were given up after they had been delivered more often than max_tries.
         handlers_timed_out: Number of messages that timed out while their handler ran.
@@ -108,7 +107,7 @@ class HandlerRunner:
         running: Callable[[], list[RunningHandler]],
         unanswered: Callable[[], list[Message]],
     ) -> None:
-        self.receivers: tuple[Callable[..., object], ...] = ()
+        self._receivers: tuple[Callable[..., object], ...] = ()
         self.failed = 0
         self.given_up = 0
         self.handlers_timed_out = 0
@@ -127,6 +126,10 @@ class HandlerRunner:
         self._batch_timeouts: set[gevent.Timeout | None] = set()
         self._logger = consumer.log_owner.log(consumer.logger)
 
+    def look_up_handlers(self) -> None:
+        """Find the handlers to call for the next messages. Called once for each read, since it takes 0.2 us."""
+        self._receivers = self._consumer.on_message.handlers_for(self._consumer)
+
     def handle(self, message: Message) -> bool:
         """Call the handlers, then answer the message. Return False if it is async, unless a give-up handler got it.
         This method raises no Exception, but may raise another BaseException."""
@@ -136,7 +139,7 @@ class HandlerRunner:
             if 0 < options.max_tries < message.attempts:
                 self._give_up(message)
                 return True
-            if not self.receivers:
+            if not self._receivers:
                 text = "no handler is connected to on_message any more; requeued%s"
                 hint = self._consumer.on_message.collected_hint()
                 self._logger.limited(logging.ERROR, "unhandled", text, hint, message=message)
@@ -144,13 +147,13 @@ class HandlerRunner:
                 return True
             try:
                 if options.handler_timeout is None:
-                    for receiver in self.receivers:
+                    for receiver in self._receivers:
                         result = receiver(self._consumer, message=message)
                         if result is not None:
                             self._check_result(receiver, result, message)
                 else:
                     with self._time_limit(options.handler_timeout):
-                        for receiver in self.receivers:
+                        for receiver in self._receivers:
                             self._check_result(receiver, receiver(self._consumer, message=message), message)
             except BaseException as error:  # noqa: BLE001  # a handler may raise anything; raised again if necessary
                 self._on_handler_exception(message, error)

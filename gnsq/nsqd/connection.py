@@ -65,7 +65,7 @@ from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, MESSAGE_FRAME, OK, RESPONSE, decode_messages
 from gnsq.protocol.handshake import Identity, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.stats import ConnectionStats
+from gnsq.stats import ConnectionStats, LatencyRecorder
 from gnsq.texts import counted
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
@@ -150,7 +150,8 @@ class Connection:
         host, port: Address of nsqd's TCP port.
         options: The features that IDENTIFY requests, and the time limits.
         listener: Is told of messages, responses, errors and the end, and of FINs and REQs.
-        error_frame_grace: Seconds in which nsqd's error may still arrive after a send has failed.
+        latency: Records the times of async messages; default: a recorder of its own.
+        max_req_timeout: nsqd's longest delay of REQ, in milliseconds, if it is known.
 
     Attributes:
         writer: Sends commands; has the requests without a response. Raises NSQConnectionClosed after the end.
@@ -167,7 +168,8 @@ class Connection:
         *,
         listener: ConnectionListener | None = None,
         owner: LogOwner | None = None,
-        error_frame_grace: float = ERROR_FRAME_GRACE,
+        latency: LatencyRecorder | None = None,
+        max_req_timeout: int | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -183,7 +185,6 @@ class Connection:
         self._now = self._clock.monotonic
         owner = owner if owner is not None else LogOwner("", self._now)
         self._logger = owner.log(logger, nsqd=self.address)
-        self._error_frame_grace = error_frame_grace
         self._opened = False
         self._stack = TransportStack(host, port, self.options, on_frame=self._handle_handshake, owner=owner)
         self.writer = Writer(self._now, self._check_open)
@@ -192,6 +193,8 @@ class Connection:
             finish=self.writer.finish,
             listener=self._listener,
             source=self,
+            latency=latency,
+            max_req_timeout=max_req_timeout,
         )
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()
@@ -330,10 +333,6 @@ class Connection:
         self.writer.pending.fail(self.address, error)
         if self._hub_monitor is not None:
             self._hub_monitor.release()
-        for greenlet in self._greenlets:
-            # Kill the liveness greenlet, which may sleep long. The closed transport and writer end the other greenlets.
-            if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-liveness"):
-                greenlet.kill(block=False)
 
     def wait_closed(self, timeout: float | None = None) -> bool:
         """Wait until the connection is closed. Return False if it was not closed within the timeout (seconds)."""
@@ -584,13 +583,12 @@ class Connection:
             self.writer.run(self._stack.connected)
         except NSQException:
             # nsqd may refuse a body before it has read all of it. Then the send fails before nsqd's error arrives.
-            self._closed.wait(self._error_frame_grace)
+            self._clock.wait(self._closed, ERROR_FRAME_GRACE)
             raise
 
     def _liveness_loop(self) -> None:
         monitor = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval, self._now())
-        while True:
-            self._clock.sleep(monitor.next_check(self._now(), self._last_read))
+        while not self._clock.wait(self._closed, monitor.next_check(self._now(), self._last_read)):
             if monitor.check(self._now(), self._last_read, self.writer.sending_since) is not None:
                 # If this process did not run for a while, data may wait in the socket: let the reader read it first.
                 self._clock.sleep(HUB_ROUND)

@@ -86,15 +86,15 @@ class InFlightMessages:
             default: send is called with FIN.
         listener: Is told of the answers.
         source: The connection that the listener is told.
+        latency: Records the times from the arrival of async messages to their answers; default: a new recorder.
+        max_req_timeout: nsqd's longest delay of REQ, in milliseconds; None if unknown.
 
     Attributes:
         in_flight: Number of delivered messages that are neither answered nor counted as timed out.
         msg_timeout: Seconds after which nsqd requeues an unanswered message; None if unknown.
         max_msg_timeout: Seconds from the delivery until TOUCH can no longer keep a message in flight; None if unknown.
-        max_req_timeout: nsqd's longest delay of REQ, milliseconds; None if unknown.
         drained: Event that is set when in_flight becomes 0, and when the connection is closed.
         async_messages: Async messages that are neither answered nor timed out.
-        latency: Times from the arrival of async messages to their answers.
         received, timed_out: Number of delivered messages, and number of messages whose msg_timeout was over.
         refused_requeues: Number of REQs that nsqd has refused, since it had timed the message out.
     """
@@ -110,21 +110,23 @@ class InFlightMessages:
         finish: Callable[[bytes, int], None] | None = None,
         listener: AnswerListener[Any] | None = None,  # Any: whatever the source is
         source: object = None,
+        latency: LatencyRecorder | None = None,
+        max_req_timeout: int | None = None,
     ) -> None:
         self.nsqd = nsqd
         self.in_flight = 0
         self.msg_timeout: float | None = None
         self.max_msg_timeout: float | None = None
-        self.max_req_timeout: int | None = None
         self.drained = Event()
         self.async_messages: set[Message] = set()
-        self.latency = LatencyRecorder()
         self.received = 0
         self.timed_out = 0
         self.refused_requeues = 0
         self.now = clock.monotonic
         self._listener = listener if listener is not None else AnswerListener()
         self._source = source
+        self._latency = latency if latency is not None else LatencyRecorder()
+        self._max_req_timeout = max_req_timeout
         self._send = send
         self._finish = finish if finish is not None else lambda message_id, _: send(commands.finish(message_id))
         self._check = check
@@ -192,13 +194,13 @@ class InFlightMessages:
     @_in_owner_thread
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Send REQ with a timeout in milliseconds, but not more than max_req_timeout."""
-        if self.max_req_timeout is not None and timeout > self.max_req_timeout:
+        if self._max_req_timeout is not None and timeout > self._max_req_timeout:
             text = (
                 "requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for "
                 "more than its --max-req-timeout; raise it, or requeue with a shorter delay"
             )
-            self._logger.limited(logging.WARNING, "cut", text, self.max_req_timeout, timeout)
-            timeout = self.max_req_timeout
+            self._logger.limited(logging.WARNING, "cut", text, self._max_req_timeout, timeout)
+            timeout = self._max_req_timeout
         self._remove()
         self._send(commands.requeue(message_id, timeout))
         self._requeued += 1
@@ -280,7 +282,7 @@ class InFlightMessages:
         timed_out = sum(message.timed_out for message in messages)
         self.in_flight += timed_out
         self.timed_out -= timed_out
-        self.latency.add_since(self.now(), [message.received for message in messages if message.is_async()])
+        self._latency.add_since(self.now(), [message.received for message in messages if message.is_async()])
 
 
 def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, log: ClientLog) -> None:

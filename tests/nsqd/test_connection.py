@@ -20,7 +20,7 @@ from gnsq.errors import (
     NSQSocketError,
     NSQTimeout,
 )
-from gnsq.nsqd.connection import Connection, ConnectionListener, ConnectionState, LivenessMonitor
+from gnsq.nsqd.connection import ERROR_FRAME_GRACE, Connection, ConnectionListener, ConnectionState, LivenessMonitor
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
@@ -353,6 +353,11 @@ class StepClock(RealClock):
 
     step = 0.0
 
+    def wait(self, waitable, seconds):
+        if not waitable.ready():
+            self.sleep(seconds)
+        return waitable.ready()
+
 
 def test_silent_peer_is_dead_after_two_intervals(transport):
     clock = StepClock()
@@ -439,16 +444,18 @@ def test_reason_that_comes_while_a_send_breaks_is_not_lost(connection, transport
         connection.call(commands.publish("t", b"x" * 11))
 
 
-def test_broken_send_without_a_reason_ends_the_connection(transport):
+def test_broken_send_without_a_reason_ends_the_connection(transport, clock):
     def broken(data):
         raise NSQConnectionClosed("Connection reset by peer")
 
-    connection = Connection("nsqd", 4150, error_frame_grace=0.01)
+    connection = Connection("nsqd", 4150, clock=clock)
     connection.open(transport)
     transport.sendall = broken
+    reply = connection.request(commands.NOP)
+    clock.advance(ERROR_FRAME_GRACE)
 
     with pytest.raises(NSQConnectionClosed, match="reset by peer"):
-        connection.call(commands.NOP)
+        reply.get(timeout=LIMIT)
 
 
 def test_close_while_subscribing_does_not_leave_it_subscribed(connection, transport):
@@ -673,7 +680,7 @@ def test_bytes_in_the_socket_are_read_before_nsqd_counts_as_dead():
                 gevent.sleep(0)
                 wait_until(lambda: connection._last_read > 0)
             else:
-                gevent.sleep(60)
+                connection.wait_closed()
 
     clock = LateOnce()
     connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=1), clock)
