@@ -403,9 +403,15 @@ class NSQMPubFailed(NSQErrorCode, code="E_MPUB_FAILED"):
     nsqd may have stored the messages before that one. If the text ends with "exiting", nsqd has stored none.
 
     What to do: look at nsqd's log and its disk; publish again if duplicates of the first messages do no harm.
+
+    Attributes:
+        may_be_partially_stored: False if nsqd has stored none of the messages. Source: nsqd topic.go, PutMessages.
     """
 
     at_fault: AtFault = "nsqd"
+
+    def _read_text(self) -> None:
+        self.may_be_partially_stored = not self.text.endswith("exiting")
 
 
 class NSQDPubFailed(NSQErrorCode, code="E_DPUB_FAILED"):

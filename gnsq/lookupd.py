@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.responses import error_text, is_unknown_path, shown
+from gnsq.http.responses import is_unknown_path, shown
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.texts import shown_argument
@@ -148,7 +148,7 @@ def is_unknown_topic(error: NSQHttpError) -> bool:
     """Return True if lookup() failed because nsqlookupd does not know the topic.
 
     Another server, which does not know the path, also responds with 404, but with another text."""
-    return error.status is not None and error_text(error.body) in _UNKNOWN_TOPIC
+    return error.status is not None and error.code in _UNKNOWN_TOPIC
 
 
 def _check_node(node: object) -> None:

@@ -66,8 +66,8 @@ def of(*nsqds):
     return Lookupd({"producers": list(nsqds)})
 
 
-NOT_KNOWN = NSQHttpError("TOPIC_NOT_FOUND", 404, b'{"message":"TOPIC_NOT_FOUND"}')
-NSQDS_404 = NSQHttpError("NOT_FOUND", 404, b'{"message":"NOT_FOUND"}')
+NOT_KNOWN = NSQHttpError("TOPIC_NOT_FOUND", 404, code="TOPIC_NOT_FOUND")
+NSQDS_404 = NSQHttpError("NOT_FOUND", 404, code="NOT_FOUND")
 
 
 both = pytest.mark.parametrize("ask", [lookup, nodes])

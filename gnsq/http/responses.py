@@ -16,7 +16,7 @@ from gnsq.addresses import is_port
 from gnsq.errors import NSQHttpError
 from gnsq.texts import MAX_SHOWN, printable
 
-__all__ = ["Response", "error_text", "is_unknown_path", "parse_result", "shown"]
+__all__ = ["Response", "is_unknown_path", "parse_result", "shown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,9 @@ def parse_result(response: Response) -> Any:  # Any: any JSON
         NSQHttpError: If the status is not 200, in HTTP or in the envelope, or a body declared as JSON is not JSON.
     """
     if response.status != 200:
-        text = error_text(response.body) or _plain_text(response) or printable(response.reason)
-        raise _refusal(response, response.status, text)
+        data = _error(response.body)
+        text = _text(data.get("message") or data.get("status_txt") or "") or _plain_text(response)
+        raise _refusal(response, response.status, text or printable(response.reason))
     if not response.is_json:
         return response.body
     try:
@@ -61,12 +62,6 @@ def parse_result(response: Response) -> Any:  # Any: any JSON
     return inner.encode() if isinstance(inner, str) else b"" if inner is None else inner
 
 
-def error_text(body: bytes) -> str:
-    """Return the text in an error's body: ``message``, or an old server's ``status_txt``; "" if there is neither."""
-    data = _error(body)
-    return _text(data.get("message") or data.get("status_txt") or "")
-
-
 def _error(body: bytes) -> dict[str, object]:
     """Return the JSON object in the body of an error, or an empty one."""
     try:
@@ -79,9 +74,9 @@ def _error(body: bytes) -> dict[str, object]:
 def is_unknown_path(error: NSQHttpError) -> bool:
     """Return True if the server does not know the path, or the method for this path. Then it has executed nothing.
 
-    An error for a missing topic or channel has status 404 as well, but its text ends with _NOT_FOUND.
+    An error for a missing topic or channel has status 404 as well, but its code ends with _NOT_FOUND.
     """
-    return error.status == 405 or (error.status == 404 and not error_text(error.body).endswith("_NOT_FOUND"))
+    return error.status == 405 or (error.status == 404 and not error.code.endswith("_NOT_FOUND"))
 
 
 def shown(value: object) -> str:

@@ -380,7 +380,7 @@ class Dispatcher:
         """End a publish with an error. If nsqd may have executed an earlier try, the error becomes an NSQUnknown."""
         if publish.lost_error is not None and not isinstance(error, NSQUnknown):
             kind = NSQUnknownTimeout if isinstance(error, NSQTimeout) else NSQUnknownClosed
-            error = kind(f"{error}; it was sent before ({publish.lost_error}): nsqd may have it")
+            error = kind.after(error, f"{error.reason}; it was sent before ({publish.lost_error}): nsqd may have it")
         publish.done = True
         publish.error = error
         if self._closing:

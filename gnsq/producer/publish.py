@@ -132,11 +132,9 @@ def is_topic_error(error: object) -> bool:
 def may_be_partially_stored(error: NSQException) -> bool:
     """Return True if nsqd may have stored some messages of a refused MPUB.
 
-    nsqd stops at the first message that it can't store. If the error says "exiting", nsqd has stored none.
-
-    Source: nsqd topic.go, PutMessages.
+    nsqd stops at the first message that it can't store.
     """
-    return isinstance(error, NSQMPubFailed) and not error.text.endswith("exiting")
+    return isinstance(error, NSQMPubFailed) and error.may_be_partially_stored
 
 
 _Error = TypeVar("_Error", bound=NSQException)

@@ -231,7 +231,8 @@ def test_refusal_for_missing_tls_has_a_hint(start_nsqd, server_certificate, open
     assert kind == ERROR
     assert isinstance(error, NSQInvalid)
     assert str(error) == (
-        "E_INVALID cannot PUB in current state (TLS required) (nsqd runs with --tls-required: give tls_v1=True)"
+        f"{client.nsqd}: E_INVALID cannot PUB in current state (TLS required) (nsqd runs with --tls-required: give "
+        "tls_v1=True)"
     )
     assert not client.is_connected
 

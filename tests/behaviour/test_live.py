@@ -122,7 +122,7 @@ def test_message_in_flight_is_not_another_connections_to_finish(nsqd, producer, 
     error = clients[1].read_response()[1]
 
     assert isinstance(error, NSQErrorCode)
-    assert str(error).startswith(f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message")
+    assert error.reason.startswith(f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message")
     for client in clients:
         client.close_stream()
 

@@ -176,8 +176,10 @@ def test_deep_and_long_values_are_shown_cut():
         pytest.param(404, b'{"message":"TOPIC_NOT_FOUND"}', False, id="topic"),
         pytest.param(404, b'{"message":"CHANNEL_NOT_FOUND"}', False, id="channel"),
         pytest.param(500, b'{"message":"NOT_FOUND"}', False, id="another status"),
-        pytest.param(None, b"", False, id="no answer"),
     ],
 )
 def test_unknown_path_is_distinguished_from_an_unknown_topic(status, body, unknown):
-    assert is_unknown_path(NSQHttpError("x", status, body)) is unknown
+    with pytest.raises(NSQHttpError) as caught:
+        result(status, TEXT, body)
+
+    assert is_unknown_path(caught.value) is unknown
