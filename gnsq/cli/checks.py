@@ -14,9 +14,9 @@ import secrets
 import socket as stdlib_socket
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from gevent import socket
 
@@ -25,20 +25,20 @@ from gnsq.cli import advice
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.nodes import http_address, short_address
 from gnsq.discovery import listed_producers, producer_address
-from gnsq.errors import NSQException, NSQHttpError, make_error
+from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError
 from gnsq.http.responses import shown
 from gnsq.lookupd import LookupdClient
-from gnsq.nsqd import NsqdHTTPClient
+from gnsq.message import Message
+from gnsq.nsqd import NsqdHTTPClient, NsqdTCPClient
 from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.options import ConnectionOptions
-from gnsq.protocol import commands
-from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, Frame, decode_message
+from gnsq.protocol.frames import Frame
 from gnsq.protocol.handshake import (
+    Handshake,
     Identity,
     ReadFrame,
     StartCompression,
     StartTLS,
-    Step,
     Write,
     auth_required,
     handshake,
@@ -66,7 +66,7 @@ class Status(enum.Enum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Check:
     """The result of one step.
 
@@ -78,9 +78,9 @@ class Check:
     """
 
     step: str
-    status: Status
-    seconds: float | None
-    text: str
+    status: Status = Status.OK
+    seconds: float | None = None
+    text: str = ""
     advice: str = ""
 
 
@@ -99,47 +99,41 @@ class Target:
     named_by: str = ""
 
 
-@dataclass
-class _Found:
-    """Report of a step that has not failed."""
-
-    text: str = ""
-    warning: str = ""
-    advice: str = ""
-
-
 class _Failed(Exception):
     """A step has failed, and its check is recorded."""
 
 
 class _Recorder:
-    """Records the checks of one server."""
+    """Records the checks of one server.
 
-    def __init__(self) -> None:
+    Args:
+        explain: Explains why a step has failed.
+    """
+
+    def __init__(self, explain: Callable[[Exception], advice.Explanation]) -> None:
         self.checks: list[Check] = []
+        self._explain = explain
 
     @contextlib.contextmanager
-    def step(self, name: str, explain: Callable[[Exception], advice.Explanation]) -> Iterator[_Found]:
+    def step(self, name: str) -> Iterator[Check]:
         """Record a step, which is the block.
 
         Raises:
             _Failed: If the block raises an expected error.
         """
-        found, started = _Found(), time.monotonic()
+        check, started = Check(name), time.monotonic()
+        self.checks.append(check)
         try:
-            yield found
+            yield check
         except (NSQException, OSError, ValueError) as error:
-            seconds = time.monotonic() - started
-            self.add(name, Status.FAILED, seconds, *explain(error))
-            raise _Failed from error
-        seconds = time.monotonic() - started
-        if found.warning:
-            self.add(name, Status.WARNING, seconds, found.warning, found.advice)
-        else:
-            self.add(name, Status.OK, seconds, found.text)
+            check.seconds = time.monotonic() - started
+            self.fail(check, error)
+        check.seconds = time.monotonic() - started
 
-    def add(self, step: str, status: Status, seconds: float | None, text: str, advice: str = "") -> None:
-        self.checks.append(Check(step, status, seconds, text, advice))
+    def fail(self, check: Check, error: Exception) -> NoReturn:
+        """Let a step fail."""
+        check.status, (check.text, check.advice) = Status.FAILED, self._explain(error)
+        raise _Failed from error
 
 
 # --- nsqlookupd
@@ -151,7 +145,7 @@ def check_lookupd(client: LookupdClient, is_only_source: bool) -> tuple[list[Che
     Args:
         is_only_source: True if no nsqd is given, so that an answer without nsqds is a failure.
     """
-    recorder, targets, url = _Recorder(), [], short_address(client.address)
+    targets, url = [], short_address(client.address)
 
     def explain(error: Exception) -> advice.Explanation:
         server = _kind_of_server(client.host, client.port, client.options.timeout)
@@ -161,7 +155,8 @@ def check_lookupd(client: LookupdClient, is_only_source: bool) -> tuple[list[Che
             error, advice.Facts(address, "nsqlookupd", server_name=client.host, has_ca=has_ca, server=server)
         )
 
-    with contextlib.suppress(_Failed), recorder.step("nodes", explain) as found:
+    recorder = _Recorder(explain)
+    with contextlib.suppress(_Failed), recorder.step("nodes") as check:
         producers = listed_producers(client.nodes())
         for producer in producers:
             try:
@@ -172,11 +167,11 @@ def check_lookupd(client: LookupdClient, is_only_source: bool) -> tuple[list[Che
                 targets.append(Target(address, producer_address(producer, "http_port"), url))
                 continue
             targets.append(Target(address, "", url))
-        found.text = f"version {_version(client)}, knows {counted(len(targets), 'nsqd')}"
+        check.text = f"version {_version(client)}, knows {counted(len(targets), 'nsqd')}"
         if not targets:
             if is_only_source:
                 raise NSQException("knows no nsqd", code="NO_NSQD")
-            found.warning, found.advice = advice.SENTENCES["NO_NSQD"]
+            check.status, (check.text, check.advice) = Status.WARNING, advice.SENTENCES["NO_NSQD"]
     return recorder.checks, targets
 
 
@@ -221,28 +216,66 @@ def _kind_of_server(host: str, port: int, timeout: float) -> advice.Server:
 # --- nsqd
 
 
-@dataclass
-class _Phases:
-    """The parts of a handshake, with the time of each.
+class _Handshake:
+    """The parts of a handshake, as steps.
+
+    Args:
+        stack: Of the connection.
+        has_secret: False if AUTH must fail, since the secret in the options is none.
 
     Attributes:
-        name: The part that runs now.
+        checks: The parts that have begun; the last one runs.
         tls: The TLS transport after its handshake; None before, or without TLS.
-        version: Version of nsqd.
     """
 
-    name: str = "IDENTIFY"
-    started: float = field(default_factory=time.monotonic)
-    ended: dict[str, float] = field(default_factory=dict)
-    tls: TlsTransport | None = None
-    version: str = ""
+    def __init__(self, stack: TransportStack, *, has_secret: bool) -> None:
+        self.checks = [Check("IDENTIFY", text="nsqd without a version")]
+        self.tls: TlsTransport | None = None
+        self._stack = stack
+        self._has_secret = has_secret
+        self._started = time.monotonic()
 
-    def end(self, following: str = "") -> float:
-        """End the part that runs, and begin another one. Return the seconds of the part that has ended."""
+    def run(self, options: ConnectionOptions) -> Identity:
+        """Perform the handshake."""
+        try:
+            return self._stack.run_handshake(self._observed(handshake(options)))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         now = time.monotonic()
-        seconds = self.ended[self.name] = now - self.started
-        self.name, self.started = following, now
-        return seconds
+        self.checks[-1].seconds, self._started = now - self._started, now
+
+    def _begin(self, step: str) -> None:
+        self._end()
+        self.checks.append(Check(step))
+
+    def _observed(self, steps: Handshake) -> Handshake:
+        """Yield the steps of a handshake, and note when its parts begin."""
+        response: Frame | None = None
+        while True:
+            try:
+                step = steps.send(response)
+            except StopIteration as end:
+                identity: Identity = end.value
+                return identity
+            match step:
+                case StartTLS():
+                    self._begin("TLS")
+                case StartCompression(codec):
+                    self._begin("compression")
+                    self.checks[-1].text = codec.name
+                case Write(data) if data.startswith(b"AUTH\n"):
+                    self._begin("AUTH")
+                    if not self._has_secret:
+                        raise auth_required()
+                case ReadFrame() if self.checks[-1].step == "TLS" and isinstance(self._stack.below_log, TlsTransport):
+                    self.tls = self._stack.below_log
+                    _describe_tls(self.tls.object, self.checks[-1])
+            response = yield step
+            if response is not None and len(self.checks) == 1:
+                with contextlib.suppress(ValueError, AttributeError, KeyError):  # an old nsqd answers with a plain OK
+                    self.checks[0].text = f"nsqd {printable(str(json.loads(response[1])['version']))}"
 
 
 class NsqdChecker:
@@ -266,29 +299,26 @@ class NsqdChecker:
         self._is_own_topic = topic is None
         self._topic = topic or name
         self._channel = name
-        self._recorder = _Recorder()
-        self._stacks: list[TransportStack] = []
+        self._recorder = _Recorder(self._explain)
 
     def run(self) -> list[Check]:
         """Do all steps, of which a later one may fail for another reason than an earlier one."""
         steps = [*([] if is_unix(self._host) else ["resolve"]), "connect", "IDENTIFY"]
         steps += ["TLS"] if self._options.wants_tls else []
         steps += ["subscribe", "publish", "receive"]
-        try:
-            with contextlib.suppress(_Failed):
-                self._resolve()
-                self._pass_message(self._connect())
-            done = {check.step for check in self._recorder.checks}
-            for step in steps:
-                if step not in done:
-                    self._recorder.add(step, Status.SKIPPED, None, "not tried")
-            with contextlib.suppress(_Failed):
-                self._check_http()
-        finally:
-            for stack in self._stacks:
-                if stack.transport is not None:
-                    stack.transport.close()
-        return self._recorder.checks
+        checks = self._recorder.checks
+        with contextlib.suppress(_Failed), contextlib.ExitStack() as connections:
+            self._resolve()
+            self._connect(connections)
+            self._pass_message(connections)
+        checks += [
+            Check(step, Status.SKIPPED, None, "not tried")
+            for step in steps
+            if step not in {check.step for check in checks}
+        ]
+        with contextlib.suppress(_Failed):
+            self._check_http()
+        return checks
 
     def _explain(self, error: Exception) -> advice.Explanation:
         facts = advice.Facts(
@@ -309,125 +339,83 @@ class NsqdChecker:
     def _resolve(self) -> None:
         if is_unix(self._host):
             return
-        with self._recorder.step("resolve", self._explain) as found, self._limit("name not resolved", "ETIMEDOUT"):
+        with self._recorder.step("resolve") as check, self._limit("name not resolved", "ETIMEDOUT"):
             try:
                 infos = socket.getaddrinfo(self._host, self._port, type=stdlib_socket.SOCK_STREAM)
             except (OSError, UnicodeError) as error:
                 raise NSQException("name not resolved", code="HOST_UNKNOWN") from error
-            found.text = ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
+            check.text = ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
 
     def _limit(self, what: str, code: str = "") -> contextlib.AbstractContextManager[None]:
         return time_limit(self._cluster.timeout, what, self._target.address, code=code)
 
     # --- handshake
 
-    def _connect(self) -> TransportStack:
-        stack = TransportStack(self._host, self._port, self._options)
-        self._stacks.append(stack)
-        with self._recorder.step("connect", self._explain):
-            stack.connect()
-        phases = _Phases()
+    def _handshake(self, connections: contextlib.ExitStack, options: ConnectionOptions) -> _Handshake:
+        """Connect, and return the handshake that is to be performed."""
+        stack = TransportStack(self._host, self._port, options)
+        stack.connect()
+        connections.callback(stack.connected.close)
+        return _Handshake(stack, has_secret=self._has_secret)
+
+    def _connect(self, connections: contextlib.ExitStack) -> None:
+        with self._recorder.step("connect"):
+            shaken = self._handshake(connections, self._options)
         try:
-            identity = self._handshake(stack, phases)
+            with self._limit("no end of the handshake"):
+                identity = shaken.run(self._options)
         except (NSQException, OSError, ValueError) as error:
-            self._record_phases(phases, None)
-            name, seconds = phases.name, phases.end()
-            self._recorder.add(name, Status.FAILED, seconds, *self._explain(error))
-            raise _Failed from error
-        phases.end()
-        self._record_phases(phases, identity)
-        logger.info("%s:%d: connected, %s", self._host, self._port, identity.summary)
-        return stack
-
-    def _handshake(self, stack: TransportStack, phases: _Phases) -> Identity:
-        with self._limit("no end of the handshake"):
-            return stack.run_handshake(self._observed(handshake(self._options), stack, phases))
-
-    def _observed(
-        self, steps: Generator[Step, Frame | None, Identity], stack: TransportStack, phases: _Phases
-    ) -> Generator[Step, Frame | None, Identity]:
-        """Yield the steps of a handshake, and note when its parts begin."""
-        response: Frame | None = None
-        while True:
-            try:
-                step = steps.send(response)
-            except StopIteration as end:
-                identity: Identity = end.value
-                return identity
-            match step:
-                case StartTLS():
-                    phases.end("TLS")
-                case StartCompression():
-                    phases.end("compression")
-                case Write(data) if data.startswith(b"AUTH\n"):
-                    phases.end("AUTH")
-                    if not self._has_secret:
-                        raise auth_required()
-                case ReadFrame() if phases.name == "TLS":
-                    phases.tls = stack.below_log if isinstance(stack.below_log, TlsTransport) else None
-            response = yield step
-            if response is not None and phases.name == "IDENTIFY":
-                with contextlib.suppress(ValueError, AttributeError):  # an old nsqd answers with a plain OK
-                    phases.version = printable(str(json.loads(response[1]).get("version", "")))
-
-    def _record_phases(self, phases: _Phases, identity: Identity | None) -> None:
-        """Record the parts of a handshake that have ended without an error."""
-        for name, seconds in phases.ended.items():
-            found = _Found()
-            if name == "IDENTIFY":
-                found.text = f"nsqd {phases.version}" if phases.version else "nsqd without a version"
-                found.warning = "; ".join(identity.warnings) if identity is not None else ""
-            elif name == "TLS" and phases.tls is not None:
-                _describe_tls(phases.tls.object, found)
-            elif name == "compression" and identity is not None and identity.compression is not None:
-                found.text = identity.compression.name
-            elif name == "AUTH" and identity is not None:
-                found.text = _describe_auth(identity)
-            status = Status.WARNING if found.warning else Status.OK
-            self._recorder.add(name, status, seconds, found.warning or found.text, found.advice)
+            self._recorder.checks += shaken.checks
+            self._recorder.fail(shaken.checks[-1], error)
+        self._recorder.checks += shaken.checks
+        if identity.warnings:
+            first = shaken.checks[0]
+            first.status, first.text = Status.WARNING, "; ".join(identity.warnings)
+        if identity.auth:
+            shaken.checks[-1].text = _auth_text(identity)
+        logger.info("%s: connected, %s", self._target.address, identity.summary)
 
     def _certificate_names(self) -> tuple[str, ...]:
         """Read the names in nsqd's certificate, which is checked except for its name. Return () if that fails."""
-        options = ConnectionOptions(**self._cluster.connection)
-        context = client_context(options)
+        context = client_context(ConnectionOptions(**self._cluster.connection))
         context.check_hostname = False
         options = dataclasses.replace(self._options, tls_context=context, tls_options=None)
-        stack, phases = TransportStack(self._host, self._port, options), _Phases()
-        self._stacks.append(stack)
-        with contextlib.suppress(NSQException, OSError), self._limit("no certificate"):
-            stack.connect()
-            stack.run_handshake(self._observed(handshake(options), stack, phases))
-        return _names(phases.tls.object.getpeercert()) if phases.tls is not None else ()
+        with contextlib.ExitStack() as connections, self._limit("no certificate"):
+            shaken = self._handshake(connections, options)
+            with contextlib.suppress(NSQException, OSError):
+                shaken.run(options)
+            return _names(shaken.tls.object.getpeercert()) if shaken.tls is not None else ()
 
     # --- the way of a message
 
-    def _pass_message(self, publisher: TransportStack) -> None:
+    def _pass_message(self, connections: contextlib.ExitStack) -> None:
         """Subscribe, publish a message and receive it. Publish also if the subscription fails."""
-        subscriber = None
-        with contextlib.suppress(_Failed), self._recorder.step("subscribe", self._explain) as found:
-            subscriber = self._subscribe()
-            found.text = f"channel {self._channel}"
         body = self._channel.encode()
+        with contextlib.suppress(_Failed), self._recorder.step("subscribe") as subscribed:
+            with self._limit("no response to SUB"):
+                subscriber = self._client(connections)
+                subscriber.subscribe(self._topic, self._channel)
+                subscriber.check_ok()
+                subscriber.ready(1)
+            subscribed.text = f"channel {self._channel}"
         started = time.monotonic()
-        with self._recorder.step("publish", self._explain) as found, self._limit("no response to PUB"):
-            _request(publisher, commands.publish(self._topic, body))
-            found.text = f"topic {self._topic}"
-        if subscriber is None:
+        with self._recorder.step("publish") as check, self._limit("no response to PUB"):
+            publisher = self._client(connections)
+            publisher.publish(self._topic, body)
+            publisher.check_ok()
+            check.text = f"topic {self._topic}"
+        if subscribed.status is Status.FAILED:
             return
-        with self._recorder.step("receive", self._explain) as found, self._limit("no message", "NOT_RECEIVED"):
+        with self._recorder.step("receive") as check, self._limit("no message", "NOT_RECEIVED"):
             _receive(subscriber, body)
-            found.text = f"round trip {1000 * (time.monotonic() - started):.1f} ms"
+            check.text = f"round trip {1000 * (time.monotonic() - started):.1f} ms"
 
-    def _subscribe(self) -> TransportStack:
-        stack = TransportStack(self._host, self._port, self._options)
-        self._stacks.append(stack)
-        with self._limit("no response to SUB"):
-            stack.connect()
-            stack.run_handshake(handshake(self._options))
-            _request(stack, commands.subscribe(self._topic, self._channel))
-            stack.allow_messages()
-            stack.connected.sendall(commands.ready(1))
-        return stack
+    def _client(self, connections: contextlib.ExitStack) -> NsqdTCPClient:
+        client = NsqdTCPClient(self._host, self._port, **self._cluster.connection)
+        connections.callback(client.close_stream)
+        client.connect()
+        client.identify()
+        return client
 
     # --- HTTP
 
@@ -441,88 +429,63 @@ class NsqdChecker:
             try:
                 address, is_guessed = http_address(self._target.address), True
             except ValueError as error:
-                self._recorder.add("health", Status.WARNING, 0.0, str(error))
+                self._recorder.checks.append(Check("health", Status.WARNING, 0.0, str(error)))
                 return
         elif done.get("resolve") is Status.FAILED and self._host in address:
             return
         client = self._cluster.nsqd_client(address)
-        started = time.monotonic()
-        try:
-            client.ping()
-        except NSQHttpError as error:
-            status = Status.FAILED if error.status == 500 else Status.WARNING
-            text, what = advice.explain_http(error, client.address.rstrip("/"), is_guessed=is_guessed)
-            if self._is_own_topic and done["publish"] is Status.OK and done["subscribe"] is not Status.OK:
-                text += f"; topic {self._topic} stays on nsqd"
-            self._recorder.add("health", status, time.monotonic() - started, text, what)
-            if status is Status.WARNING:
-                return
-        else:
-            self._recorder.add("health", Status.OK, time.monotonic() - started, f"OK ({short_address(client.address)})")
+        with self._recorder.step("health") as check:
+            try:
+                client.ping()
+                check.text = f"OK ({short_address(client.address)})"
+            except NSQHttpError as error:
+                check.status = Status.FAILED if error.status == 500 else Status.WARNING
+                check.text, check.advice = advice.explain_http(error, client.address.rstrip("/"), is_guessed=is_guessed)
+                if self._is_own_topic and done["publish"] is Status.OK and done["subscribe"] is not Status.OK:
+                    check.text += f"; topic {self._topic} stays on nsqd"
+        if check.status is Status.WARNING:
+            return
         if self._is_own_topic and Status.OK in (done["publish"], done["subscribe"]):
-            self._delete_topic(client)
-
-    def _delete_topic(self, client: NsqdHTTPClient) -> None:
-        started = time.monotonic()
-        status, text = Status.OK, ""
-        try:
-            client.delete_topic(self._topic)
-        except NSQHttpError as error:
-            if error.status != 404:  # 404: nsqd has deleted the ephemeral topic already
-                status, text = Status.WARNING, f"{error}; nsqd deletes the ephemeral topic by itself"
-        self._recorder.add("delete topic", status, time.monotonic() - started, text)
+            with self._recorder.step("delete topic") as check:
+                try:
+                    client.delete_topic(self._topic)
+                except NSQHttpError as error:
+                    if error.status != 404:  # 404: nsqd has deleted the ephemeral topic already
+                        check.status = Status.WARNING
+                        check.text = f"{error}; nsqd deletes the ephemeral topic by itself"
 
 
-def _request(stack: TransportStack, command: bytes) -> bytes:
-    """Send a command and return its response.
-
-    Raises:
-        NSQErrorCode: If nsqd refuses.
-    """
-    stack.connected.sendall(command)
-    return _read(stack, RESPONSE)
-
-
-def _receive(stack: TransportStack, body: bytes) -> None:
+def _receive(client: NsqdTCPClient, body: bytes) -> None:
     """Wait for the message with a body. Finish all messages: the channel is this program's own."""
     while True:
-        _, _, message_id, received = decode_message(_read(stack, MESSAGE))
-        stack.connected.sendall(commands.finish(message_id))
-        if received == body:
-            return
+        _, received = client.read_response()
+        if isinstance(received, NSQErrorCode):
+            raise received
+        if isinstance(received, Message):
+            received.finish()
+            if received.body == body:
+                return
 
 
-def _read(stack: TransportStack, wanted: int) -> bytes:
-    """Read frames until one of the wanted type comes. Answer heartbeats."""
-    while True:
-        kind, data = stack.read_frame()
-        if kind == ERROR:
-            raise make_error(data)
-        if kind == RESPONSE and data == HEARTBEAT:
-            stack.connected.sendall(commands.NOP)
-        elif kind == wanted:
-            return data
-
-
-def _describe_tls(tls: ssl.SSLObject, found: _Found) -> None:
+def _describe_tls(tls: ssl.SSLObject, check: Check) -> None:
     cipher = tls.cipher()
-    found.text = f"{tls.version()}, {cipher[0] if cipher else 'no cipher'}"
+    check.text = f"{tls.version()}, {cipher[0] if cipher else 'no cipher'}"
     certificate = tls.getpeercert()
     if not certificate:  # ssl does not read a certificate that it does not check
-        found.text += ", certificate not checked"
+        check.text += ", certificate not checked"
         return
     names = ", ".join(_names(certificate)) or "no name"
     days = int((ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) // 86400)
-    found.text += f", certificate of {names}, expires in {counted(days, 'day')}"
+    check.text += f", certificate of {names}, expires in {counted(days, 'day')}"
     if days < MIN_DAYS:
-        found.warning, found.advice = found.text, "renew the certificate, and restart nsqd"
+        check.status, check.advice = Status.WARNING, "renew the certificate, and restart nsqd"
 
 
 def _names(certificate: Any) -> tuple[str, ...]:  # Any: ssl's dictionary, whose values have several types
     return tuple(printable(value) for _, value in (certificate or {}).get("subjectAltName", ()))
 
 
-def _describe_auth(identity: Identity) -> str:
+def _auth_text(identity: Identity) -> str:
     name = printable(str(identity.auth.get("identity", ""))) or "without a name"
     count = identity.auth.get("permission_count")
     return f"identity {name}" + (f", {counted(count, 'permission')}" if isinstance(count, int) else "")

@@ -125,15 +125,7 @@ def _servers(cluster: Cluster, topic: str | None, stop: StopSignals) -> Iterator
 
 def _documents(server: _Server) -> list[dict[str, object]]:
     return [
-        {
-            "server": server.kind,
-            "address": server.address,
-            "step": check.step,
-            "status": check.status.value,
-            "seconds": check.seconds,
-            "text": check.text,
-            "advice": check.advice,
-        }
+        {"server": server.kind, "address": server.address, **dataclasses.asdict(check), "status": check.status.value}
         for check in server.checks
     ]
 

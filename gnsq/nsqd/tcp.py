@@ -376,7 +376,7 @@ class NsqdTCPClient:
             self.last_response = time.time()
             self.on_response.send(self, response=data)
         elif frame_type == ERROR:
-            self.on_error.send(self, error=make_error(data))
+            self.on_error.send(self, error=make_error(data, self.nsqd))
 
     # --- commands. Each method raises the errors of send(). It checks arguments first: ValueError, TypeError.
 
