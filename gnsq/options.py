@@ -259,7 +259,6 @@ class MoreConnectionOptionsDict(TypedDict, total=False):
     tls_context: ssl.SSLContext | None
     server_hostname: str | None
     msg_timeout: float | timedelta | None
-    max_frame_size: int
     address_resolver: Callable[[str, int], tuple[str, int]] | None
 
 
@@ -338,12 +337,6 @@ class ConnectionOptions(Options):
         minimum=1,
         maximum=MAX_INTERVAL,
         common=True,
-    )
-    max_frame_size: int = option(
-        256 * 1024 * 1024,
-        "a larger frame ends the connection; before SUB, and for producers, the limit is 65536 at most",
-        unit="bytes",
-        minimum=64,
     )
     address_resolver: Callable[[str, int], tuple[str, int]] | None = option(
         None, "called with host and port before connecting; returns those to connect to (TLS checks the first host)"

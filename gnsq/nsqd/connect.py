@@ -24,7 +24,7 @@ from gnsq.logs import LogOwner
 from gnsq.nsqd.wire_log import logged
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import require_snappy
-from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
+from gnsq.protocol.frames import DEFAULT_MAX_FRAME_SIZE, ERROR, Frame, FrameDecoder
 from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write
 from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
@@ -83,9 +83,8 @@ class TransportStack:
     ) -> None:
         self.transport: Transport | None = None
         self._below_log: Transport | None = None
-        self._max_response_size = min(MAX_RESPONSE_SIZE, options.max_frame_size)
         # The limit of a frame before SUB. allow_messages() raises this limit.
-        self.decoder = FrameDecoder(self._max_response_size)
+        self.decoder = FrameDecoder(MAX_RESPONSE_SIZE)
         self.expected = "connection"
         self.encrypted = False
         self._on_frame = on_frame
@@ -110,7 +109,7 @@ class TransportStack:
     @clears_locals  # of AUTH
     def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         """Perform the steps of a handshake, and return its result."""
-        before, self.decoder.max_frame_size = self.decoder.max_frame_size, self._max_response_size
+        before, self.decoder.max_frame_size = self.decoder.max_frame_size, MAX_RESPONSE_SIZE
         try:
             return self._perform(steps)
         except NSQProtocolError as error:
@@ -145,8 +144,8 @@ class TransportStack:
                     self._on_frame(*response)
 
     def allow_messages(self) -> None:
-        """Accept frames of up to max_frame_size from now on. Before this call, the limit of a response applies."""
-        self.decoder.max_frame_size = self._options.max_frame_size
+        """Accept long frames, too, from now on. Before this call, the limit of a response applies."""
+        self.decoder.max_frame_size = DEFAULT_MAX_FRAME_SIZE
 
     def read_frame(self) -> Frame:
         """Wait for one frame.

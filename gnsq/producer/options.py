@@ -26,7 +26,6 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     batch_bytes: int
     batch_linger: float | timedelta
     lookupd_poll_interval: float | timedelta
-    lookupd_poll_jitter: float
     close_timeout: float | timedelta
 
 
@@ -75,6 +74,7 @@ class ProducerOptions(Options):
     )
     batch_bytes: int = option(1024 * 1024, "limit of the body of such an MPUB", unit="bytes", minimum=1)
     batch_linger: float = option(0.002, "time after which a batch is sent that is not full", unit="s", minimum=0)
-    lookupd_poll_interval: float = option(60.0, "time between two lookups at all nsqlookupds", unit="s", minimum=0.01)
-    lookupd_poll_jitter: float = option(0.3, "part of this time that is random, 0 to 1", minimum=0, maximum=1)
+    lookupd_poll_interval: float = option(
+        60.0, "time between two lookups at all nsqlookupds, up to 30 % less", unit="s", minimum=0.01
+    )
     close_timeout: float = option(30.0, "time that close() waits for publishes without a response", unit="s", minimum=0)

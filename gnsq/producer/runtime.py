@@ -15,6 +15,7 @@ from typing import Protocol
 import gevent
 
 from gnsq.addresses import parse_address
+from gnsq.backofftimer import JITTER
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import CROSS_THREAD_GRACE, CrossThreadFuture, Once, OwnerThread, is_hub_greenlet
@@ -348,7 +349,6 @@ class ProducerRuntime(ConnectionListener):
         return NSQNoConnections(f"no connection to any nsqd {limit}; tried {self.why_not_ready()}")
 
     def _poll_lookupds(self) -> None:
-        options = self._options
         try:
             self._query_lookupds()
         finally:
@@ -357,7 +357,7 @@ class ProducerRuntime(ConnectionListener):
         while True:
             # While no nsqd is known, query at the intervals of reconnects: nsqds may start later than this program.
             failures = 0 if self._addresses else failures + 1
-            longest = options.lookupd_poll_interval * (1 - options.lookupd_poll_jitter * random.random())
+            longest = self._options.lookupd_poll_interval * (1 - JITTER * random.random())
             wait = min(self._config.reconnect.delay(failures), longest) if failures else longest
             if failures:
                 self._nodes.report.log_empty_round(logger, self._config.lookupds, "", wait)
