@@ -50,7 +50,6 @@ class HTTPClient:
     Args:
         host, port: Address of the server.
         useragent: Value of the header User-Agent.
-        connection_class: Not supported since gnsq 2.0.
         scheme: ``http`` or ``https``.
         path: Prefix of the path of each endpoint, for servers behind a proxy.
         options: Options of HttpOptions.
@@ -61,7 +60,7 @@ class HTTPClient:
         scheme: ``http`` or ``https``.
 
     Raises:
-        TypeError: If a keyword is not an option, a value has the wrong type, or connection_class is given.
+        TypeError: If a keyword is not an option, or a value has the wrong type.
         ValueError: If a value is not valid or out of bounds, or a certificate can't be used.
     """
 
@@ -71,17 +70,11 @@ class HTTPClient:
         host: str,
         port: int,
         useragent: str = USERAGENT,
-        connection_class: object = None,
         *,
         scheme: str = "http",
         path: str = "",
         **options: Unpack[HttpOptionsDict],
     ) -> None:
-        if connection_class is not None:
-            raise TypeError(
-                "connection_class is not supported: gnsq uses requests; for HTTPS pass an https:// URL to from_url(), "
-                "or scheme='https'"
-            )
         self.host, self.port = _host_and_port(host, port)
         if scheme not in ("http", "https"):
             raise ValueError(f"scheme {shown_argument(scheme)} must be http or https")

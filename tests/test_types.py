@@ -71,7 +71,7 @@ def test_all_typed_keywords_may_be_left_out(keywords, options, owner):
 
 
 def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructor():
-    own = parameters_of(HTTPClient) - {"host", "port", "connection_class"}
+    own = parameters_of(HTTPClient) - {"host", "port"}
 
     assert set(HttpClientOptionsDict.__annotations__) == {*HttpOptionsDict.__annotations__, *own}
 

@@ -95,14 +95,15 @@ class BatchHandler:
             raise ValueError(f"spawn {spawn} is below 1 batch at once")
         if handle_batch is None and type(self).handle_batch is BatchHandler.handle_batch:
             raise TypeError("handle_batch is missing: give it, or override it")
-        check_runs(type(self).handle_batch if handle_batch is None else handle_batch, "handle_batch")
+        given: dict[str, object] = {"handle_batch": handle_batch, "handle_message": handle_message}
+        given |= {"handle_batch_error": handle_batch_error, "handle_message_error": handle_message_error}
+        for name, function in given.items():
+            if function is not None:
+                setattr(self, name, function)
+        check_runs(self.handle_batch, "handle_batch")
         self.batch_size = batch_size
         self.timeout = None if timeout is None else checked_seconds("timeout", timeout)
         self.spawn: Spawn = Pool(spawn).spawn if isinstance(spawn, int) else spawn
-        self._handle_batch = handle_batch
-        self._handle_message = handle_message
-        self._handle_batch_error = handle_batch_error
-        self._handle_message_error = handle_message_error
         self._clock = clock if clock is not None else RealClock()
         self._logger = LogOwner("", self._clock.monotonic).log(logger)
         self._messages: list[Message] = []
@@ -207,7 +208,7 @@ class BatchHandler:
         if not batch:
             return
         try:
-            check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
+            check_ran(self.handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_batch may raise anything
             self._log_failure(
                 error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are")
@@ -274,20 +275,17 @@ class BatchHandler:
 
     def handle_message(self, message: Message) -> Any:  # Any: an item of any type
         """Make the item of a message for its batch. If this raises, the message is requeued."""
-        return message if self._handle_message is None else self._handle_message(message)
+        return message
 
     def handle_batch(self, batch: list[Any]) -> object:
         """Handle a batch. If this raises, all its messages are requeued."""
-        assert self._handle_batch is not None  # checked by the constructor
-        return self._handle_batch(batch)
+        raise NotImplementedError("the constructor refuses a BatchHandler without it")
 
     def handle_message_error(self, error: BaseException, message: Message) -> object:
         """Handle an exception of handle_message. Afterwards the message is requeued if it is not answered."""
-        return None if self._handle_message_error is None else self._handle_message_error(error, message)
 
     def handle_batch_error(self, error: BaseException, messages: list[Message], batch: list[Any]) -> object:
         """Handle an exception of handle_batch. Afterwards the messages that are not answered are requeued."""
-        return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
     def _log_failure(self, error: BaseException, text: str, *arguments: object, message: Message | None = None) -> None:
         """Log a failure with its traceback, rate-limited by the type of the error; NSQRequeueMessage only at DEBUG."""

@@ -39,19 +39,7 @@ _MARK = f'"{_VERSION_KEY}"'.encode()
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
-    """A message that was given up.
-
-    Attributes:
-        topic, channel: Those of the consumer that has given it up.
-        nsqd: Address of the nsqd that has delivered it; None if it is unknown.
-        id: Id of the message at this nsqd.
-        timestamp: Time of the publish, in nanoseconds of Unix time.
-        attempts: Number of its deliveries.
-        given_up_at: Seconds of Unix time.
-        error: Name of the class of the last exception; empty if it was not an exception, for example if it timed out.
-        reason: Text of the last exception, or what happened in its place.
-        body: The body of the message.
-    """
+    """A message that was given up. The fields are the keys of the JSON object; body has the bytes of the message."""
 
     topic: str
     channel: str
@@ -67,18 +55,7 @@ class DeadLetter:
 
 def encode_dead_letter(letter: DeadLetter) -> bytes:
     """Write a dead letter as JSON, in one line without a newline at its end."""
-    record: dict[str, object] = {
-        _VERSION_KEY: VERSION,
-        "topic": letter.topic,
-        "channel": letter.channel,
-        "nsqd": letter.nsqd,
-        "id": letter.id,
-        "timestamp": letter.timestamp,
-        "attempts": letter.attempts,
-        "given_up_at": letter.given_up_at,
-        "error": letter.error,
-        "reason": letter.reason,
-    }
+    record: dict[str, object] = {_VERSION_KEY: VERSION, **{name: getattr(letter, name) for name in _FIELDS}}
     try:
         record["body"] = letter.body.decode()
     except UnicodeDecodeError:

@@ -103,10 +103,13 @@ class DirectoryGiveupHandler:
 
     Raises:
         OSError: If the directory can't be created.
-        ValueError: If the mode does not let the owner read and write, or has bits other than rwx and setgid.
+        ValueError: If the directory is empty, or the mode does not let the owner read and write, or has bits other than
+            rwx and setgid.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, mode: int = PRIVATE) -> None:
+        if not os.fspath(directory):
+            raise ValueError("directory is empty; '.' is the current one")
         self.directory = Path(directory)
         self.mode = check_mode(mode)
         make_directory(self.directory, self.mode)
@@ -175,14 +178,15 @@ class NsqdGiveupHandler:
         Raises:
             NSQException: If no nsqd accepts it. The text has the error of each nsqd.
         """
-        form = _Form(consumer, message, self.format_message(message), envelope=self.envelope)
+        body = self.format_message(message)
         first = self._turn % len(self.nsqds)
         self._turn += 1
         failures: list[str] = []
         with message.touching():
             for host, nsqd in self.nsqds[first:] + self.nsqds[:first]:
                 try:
-                    form.publish(functools.partial(nsqd.publish, self.topic))
+                    publish = functools.partial(nsqd.publish, self.topic)
+                    _publish(publish, consumer, message, body, envelope=self.envelope)
                 except (NSQException, OSError) as error:
                     failures.append(f"{host}: {error}")
                 else:
@@ -218,62 +222,51 @@ class ProducerGiveupHandler:
         Raises:
             NSQException, ValueError, TypeError: As Producer.publish(), if no nsqd has confirmed it, or it is not valid.
         """
-        form = _Form(consumer, message, self.format_message(message), envelope=self.envelope)
+        publish = functools.partial(self.producer.publish, self.topic)
         with message.touching():
-            form.publish(functools.partial(self.producer.publish, self.topic))
+            _publish(publish, consumer, message, self.format_message(message), envelope=self.envelope)
 
 
-class _Form:
-    """The body to publish for a given up message: its dead letter, or its bare body.
-
-    Args:
-        envelope: True: the dead letter, if nsqd does not refuse it for its size.
-    """
-
-    def __init__(self, consumer: Consumer, message: Message, body: bytes | str, *, envelope: bool) -> None:
-        self._body = body
-        self._letter: DeadLetter | None = None
-        if envelope:
-            failure = consumer.last_failure(message)
-            self._letter = DeadLetter(
-                topic=consumer.topic,
-                channel=consumer.channel,
-                nsqd=message.nsqd,
-                id=id_text(message.id),
-                timestamp=message.timestamp,
-                attempts=message.attempts,
-                given_up_at=time.time(),
-                error=failure.type,
-                reason=failure.text,
-                body=body.encode() if isinstance(body, str) else body,
-            )
-
-    def publish(self, publish: Callable[[Any], object]) -> None:  # Any: bytes or str
-        """Call a function with the dead letter, or with the body if there is no envelope or it is too large."""
-        letter = self._letter
-        if letter is None:
-            publish(self._body)
-            return
-        data = encode_dead_letter(letter)
-        try:
-            publish(data)
-        except (NSQException, ValueError) as error:
-            if not _is_too_large(error):
-                raise
-            publish(self._body)
-            logger.warning(
-                "message %s of %s: given up and published without its envelope, whose %d bytes are too many (%s); "
-                "it came from %s/%s, published at %d ns, delivered %d times; last error: %s %s",
-                *(letter.id, letter.nsqd, len(data), error, letter.topic, letter.channel, letter.timestamp),
-                *(letter.attempts, letter.error, letter.reason),
-                extra={
-                    "topic": letter.topic,
-                    "channel": letter.channel,
-                    "nsqd": letter.nsqd,
-                    "message_id": letter.id,
-                    "attempt": letter.attempts,
-                },
-            )
+def _publish(
+    publish: Callable[[Any], object], consumer: Consumer, message: Message, body: bytes | str, *, envelope: bool
+) -> None:
+    """Call a function with the body of a given up message; or with its dead letter, unless that is too large."""
+    if not envelope:
+        publish(body)
+        return
+    failure = consumer.last_failure(message)
+    letter = DeadLetter(
+        topic=consumer.topic,
+        channel=consumer.channel,
+        nsqd=message.nsqd,
+        id=id_text(message.id),
+        timestamp=message.timestamp,
+        attempts=message.attempts,
+        given_up_at=time.time(),
+        error=failure.type,
+        reason=failure.text,
+        body=body.encode() if isinstance(body, str) else body,
+    )
+    data = encode_dead_letter(letter)
+    try:
+        publish(data)
+    except (NSQException, ValueError) as error:
+        if not _is_too_large(error):
+            raise
+        publish(body)
+        logger.warning(
+            "message %s of %s: given up and published without its envelope, whose %d bytes are too many (%s); "
+            "it came from %s/%s, published at %d ns, delivered %d times; last error: %s %s",
+            *(letter.id, letter.nsqd, len(data), error, letter.topic, letter.channel, letter.timestamp),
+            *(letter.attempts, letter.error, letter.reason),
+            extra={
+                "topic": letter.topic,
+                "channel": letter.channel,
+                "nsqd": letter.nsqd,
+                "message_id": letter.id,
+                "attempt": letter.attempts,
+            },
+        )
 
 
 def _is_too_large(error: Exception) -> bool:

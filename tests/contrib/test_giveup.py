@@ -182,6 +182,11 @@ def test_given_up_messages_are_private_unless_the_mode_says_otherwise(tmp_path, 
     assert tuple(stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)) == modes
 
 
+def test_empty_directory_is_refused():
+    with pytest.raises(ValueError, match="directory is empty"):
+        DirectoryGiveupHandler("")
+
+
 def test_mode_without_the_owner_is_refused(tmp_path):
     with pytest.raises(ValueError, match="mode 0077 is not usable"):
         DirectoryGiveupHandler(tmp_path / "given-up", mode=0o077)
