@@ -5,7 +5,7 @@ import time
 import pytest
 
 from gnsq import Consumer, NsqdTCPClient
-from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQHttpError, NSQInvalid, NSQMPubFailed
+from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQInvalid, NSQMPubFailed
 from gnsq.protocol.frames import ERROR
 from tests.helpers import bodies, channel_stats, wait_until
 
@@ -156,31 +156,3 @@ def test_too_large_is_refused_by_nsqd(producer, nsqd, topic):
         producer.publish(topic, b"x" * 1_048_577)
 
     assert producer.publish(topic, b"fits") == b"OK"
-
-
-def test_http_refusal_has_status_and_text(http):
-    with pytest.raises(NSQHttpError, match="<404> TOPIC_NOT_FOUND") as caught:
-        http.empty_topic("no-such-topic")
-
-    assert caught.value.status == 404
-
-
-def test_http_api_creates_pauses_empties_deletes(http, producer, nsqd, topic):
-    http.create_topic(topic)
-    http.create_channel(topic, "c")
-    http.pause_channel(topic, "c")
-    assert channel_stats(nsqd, topic, "c")["paused"] is True
-    http.unpause_channel(topic, "c")
-    http.pause_topic(topic)
-    http.unpause_topic(topic)
-    producer.publish(topic, b"x")
-    wait_until(lambda: channel_stats(nsqd, topic, "c")["depth"] == 1)
-    http.empty_channel(topic, "c")
-    http.empty_topic(topic)
-    assert channel_stats(nsqd, topic, "c")["depth"] == 0
-    http.delete_channel(topic, "c")
-    http.delete_topic(topic)
-    assert topic not in [found["topic_name"] for found in http.stats()["topics"]]
-    assert http.ping() == b"OK"
-    assert http.info()["tcp_port"] == int(nsqd.tcp_address.split(":")[1])
-    assert http.stats(text=True).startswith(b"nsqd v")

@@ -8,7 +8,6 @@ from gevent.event import Event
 from gevent.lock import Semaphore
 
 from gnsq import Consumer, NsqdHTTPClient, Producer
-from gnsq.contrib.batch import BatchHandler
 from tests.helpers import LIMIT, channel_stats, wait_until
 
 
@@ -126,18 +125,6 @@ def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_ready(lo
     assert levels(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet") == ["INFO", "WARNING"]
 
 
-def test_nsqds_http_port_in_place_of_nsqlookupds_is_logged(nsqd, topic, caplog):
-    hint = "is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
-
-    with Consumer(
-        topic, "c", lookupd_http_addresses=nsqd.http_address, message_handler=lambda consumer, message: None
-    ) as consumer:
-        assert (consumer.is_healthy, consumer.is_ready) == (False, False)
-        assert hint in consumer.stats().lookupd_failures[f"http://{nsqd.http_address}/"]
-
-    assert levels(caplog, hint) == ["WARNING"]
-
-
 def test_consumer_connects_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd, topic):
     nsqd = start_nsqd(lookupd_tcp_address=lookupd.tcp_address, broadcast_address="127.0.0.1")
     options = {
@@ -207,20 +194,6 @@ def test_messages_left_at_the_close_deadline_are_requeued_without_a_delay(produc
         wait_until(lambda: len(again) == 3)
     assert max(message.attempts for message in again) == 2
     forever.set()
-
-
-def test_incomplete_batch_is_handled_when_messages_run_out(producer, nsqd, topic):
-    batches = []
-    consumer = Consumer(topic, "c", nsqd.tcp_address, max_in_flight=100)
-    consumer.on_message.connect(
-        BatchHandler(40, batches.append, handle_message=lambda message: message.body, timeout=0.1), weak=False
-    )
-    producer.multipublish(topic, [b"%d" % number for number in range(100)])
-    with consumer:
-        wait_until(lambda: sum(map(len, batches)) == 100)
-
-    assert max(map(len, batches)) <= 40
-    assert channel_stats(nsqd, topic, "c")["in_flight_count"] == 0
 
 
 def test_log_lines_name_their_consumer_or_producer_from_connecting_to_the_end(nsqd, topic, lines):

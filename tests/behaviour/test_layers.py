@@ -1,7 +1,6 @@
 """TLS, compression and AUTH with any nsqd."""
 
 import itertools
-import logging
 import ssl
 
 import gevent
@@ -235,17 +234,6 @@ def test_refusal_for_missing_tls_has_a_hint(start_nsqd, server_certificate, open
         "tls_v1=True)"
     )
     assert not client.is_connected
-
-
-@pytest.mark.parametrize("name", ["snappy", "deflate"])
-def test_compression_that_is_not_offered_is_a_warning(start_nsqd, opened, topic, caplog, name):
-    caplog.set_level(logging.WARNING)
-
-    client = opened(start_nsqd(**{name: False}).tcp_address, **{name: True})
-    client.publish(topic, b"x")
-    client.check_ok()
-
-    assert f"{name} was asked for and nsqd does not offer it; going on without compression" in caplog.text
 
 
 def test_secret_that_is_wrong_missing_or_not_enough(start_nsqd, auth_server, opened, topic):

@@ -40,20 +40,25 @@ def test_handler_that_returns_finishes_its_message(fakensqd, send, consume):
     assert channel_stats(fakensqd, "t", "c")["depth"] == 0
 
 
-def test_requeue_exception_is_not_logged(nsqd, clock, publish, started):
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [pytest.param(NSQRequeueMessage, [], id="requeue"), pytest.param(gevent.Timeout, [gevent.Timeout], id="timeout")],
+)
+def test_only_a_requeue_is_no_failure(nsqd, clock, publish, started, raised, told):
     attempts, errors = [], []
 
     def handle(consumer, message):
         attempts.append(message.attempts)
         if message.attempts == 1:
-            raise NSQRequeueMessage
+            raise raised
 
     consumer = started(handle, nsqd)
-    consumer.on_exception.connect(lambda sender, message, error: errors.append(error), weak=False)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(type(error)), weak=False)
     publish(nsqd, b"x")
     clock.advance(10.0)
 
-    assert (attempts, errors) == ([1, 2], [])
+    assert (attempts, errors) == ([1, 2], told)
+    assert consumer.total_in_flight == 0
 
 
 def test_handler_that_answers_itself_is_not_answered_again(nsqd, clock, publish, started):
@@ -300,23 +305,6 @@ def test_finish_on_a_lost_connection_is_logged_not_raised(fakensqd, send, consum
     wait_until(lambda: handled)
 
     wait_until(lambda: "its connection is lost" in caplog.text)
-
-
-def test_handler_that_times_out_is_a_failure(nsqd, clock, publish, started):
-    errors, attempts = [], []
-
-    def handle(consumer, message):
-        attempts.append(message.attempts)
-        if message.attempts == 1:
-            raise gevent.Timeout
-
-    consumer = started(handle, nsqd)
-    consumer.on_exception.connect(lambda sender, message, error: errors.append(type(error)), weak=False)
-    publish(nsqd, b"x")
-    clock.advance(10.0)
-
-    assert (attempts, errors) == ([1, 2], [gevent.Timeout])
-    assert consumer.total_in_flight == 0
 
 
 def test_message_without_a_handler_is_requeued(fakensqd, send, caplog):

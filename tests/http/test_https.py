@@ -138,10 +138,17 @@ def test_cert_none_trusts_any_certificate(ca, cert_reqs):
         assert ask(served, cert_reqs=cert_reqs) == [b"OK", b"OK"]
 
 
-@pytest.mark.parametrize("cert_reqs", [None, "CERT_REQUIRED", "CERT_OPTIONAL", ssl.CERT_REQUIRED])
-def test_every_other_cert_reqs_checks_the_certificate(server_files, cert_reqs):
+@pytest.mark.parametrize(
+    "options",
+    [
+        *[{"cert_reqs": value} for value in (None, "CERT_REQUIRED", "CERT_OPTIONAL", ssl.CERT_REQUIRED)],
+        {"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)},
+    ],
+    ids=str,
+)
+def test_certificate_is_checked_by_each_other_option(server_files, options):
     with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="certificate not accepted"):
-        ask(served, cert_reqs=cert_reqs)
+        ask(served, **options)
 
 
 @pytest.mark.subprocess
@@ -183,11 +190,6 @@ def test_given_ssl_context_is_used(ca, server_files, make):
 
     # Not added to: requests would load its own list.
     assert context.cert_store_stats() == before
-
-
-def test_context_that_trusts_no_ca_refuses_the_server(server_files):
-    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="certificate not accepted"):
-        ask(served, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 def test_https_to_a_plain_server_has_a_hint(ca):

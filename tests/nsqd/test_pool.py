@@ -185,16 +185,6 @@ def test_close_ends_the_wait_for_another_try():
         log.pool.close(1)
 
 
-def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
-    log = made(setup=lambda connection: 1 / 0)
-    log.pool.add(fakensqd.tcp_address, permanent=True)
-    wait_until(lambda: not log.pool.not_attempted)
-    wait_until(lambda: log.events.count("make") > 1)
-
-    assert "internal error while connecting" in caplog.text
-    assert log.pool.connections == {}
-
-
 @pytest.mark.parametrize("during", ["setup", "connected"])
 def test_timeout_that_a_callback_leaves_behind_leaves_no_connection_open(made, fakensqd, caplog, during):
     opened = []

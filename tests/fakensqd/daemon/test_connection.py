@@ -498,14 +498,6 @@ def test_stack_compresses_on_tcp(ends):
     exchange(stack.top, CompressedTransport(ends[1], Snappy()))
 
 
-def test_stack_compresses_inside_tls(secured):
-    stack, client = secured
-
-    stack.start(StartCompression(Deflate()))
-
-    exchange(stack.top, CompressedTransport(client, Deflate()))
-
-
 def test_second_compression_replaces_the_first(secured):
     stack, client = secured
     stack.start(StartCompression(Snappy()))

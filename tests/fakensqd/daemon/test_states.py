@@ -8,8 +8,8 @@ import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from fakensqd.faults.toxics import latency
-from gnsq import Consumer, LookupdClient, Producer
-from gnsq.errors import NSQConnectionClosed, NSQTimeout
+from gnsq import Consumer, LookupdClient
+from gnsq.errors import NSQTimeout
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
 from tests.fakensqd.wire import Client, consumer, request
@@ -82,22 +82,6 @@ def test_unix_socket_is_removed_while_the_server_is_down(tmp_path):
         assert not (tmp_path / "nsqd.sock").exists()
         nsqd.up()
         assert (tmp_path / "nsqd.sock").exists()
-
-
-def test_producer_publishes_after_an_nsqd_was_down(nsqd, clock):
-    with Producer(nsqd.tcp_address, clock=clock) as producer:
-        producer.publish("t", b"one")
-        nsqd.down()
-        wait_until(lambda: not producer.stats().connections)
-        publishing = gevent.spawn(producer.publish, "t", b"two")
-        clock.advance(1.0)
-        assert not publishing.ready()
-
-        nsqd.up()
-        wait_until(lambda: clock.advance(1.0) or publishing.ready(), limit=20)
-
-        assert publishing.get() == b"OK"
-    assert nsqd.broker.topics["t"].depth == 2
 
 
 # --- restart ----------------------------------------------------------------------------------------------------------
@@ -240,20 +224,6 @@ def test_stop_while_reading_is_stopped():
         pinging.get(timeout=10)
 
 
-def test_publish_times_out_at_an_nsqd_that_does_not_read(nsqd, clock):
-    with Producer(nsqd.tcp_address, clock=clock, heartbeat_interval=60) as producer:
-        nsqd.stop_reading()
-        publishing = gevent.spawn(producer.publish, "t", b"x")
-        clock.advance(59.9)
-        assert not publishing.ready()
-
-        clock.advance(0.1)
-
-        with pytest.raises(NSQTimeout, match=r"publish not answered within 60 s"):
-            publishing.get(timeout=10)
-        nsqd.resume_reading()
-
-
 # --- heartbeats -------------------------------------------------------------------------------------------------------
 
 
@@ -332,30 +302,9 @@ def test_processing_delay_adds_to_the_delay_of_the_link(nsqd, clock):
     assert client.frame() == OK
 
 
-def test_link_has_the_seed_of_the_server():
-    assert FakeNsqd(seed=7).link.seed == FakeLookupd(seed=7).link.seed == 7
-
-
 def test_negative_processing_delay_is_refused(nsqd):
     with pytest.raises(ValueError, match="seconds -1 must be 0 or more"):
         nsqd.set_processing_delay(-1)
-
-
-def test_close_of_a_consumer_ends_by_its_timeout_at_an_nsqd_that_does_not_read(nsqd, clock):
-    client = Consumer(
-        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock, close_timeout=30.0
-    )
-    client.start(block=False)
-    nsqd.stop_reading()
-
-    closing = gevent.spawn(client.close)
-    clock.advance(29.0)
-    assert nsqd.link.connections == 1
-    assert client.stats().state == "closing"
-    clock.advance(1.0)
-    closing.get(timeout=10)
-
-    assert client.stats().state == "closed"
 
 
 def test_server_on_a_thread_goes_down_and_up():
@@ -366,14 +315,3 @@ def test_server_on_a_thread_goes_down_and_up():
             socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10)
         nsqd.up()
         socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10).close()
-
-
-def test_publish_that_is_lost_when_nsqd_goes_down_raises(nsqd, clock):
-    with Producer(nsqd.tcp_address, clock=clock) as producer:
-        nsqd.stop_reading()
-        publishing = gevent.spawn(producer.publish, "t", b"x")
-        clock.advance(1.0)
-        nsqd.down()
-
-        with pytest.raises(NSQConnectionClosed):
-            publishing.get(timeout=10)

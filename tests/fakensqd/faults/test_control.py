@@ -22,7 +22,7 @@ from fakensqd.faults import (
     reset,
 )
 from fakensqd.faults.control import RuleNeverActed
-from gnsq.errors import NSQConnectionClosed, NSQFinishFailed, NSQFrameError, NSQPubFailed, NSQSocketError
+from gnsq.errors import NSQFrameError, NSQSocketError
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message, encode_frame
 from tests.fakensqd.wire import Client, consumer
@@ -445,35 +445,3 @@ def test_unfired_rule_of_a_cluster_is_told_once_after_all_servers_are_stopped():
 
 
 # --- gnsq's client ----------------------------------------------------------------------------------------------------
-
-
-def test_publish_after_a_lost_reply_is_stored_twice(nsqd):
-    nsqd.add(on.reply("PUB", topic="t"), disconnect())
-    with gnsq.Producer(nsqd.tcp_address) as producer:
-        with pytest.raises(NSQConnectionClosed):
-            producer.publish("t", b"x")
-        producer.publish("t", b"x")
-
-    assert nsqd.transcript.published("t") == [b"x", b"x"]
-
-
-def test_injected_error_has_its_class_in_the_producer(nsqd):
-    nsqd.add(on.command("PUB").first(2), error("E_PUB_FAILED"))  # it is tried once more
-
-    with gnsq.Producer(nsqd.tcp_address) as producer, pytest.raises(NSQPubFailed):
-        producer.publish("t", b"x")
-
-
-def test_injected_fin_error_is_sent_to_on_error(nsqd):
-    publish(nsqd, b"x")
-    nsqd.add(on.command("FIN", topic="t", channel="c"), error("E_FIN_FAILED"))
-    errors = []
-    reader = gnsq.Consumer("t", "c", [nsqd.tcp_address], message_handler=lambda reader, message: None)
-    reader.on_error.connect(lambda sender, error: errors.append(error), weak=False)
-    reader.start(block=False)
-    try:
-        wait_until(lambda: errors)
-    finally:
-        reader.close()
-
-    assert [type(error) for error in errors] == [NSQFinishFailed]
