@@ -270,15 +270,6 @@ def test_refused_option(load, arguments, error):
 # --- secrets
 
 
-def test_password_of_a_url_is_not_shown(load):
-    refused = load("--lookupd", "http://user:hunter2@host:99999")
-    accepted = load("--lookupd", "http://user:hunter2@host:4161")
-
-    assert "port must be a number from 1 to 65535" in refused
-    assert "hunter2" not in refused
-    assert "hunter2" not in repr(accepted.lookupd_clients())
-
-
 @pytest.mark.parametrize("verbose", [[], ["-vv"]], ids=["", "-vv"])
 def test_secret_and_password_are_in_no_output(invoke, load, tmp_path, verbose):
     secret, lines = tmp_path / "secret", tmp_path / "lines"

@@ -72,16 +72,6 @@ def test_signal_ends_in_order_and_loses_nothing(fakensqd):
     assert sorted(fakensqd.messages("u") + left) == sorted(fakensqd.messages("t"))
 
 
-def test_signal_before_the_end_is_an_error(fakensqd):
-    fakensqd.publish("t", b"1")
-
-    with signalled_when(lambda: fakensqd.transcript.finished("t") == 1):
-        result = gnsq(fakensqd, "copy", "t", "u", "-n", "2")
-
-    assert result.exit_code == 143
-    assert "SIGTERM: stopped before the end" in result.stderr
-
-
 # --- a topic onto itself
 
 

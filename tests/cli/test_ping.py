@@ -187,13 +187,6 @@ def test_port_without_a_server_is_named(gnsq_json):
     assert found["connect"][1].startswith("start nsqd, or correct the port")
 
 
-def test_unix_socket_without_a_server_is_named(tmp_path, gnsq_json):
-    _, document = gnsq_json("ping", "--nsqd", tmp_path / "nsqd.sock")
-
-    assert failed(document)["connect"][0] == f"nothing listens on the unix socket {tmp_path}/nsqd.sock"
-    assert "resolve" not in statuses(document)
-
-
 def test_empty_nsqlookupd_is_a_failure_unless_an_nsqd_is_given(fakelookupd, fakensqd, gnsq_json):
     alone, document = gnsq_json("ping", "--lookupd", fakelookupd.http_address)
     beside, _ = gnsq_json("ping", "--lookupd", fakelookupd.http_address, *servers_of(fakensqd))
@@ -210,16 +203,6 @@ def test_broadcast_address_that_is_unknown_here_is_explained(fakecluster, gnsq_j
     text, advice = failed(document)["resolve"]
     assert text == "this machine does not know the host nsqd-1.invalid"
     assert f"{fakecluster.lookupds[0].http_address} names this address, which is nsqd's --broadcast" in advice
-
-
-@pytest.mark.fakecluster(nsqds=1, broadcast_tcp_port=1)
-def test_broadcast_address_that_refuses_is_explained(fakecluster, gnsq_json):
-    _, document = gnsq_json("ping", "--lookupd", fakecluster.lookupds[0].http_address)
-
-    text, advice = failed(document)["connect"]
-    assert text == "nothing listens on port 1 of 127.0.0.1"
-    assert advice.startswith("127.0.0.1 is this machine itself. ")
-    assert statuses(document)["health"] == "ok"
 
 
 def test_server_that_gives_no_answer_is_explained(fakensqd, gnsq_json):
@@ -313,12 +296,6 @@ def test_missing_tls_is_explained(tls_nsqd, gnsq_json):
     assert failed(document)["publish"][1] == "give --tls; with an own CA also --tls-ca FILE"
 
 
-def test_tls_that_nsqd_does_not_offer_is_explained(fakensqd, gnsq_json):
-    _, document = gnsq_json("ping", "--tls", *servers_of(fakensqd))
-
-    assert failed(document)["IDENTIFY"][0] == "nsqd does not offer TLS"
-
-
 def test_unknown_ca_is_explained(tls_nsqd, gnsq_json):
     _, document = gnsq_json("ping", "--tls", *servers_of(tls_nsqd()))
 
@@ -335,14 +312,6 @@ def test_wrong_name_is_explained_with_the_names_in_the_certificate(tls_nsqd, fak
     text, advice = failed(document)["TLS"]
     assert text == "nsqd's certificate is not for 127.0.0.1, but for nsqd.internal, nsqd.example"
     assert advice.endswith("--tls-server-name nsqd.internal")
-
-
-def test_expired_certificate_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
-    nsqd = tls_nsqd(expired=True)
-
-    _, document = gnsq_json("ping", "--tls-ca", fakensqd_certificates.ca, *servers_of(nsqd))
-
-    assert failed(document)["TLS"][0] == "nsqd's certificate has expired"
 
 
 def test_missing_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certificates, gnsq_json):
@@ -368,13 +337,6 @@ def test_missing_certificate_of_the_client_is_explained(tls_nsqd, fakensqd_certi
 
     assert "--tls-cert FILE and --tls-key FILE" in failed(without)["TLS"][1]
     assert status == 0
-
-
-def test_certificate_that_is_not_checked_is_said(tls_nsqd, gnsq):
-    result = gnsq("ping", "--tls-insecure", *servers_of(tls_nsqd()))
-
-    assert result.exit_code == 0
-    assert "certificate not checked" in result.stdout
 
 
 def test_error_without_a_sentence_is_shown_with_its_hint():
@@ -415,13 +377,6 @@ def secret(tmp_path):
         return ["--auth-secret-file", tmp_path / "secret"]
 
     return options
-
-
-def test_identity_of_a_secret_is_shown(auth_nsqd, secret, gnsq):
-    result = gnsq("ping", *secret("all"), *servers_of(auth_nsqd))
-
-    assert result.exit_code == 0
-    assert "identity bob, 1 permission" in result.stdout
 
 
 def test_missing_secret_is_explained_and_tls_is_still_tried(auth_nsqd, fakensqd_certificates, gnsq_json):

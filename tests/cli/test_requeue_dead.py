@@ -10,7 +10,7 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import disconnect
 from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
-from tests.cli.programs import command, gnsq, signalled_when, started
+from tests.cli.programs import command, gnsq, started
 from tests.helpers import LIMIT, channel_stats, refused_port, run, wait_until
 
 
@@ -151,15 +151,6 @@ def test_dry_run_lists_and_changes_nothing(fakensqd):
     assert fakensqd.depth("dead", "requeue-dead") == 3
 
 
-def test_dry_run_shows_as_many_as_asked_for(fakensqd):
-    fakensqd.publish("dead", *(letter(b"%d" % number) for number in range(5)))
-
-    result = requeue(fakensqd, "--all", "--dry-run", "-n", "2")
-
-    assert len(result.stdout.splitlines()) == 2
-    assert fakensqd.depth("dead", "requeue-dead") == 5
-
-
 def test_count_ends_the_run(fakensqd):
     fakensqd.publish("dead", *(letter(b"%d" % number) for number in range(5)))
 
@@ -205,18 +196,6 @@ def test_letter_with_a_bad_topic_stays(fakensqd):
     assert len(left(fakensqd)) == 1
     assert "1 message refused and requeued, last error:" in result.stderr
     assert "not a topic" in result.stderr
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_before_the_end_is_an_error(fakensqd, number, status):
-    fakensqd.publish("dead", letter(b"1"), letter(b"2"))
-
-    with signalled_when(lambda: fakensqd.messages("orders"), number):
-        result = requeue(fakensqd, "--all", "--rate", "0.1")
-
-    assert result.exit_code == status
-    assert fakensqd.messages("orders") == [b"1"]
-    assert len(left(fakensqd)) == 1
 
 
 def test_nsqd_that_can_not_be_reached_is_an_error():

@@ -107,11 +107,6 @@ def test_bodies_on_a_terminal_are_readable_and_harmless(body, shown):
     assert on_terminal(body) == shown
 
 
-def test_json_on_a_terminal_is_colored():
-    assert "\x1b[" in on_terminal(b'{"a": 1}', "standard")
-    assert "\x1b" not in on_terminal(b"text \x1b[31m", "standard")
-
-
 def test_line_of_json_has_no_control_characters():
     line = as_json(received("\u009b\u2028\U000e0001\n".encode())).decode()
 

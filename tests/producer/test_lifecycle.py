@@ -253,16 +253,6 @@ def test_close_returns_unconfirmed_publishes_of_each_kind():
     assert all(isinstance(one.error, NSQUnknown | NSQNotSent) for one in unconfirmed)
 
 
-def test_close_from_several_greenlets_closes_once(producer, closed):
-    producer.publish_async("t", b"x")
-
-    jobs = [gevent.spawn(producer.close) for _ in range(5)]
-    gevent.joinall(jobs, timeout=LIMIT, raise_error=True)
-
-    assert [job.value for job in jobs] == [[]] * 5
-    assert closed == [producer]
-
-
 def test_close_during_the_start_of_another_greenlet_closes_it(fakensqd):
     producer = Producer(fakensqd.tcp_address, threaded=True)
     starter = gevent.spawn(producer.start)
