@@ -144,7 +144,7 @@ def test_cert_none_trusts_any_certificate(ca, cert_reqs):
         *[{"cert_reqs": value} for value in (None, "CERT_REQUIRED", "CERT_OPTIONAL", ssl.CERT_REQUIRED)],
         {"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)},
     ],
-    ids=str,
+    ids=["None", "CERT_REQUIRED", "CERT_OPTIONAL", "of ssl", "context"],
 )
 def test_certificate_is_checked_by_each_other_option(server_files, options):
     with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="certificate not accepted"):
