@@ -191,7 +191,8 @@ def test_wrong_method_is_405(http):
 
 
 def test_path_with_a_slash_at_its_end_is_redirected(http):
-    assert http.request("GET", "ping/") == b"OK"
+    with pytest.raises(NSQHttpError, match="redirects to '/ping'"):
+        http.request("GET", "ping/")
 
 
 # --- nsqd: facts and settings -----------------------------------------------------------------------------------------
