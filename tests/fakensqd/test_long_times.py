@@ -67,14 +67,14 @@ def test_message_is_deferred_for_an_hour(nsqd, clock, consume):
 def test_consumer_reconnects_with_a_backoff_of_minutes(nsqd, clock, consume):
     client = consume(lambda _, message: None)
     nsqd.down()
-    wait_until(lambda: not client._pool.connections)
+    wait_until(lambda: not client.stats().connections)
     # 8, 16, 32, 64, 128 and again 128 s, the longest; up to 30 % less.
     clock.advance(8.0 + 16.0 + 32.0 + 64.0 + 128.0)
     nsqd.up()
 
     assert nsqd.link.connections == 1
     clock.advance(128.0)
-    wait_until(lambda: client._pool.connections)
+    wait_until(lambda: client.stats().connections)
 
     assert nsqd.link.connections == 2
 

@@ -238,7 +238,7 @@ def test_consumer_reconnects_after_paused_heartbeats(nsqd, clock):
         nsqd.pause_heartbeats()
         # The last one came at 180.
         clock.advance(41.0)
-        assert not client._pool.connections
+        assert not client.stats().connections
         nsqd.resume_heartbeats()
         clock.advance(30.0)
 

@@ -426,7 +426,7 @@ def test_consumer_reconnects_after_a_reset_inside_a_frame(nsqd, clock):
     with Consumer(
         "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.attempts), clock=clock
     ) as client:
-        wait_until(lambda: nsqd.link.connections == 1 and not client._pool.connections)
+        wait_until(lambda: nsqd.link.connections == 1 and not client.stats().connections)
         assert got == []
 
         clock.advance(60.0)
@@ -444,7 +444,7 @@ def test_consumer_reconnects_after_a_corrupted_frame(nsqd, clock):
         # The first byte of the frame type.
         nsqd.link.add(corrupt_bytes(at=(4,)), upstream=False, connection=1)
         nsqd.broker.topics["t"].publish([b"x"], 0.0)
-        wait_until(lambda: not client._pool.connections)
+        wait_until(lambda: not client.stats().connections)
         assert channel.in_flight_count == 1
 
         clock.advance(61.0)
