@@ -36,7 +36,7 @@ from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, checked_timeout, is_hub_greenlet
 from gnsq.errors import NSQConnectionClosed, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout
-from gnsq.logs import LogOwner
+from gnsq.logs import ClientLog, LogOwner
 from gnsq.options import Seconds, check_flag
 from gnsq.signals import CloseReceiver, TypedSignal, notify
 
@@ -209,6 +209,10 @@ class Lifecycle(Generic[RuntimeT]):
     def _label(self) -> str:
         return self._client.log_owner.label
 
+    @property
+    def _logger(self) -> ClientLog:
+        return self._client.log_owner.log(self._client.logger)
+
     # --- start
 
     def start(self) -> None:
@@ -223,7 +227,7 @@ class Lifecycle(Generic[RuntimeT]):
             text = self.why_not_started()
             if self.owner_thread is not None and self.owner_thread.has_ended:
                 raise NSQConnectionClosed(text)
-            self._client.logger.warning("%s: not started again: %s", self._label, text)
+            self._logger.warning("not started again: %s", text)
             return
         runtime = self.ensure_started(NO_TIMEOUT)
         try:
@@ -447,9 +451,9 @@ class Lifecycle(Generic[RuntimeT]):
             try:
                 client.close()
             except NSQTimeout as error:
-                client.logger.warning("%s: %s", self._label, error)
+                self._logger.warning("%s", error)
         elif runtime is not None and (left := runtime.what_is_left()):
-            client.logger.warning("%s: the program ends with %s: close() waits for them", self._label, left)
+            self._logger.warning("the program ends with %s: close() waits for them", left)
 
     # --- other threads, and calls that must not wait
 

@@ -398,9 +398,9 @@ class NsqdChecker:
                 subscriber.check_ok()
                 subscriber.ready(1)
             subscribed.text = f"channel {self._channel}"
-        started = time.monotonic()
         with self._recorder.step("publish") as check, self._limit("no response to PUB"):
             publisher = self._client(connections)
+            started = time.monotonic()
             publisher.publish(self._topic, body)
             publisher.check_ok()
             check.text = f"topic {self._topic}"

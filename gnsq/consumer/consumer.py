@@ -220,12 +220,12 @@ class Consumer(Client):
                 + self.on_message.collected_hint()
             )
         if self.on_giving_up.collected_hint():
-            text = "%s: messages that are given up are finished and lost%s"
-            self.logger.warning(text, self.log_owner.label, self.on_giving_up.collected_hint())
+            text = "messages that are given up are finished and lost%s"
+            self.log_owner.log(self.logger).warning(text, self.on_giving_up.collected_hint())
         try:
             self._lifecycle.start()
         except NSQConnectionClosed as error:
-            self.logger.warning("%s: not started again: %s", self.log_owner.label, error)
+            self.log_owner.log(self.logger).warning("not started again: %s", error)
         except BaseException:
             if self.threaded:
                 # The call was interrupted, or no thread could be started. Nobody may close a consumer that runs unseen.

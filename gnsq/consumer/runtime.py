@@ -176,12 +176,12 @@ class ConsumerRuntime:
             lookupd.close()
 
     def _drain(self, timeout: float) -> None:
-        connections, label, log = self.connections, self._owner.label, self._consumer.logger
+        connections, owner = self.connections, self._owner
         late = sum(map(_is_timed_out, self._unanswered()))
-        text = "%s: closing, with up to %g s for %s in flight%s on %s"
+        text = "closing, with up to %g s for %s in flight%s on %s"
         what = counted(self.in_flight, "message"), f" and {late} timed out" if late else ""
-        log.info(text, label, timeout, *what, counted(len(connections), "connection"))
-        closer = spawn(f"gnsq-drain-{label}", self.pool.close, timeout + REQUEUE_GRACE, on_failure="not drained")
+        owner.log(self._consumer.logger).info(text, timeout, *what, counted(len(connections), "connection"))
+        closer = spawn(f"gnsq-drain-{owner.label}", self.pool.close, timeout + REQUEUE_GRACE, on_failure="not drained")
         closer.rawlink(lambda _: self._drained.set())
         refused = _refused_requeues(connections)
         try:
@@ -208,7 +208,7 @@ class ConsumerRuntime:
             left.append(f"{counted(timed_out, 'message')} timed out")
         if self._lost:
             left.append(f"{counted(self._lost, 'message')} not answered, which nsqd delivers again")
-        self._consumer.logger.info("%s: closed; %s", self._owner.label, " and ".join(left) or "nothing was left")
+        self._owner.log(self._consumer.logger).info("closed; %s", " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float) -> None:
         """For a handler: wait up to timeout seconds until only handlers in this method have unanswered messages."""
@@ -235,10 +235,9 @@ class ConsumerRuntime:
         if left:
             parts = [f"{len(left) - len(late)} requeued"] * (len(late) < len(left))
             parts += [f"{len(late)} timed out before"] * bool(late)
-            logger.warning(
-                "%s: %s not answered within %s s of close(), %d of them by handlers that still run; %s: nsqd delivers "
-                "them again",
-                self._owner.label,
+            self._owner.log(logger).warning(
+                "%s not answered within %s s of close(), %d of them by handlers that still run; %s: nsqd delivers them "
+                "again",
                 counted(len(left), "message was", "messages were"),
                 timeout,
                 sum(message in running for message in left),

@@ -493,7 +493,7 @@ class Producer(Client):
         def submit(bodies: list[bytes]) -> PublishResult:
             return self._submit(self._make_multipublish(topic, bodies, timeout, key), block=True)
 
-        return publish_chunks(submit, messages, self.options, raise_error=raise_error, label=self.log_owner.label)
+        return publish_chunks(submit, messages, self.options, raise_error=raise_error, owner=self.log_owner)
 
     # --- make and submit
 

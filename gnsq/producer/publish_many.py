@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from gnsq.errors import NSQException, NSQNotSentClosed
+from gnsq.logs import LogOwner
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.result import PublishResult
 from gnsq.protocol.commands import check_messages
@@ -78,13 +79,13 @@ def publish_chunks(
     options: ProducerOptions,
     *,
     raise_error: bool,
-    label: str,
+    owner: LogOwner,
 ) -> list[Chunk]:
     """Publish messages in chunks.
 
     Args:
         submit: Function that submits a chunk.
-        label: Name of the producer in log lines.
+        owner: The producer, for log lines.
 
     Raises:
         NSQManyFailed: If a chunk failed; no chunk is submitted once this is known. If raise_error is False, only if the
@@ -112,8 +113,9 @@ def publish_chunks(
     except BaseException:
         # For example, the caller was killed, or interrupted by a gevent.Timeout.
         if many.pending:
-            text = "%s: publish_many was interrupted with %s pending: their outcomes are not reported"
-            logger.warning(text, label, counted(sum(messages for _, messages, _ in many.pending), "message"))
+            text = "publish_many was interrupted with %s pending: their outcomes are not reported"
+            what = counted(sum(messages for _, messages, _ in many.pending), "message")
+            owner.log(logger).warning(text, what)
         raise
     if cause is not None or is_closed or (many.has_failed and raise_error):
         raise NSQManyFailed(many.chunks) from cause

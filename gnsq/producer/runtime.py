@@ -186,7 +186,7 @@ class ProducerRuntime(ConnectionListener):
         """Refuse further publishes. Any thread may call this, since it only sets a flag."""
         self.dispatcher.stop_accepting()
         pending = counted(self.dispatcher.pending, "publish", "publishes")
-        logger.info("%s: closing, with up to %g s for %s pending", self._config.owner.label, timeout, pending)
+        self._config.owner.log(logger).info("closing, with up to %g s for %s pending", timeout, pending)
 
     def close(self, timeout: float) -> None:
         """Wait for pending publishes, up to the timeout in seconds, then close all connections."""
@@ -252,13 +252,12 @@ class ProducerRuntime(ConnectionListener):
         self._greenlets.kill_loops()
 
     def _log_end(self) -> None:
-        label = self._config.owner.label
+        log = self._config.owner.log(logger)
         if not self.unconfirmed:
-            logger.info("%s: closed; nothing was left", label)
+            log.info("closed; nothing was left")
             return
         first, what = self.unconfirmed[0], counted(len(self.unconfirmed), "publish", "publishes")
-        text = "%s: closed with %s not confirmed, the first of them to %s: %s"
-        logger.warning(text, label, what, first.topic, first.error)
+        log.warning("closed with %s not confirmed, the first of them to %s: %s", what, first.topic, first.error)
 
     # --- publishes from other threads
 
