@@ -185,10 +185,10 @@ def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
 @pytest.mark.parametrize(
     ("arguments", "silent_nsqds", "name"),
     [
-        pytest.param(("copy", "t", "u"), 0, "gnsq-sender", id="copy"),
+        pytest.param(("copy", "t", "u"), 0, "gnsq-handle", id="copy"),
         # The start of a consumer waits for the silent nsqd.
         pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-start", id="tail"),
-        pytest.param(("to-file", "t"), 0, "gnsq-to-file", id="to-file"),
+        pytest.param(("to-file", "t"), 0, "gnsq-to-file-rotate", id="to-file"),
     ],
 )
 def test_command_ends_with_the_error_of_a_dead_greenlet(nsqd, monkeypatch, tmp_path, arguments, silent_nsqds, name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Iterable
@@ -14,9 +13,9 @@ from gnsq.addresses import parse_address
 from gnsq.cli.cluster import Cluster, target_of
 from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
-from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
 from gnsq.cli.parameters import COUNT, PAUSE, RATE
-from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.progress import Counter
+from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.producer import Producer
@@ -79,38 +78,27 @@ def copy(
     if target is not None and topic == source and (same := _resolved(cluster.nsqds) & _resolved(target.nsqds)):
         raise click.UsageError(f"source and target are the same topic of the nsqd {_shown(same)}: give another TARGET")
     policy = FailurePolicy(0.0, REFUSED_DELAY, RETRY_DELAY, True, is_topic_error)
-    with contextlib.ExitStack() as opened:
-        inbox = Inbox()
-        consumer = cluster.consumer(
-            *(source, channel),
-            message_handler=inbox,
-            max_tries=0,
-            max_in_flight=in_flight_for(rate, count, MAX_IN_FLIGHT),
+    with (target or cluster).producer(batch_messages=BATCH) as producer:
+        receiver = Receiver(
+            *(cluster, [source], channel, stop, Counter("copied")),
+            max_in_flight=MAX_IN_FLIGHT,
+            batch=BATCH,
+            count=count,
+            is_filtered=bool(body_filter),
+            idle=idle,
+            rate=rate,
             max_backoff_duration=MAX_PAUSE,
             reconnect_initial=RETRY_DELAY,
             reconnect_maximum=MAX_PAUSE,
         )
-        counter = opened.enter_context(Counter("copied"))
-        producer = opened.enter_context((target or cluster).producer(batch_messages=BATCH))
         decide = _Decision(topic, body_filter, producer if topic == source else None)
-        opened.enter_context(receive(cluster, [consumer], inbox, stop))
-        copier = Republisher(
-            consumer, inbox, producer, decide, policy, counter, RateLimiter(rate, stop.requested), stop
-        )
+        copier = Republisher(receiver, producer, decide, policy)
         try:
-            copier.run(count, idle, cluster.timeout)
+            copier.run()
         finally:
             parts = summary(copier.counts, finished="not chosen, and finished")
-            click.echo("; ".join([counter.summary(), *parts]), err=True)
-        status = 1 if copier.counts.refused else 0
-        is_complete = copier.is_idle or copier.counts.published == count
-        if stop.number is not None and (count, idle) != (None, None) and not is_complete:
-            click.echo(f"{stop.number.name}: stopped before the end", err=True)
-            status = 128 + stop.number
-        elif copier.is_idle and (failures := consumer.stats().failures):
-            text = "; ".join(f"{address}: {error}" for address, error in failures.items())
-            raise click.ClickException(f"not all nsqds could be reached, so messages may be left there: {text}")
-    return status
+            click.echo("; ".join([receiver.counter.summary(), *parts]), err=True)
+    return receiver.status() or (1 if copier.counts.refused else 0)
 
 
 class _Decision:

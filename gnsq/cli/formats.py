@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
-from gnsq.cli.inbox import Received
+from gnsq.cli.receiving import Received
 from gnsq.message import Message
 from gnsq.texts import id_text
 

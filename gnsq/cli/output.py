@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, cast
 
 import gevent
-from gevent.event import AsyncResult, Event
+from gevent.event import AsyncResult
 from gevent.socket import wait_read
 
 from gnsq.concurrency.greenlets import spawn
@@ -33,9 +33,6 @@ class Output:
 
     Args:
         stop: Its first signal ends a write that does not go on.
-
-    Attributes:
-        closed: Set when the reader of stdout has ended, such as ``head``.
     """
 
     def __init__(self, stop: StopSignals) -> None:
@@ -43,11 +40,12 @@ class Output:
         # Without Python's own buffer, the number of written bytes is known. Nothing is left for the interpreter's end.
         self._file = cast(BinaryIO, getattr(buffer, "raw", buffer))
         self._stop = stop
-        self.closed = Event()
+        self._on_end: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """Notice in a block that the reader has ended, also while nothing is written. Works for pipes only."""
+    def watch(self, on_end: Callable[[], object]) -> Iterator[None]:
+        """Call a function if the reader ends in a block, such as ``head``; for pipes also while nothing is written."""
+        self._on_end = on_end
         watcher = spawn("gnsq-output", self._watch, on_failure="the end of the reader is noticed at the next write")
         try:
             yield
@@ -62,7 +60,7 @@ class Output:
         if stat.S_ISFIFO(os.fstat(number).st_mode):
             # The end of a pipe that is written is never readable, but poll() reports its error.
             wait_read(number)
-            self.closed.set()
+            self._on_end()
 
     def write(self, parts: Sequence[bytes], stalled: Stalled = contextlib.nullcontext) -> int:
         """Write parts, and wait until they are written, the reader has ended, or a signal has come.
@@ -85,7 +83,7 @@ class Output:
                 job.wait(STOP_GRACE)
         written = sum(end <= write.written for end in ends)
         if isinstance(write.error, BrokenPipeError):
-            self.closed.set()
+            self._on_end()
         elif write.error is not None and not written:
             raise write.error
         return written

@@ -24,12 +24,13 @@ class Counter:
     Args:
         verb: What happens to the messages: ``published``.
         size: Number of bytes that will be read; None: unknown.
+        is_shown: False: only count.
 
     Attributes:
         count: Number of messages until now.
     """
 
-    def __init__(self, verb: str, size: int | None = None) -> None:
+    def __init__(self, verb: str, size: int | None = None, *, is_shown: bool = True) -> None:
         self.count = 0
         self._bytes = 0
         self._verb = verb
@@ -37,7 +38,7 @@ class Counter:
         console = Console(stderr=True)
         columns = [TextColumn("{task.description}"), *([BarColumn()] if size else [])]
         self._progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
-        self._progress.disable = not console.is_terminal
+        self._progress.disable = not (is_shown and console.is_terminal)
         self._task = self._progress.add_task("", total=size)
 
     def __enter__(self) -> Self:

@@ -14,11 +14,11 @@ from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import harmless
-from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive
 from gnsq.cli.output import Output
 from gnsq.cli.parameters import COUNT, DURATION, PAUSE, RATE
-from gnsq.cli.progress import Counter, RateLimiter
-from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
+from gnsq.cli.progress import Counter
+from gnsq.cli.receiving import Received, Receiver
+from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, RepublishCounts, Republisher, Step, summary
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.contrib.dead_letter import DeadLetter, decode_dead_letter
 from gnsq.errors import NSQNotSent
@@ -98,37 +98,33 @@ def requeue_dead(
         raise click.UsageError(f"--to {to} is the topic of the dead letters: give another topic")
     policy = FailurePolicy(leave_for, leave_for, leave_for, False, lambda error: isinstance(error, NSQNotSent))
     with contextlib.ExitStack() as opened:
-        inbox = Inbox()
-        consumer = cluster.consumer(
-            *(dead_topic, channel),
-            message_handler=inbox,
-            max_tries=0,
-            max_in_flight=MAX_DRY_RUN if dry_run else in_flight_for(rate, None, MAX_IN_FLIGHT),
+        receiver = Receiver(
+            *(cluster, [dead_topic], channel, stop, Counter("requeued")),
+            max_in_flight=MAX_DRY_RUN if dry_run else MAX_IN_FLIGHT,
+            batch=BATCH,
+            count=None if dry_run else count,
+            is_filtered=True,
+            idle=idle,
+            rate=None if dry_run else rate,
             reconnect_initial=1.0,
         )
-        counter = opened.enter_context(Counter("requeued"))
         producer = None if dry_run else opened.enter_context(cluster.producer(batch_messages=BATCH))
-        opened.enter_context(receive(cluster, [consumer], inbox, stop))
-        run = _Run(choice, to, leave_for, is_dry=dry_run, count=count, end=lambda: requeuer.end())
-        limiter = RateLimiter(None if dry_run else rate, stop.requested)
-        requeuer = Republisher(consumer, inbox, producer, run.decide, policy, counter, limiter, stop)
+        run = _Run(choice, to, leave_for, receiver.end, is_dry=dry_run, count=count)
+        requeuer = Republisher(receiver, producer, run.decide, policy)
         try:
-            requeuer.run(count, idle, cluster.timeout)
+            requeuer.run()
         finally:
-            _report(run, requeuer, counter, leave_for, is_dry=dry_run)
-        failures = consumer.stats().failures
-        is_starved = dry_run and requeuer.is_idle and consumer.is_starved
-        # Give the letters back before this, since the reader of stdout may be slow.
-        opened.close()
-        Output(stop).write([f"{line}\n".encode() for line in run.lines])
-        status = _status(requeuer, stop, failures)
-    if is_starved:
+            _report(run, requeuer.counts, receiver, leave_for, is_dry=dry_run)
+    # The letters are given back before this, since the reader of stdout may be slow.
+    if Output(stop).write([f"{line}\n".encode() for line in run.lines]) < len(run.lines):
+        receiver.is_complete = False  # if a signal has ended it
+    if dry_run and receiver.is_idle and receiver.was_starved:
         text = f"a dry run keeps the letters in flight, so it looked at the first {len(run.seen):,} only"
         click.echo(f"{text}; there may be more", err=True)
-    return status
+    return receiver.status() or (1 if requeuer.counts.failed else 0)
 
 
-def _report(run: _Run, requeuer: Republisher, counter: Counter, leave_for: float, *, is_dry: bool) -> None:
+def _report(run: _Run, counts: RepublishCounts, receiver: Receiver, leave_for: float, *, is_dry: bool) -> None:
     if is_dry:
         would = counted(run.chosen, "message", spec=",")
         click.echo(
@@ -137,24 +133,13 @@ def _report(run: _Run, requeuer: Republisher, counter: Counter, leave_for: float
         return
     until = datetime.now().astimezone() + timedelta(seconds=leave_for)
     left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
-    counts = replace(requeuer.counts, left=run.not_chosen)  # a letter that came again counts once
-    parts = [counter.summary(), *summary(counts, left=left)]
+    counts = replace(counts, left=run.not_chosen)  # a letter that came again counts once
+    parts = [receiver.counter.summary(), *summary(counts, left=left)]
     if run.without_topic:
         parts.append(f"{counted(run.without_topic, 'message', spec=',')} of these without an envelope: give --to")
-    if not run.seen and requeuer.is_idle:
+    if not run.seen and receiver.is_idle:
         parts.append("none came; those that an earlier run has left come again after its --leave-for")
     click.echo("; ".join(parts), err=True)
-
-
-def _status(requeuer: Republisher, stop: StopSignals, failures: dict[str, str]) -> int:
-    """Return the exit status, and write to stderr why it is not 0."""
-    if stop.number is not None:
-        click.echo(f"{stop.number.name}: stopped before the end", err=True)
-        return 128 + stop.number
-    if failures := failures if requeuer.is_idle else {}:
-        text = "; ".join(f"{address}: {error}" for address, error in failures.items())
-        click.echo(f"Error: not all nsqds could be reached, so dead letters may be left there: {text}", err=True)
-    return 1 if failures or requeuer.counts.failed else 0
 
 
 @dataclass(frozen=True)
@@ -222,10 +207,10 @@ class _Run:
         choice: _Choice,
         to: str | None,
         leave_for: float,
+        end: Callable[[], object],
         *,
         is_dry: bool,
         count: int | None,
-        end: Callable[[], object],
     ) -> None:
         self.seen: dict[tuple[str | None, bytes], _Seen] = {}
         self.chosen = 0

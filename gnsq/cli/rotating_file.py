@@ -185,12 +185,13 @@ class RotatingFile:
     @property
     def seconds_left(self) -> float | None:
         """Seconds until rotate() must be called; None if there is no file, or no interval."""
-        if self._file is None or self._interval is None:
+        file = self._file  # that another thread may complete now
+        if file is None or self._interval is None:
             return None
         now = self._clock()
-        if self._period(now) != self._file.period:  # also after the clock was set back
+        if self._period(now) != file.period:  # also after the clock was set back
             return 0.0
-        return (self._file.period + 1) * self._interval - now
+        return (file.period + 1) * self._interval - now
 
     def check(self) -> None:
         """Make a file and delete it, to fail now if that is impossible, and not only when there is a record."""

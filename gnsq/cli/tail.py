@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
-import gevent
 from rich.console import Console
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
-from gnsq.cli.inbox import Inbox, Received, in_flight_for, receive, requeue_all, touching
 from gnsq.cli.output import Output
 from gnsq.cli.parameters import COUNT, RATE
-from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.progress import Counter
+from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.topics import CHANNEL, TOPIC
-from gnsq.consumer import Consumer
 from gnsq.message import Message, finish_all
 from gnsq.running import StopSignals
 from gnsq.texts import counted
@@ -69,39 +66,28 @@ def tail(
     """
     if is_json and (raw or meta):
         raise click.UsageError(f"--json and {'--raw' if raw else '--meta'} exclude each other; --json has all data")
-    channel = channel or f"tail{os.urandom(4).hex()}#ephemeral"
     output = Output(stop)
     console = Console() if sys.stdout.isatty() and not raw and not is_json else None
-    inbox = Inbox()
-    most = in_flight_for(rate, None if body_filter else count, MAX_IN_FLIGHT)
-    consumers = [
-        cluster.consumer(
-            *(topic, channel),
-            message_handler=inbox,
-            max_tries=0,
-            max_in_flight=min(FIRST_BATCH, most),
-            # nsqd takes 100 % as a part that is not valid.
-            sample_rate=0 if sample in (None, 100) else sample,
-        )
-        for topic in dict.fromkeys(topics)
-    ]
-    write = _format(console, is_json=is_json, meta=meta)
-    with contextlib.ExitStack() as opened:
-        opened.enter_context(output.watch())
+    receiver = Receiver(
+        *(cluster, topics, channel or f"tail{os.urandom(4).hex()}#ephemeral", stop),
         # A count would disturb messages on the same terminal.
-        counter = None if sys.stdout.isatty() else opened.enter_context(Counter("written"))
-        opened.enter_context(receive(cluster, consumers, inbox, stop))
-        batch = BATCH if console is None else TERMINAL_BATCH
-        limiter = RateLimiter(rate, stop.requested)
-        printer = _Printer(consumers, inbox, output, write, body_filter, counter, limiter, stop, most)
-        printer.run(count, batch)
-    if counter is not None and sys.stderr.isatty():
+        Counter("written", is_shown=not sys.stdout.isatty()),
+        max_in_flight=FIRST_BATCH,
+        batch=FIRST_BATCH,
+        count=count,
+        is_filtered=bool(body_filter),
+        rate=rate,
+        # nsqd takes 100 % as a part that is not valid.
+        sample_rate=0 if sample in (None, 100) else sample,
+    )
+    write = _format(console, is_json=is_json, meta=meta)
+    printer = _Printer(receiver, output, write, body_filter, BATCH if console is None else TERMINAL_BATCH)
+    with output.watch(receiver.end):
+        receiver.run(printer.handle)
+    if sys.stderr.isatty() and not sys.stdout.isatty():
         skipped = f"; {counted(printer.skipped, 'other', spec=',')} not chosen" if body_filter else ""
-        click.echo(counter.summary() + skipped, err=True)
-    if stop.number is not None and count is not None and printer.written < count:
-        click.echo(f"{stop.number.name}: stopped before the end", err=True)
-        return 128 + stop.number
-    return 0
+        click.echo(receiver.counter.summary() + skipped, err=True)
+    return receiver.status()
 
 
 def _format(console: Console | None, *, is_json: bool, meta: bool) -> Format:
@@ -110,90 +96,46 @@ def _format(console: Console | None, *, is_json: bool, meta: bool) -> Format:
 
 
 class _Printer:
-    """Writes the messages of an inbox to stdout.
+    """Writes the messages of a Receiver to stdout.
 
     Attributes:
-        written: Number of messages that were written.
         skipped: Number of messages that the filter has not chosen.
     """
 
     def __init__(
-        self,
-        consumers: Sequence[Consumer],
-        inbox: Inbox,
-        output: Output,
-        write: Format,
-        body_filter: BodyFilter,
-        counter: Counter | None,
-        limiter: RateLimiter,
-        stop: StopSignals,
-        most: int,
+        self, receiver: Receiver, output: Output, write: Format, body_filter: BodyFilter, max_batch: int
     ) -> None:
-        self.written = 0
         self.skipped = 0
-        self._consumers = consumers
-        self._inbox = inbox
+        self._receiver = receiver
         self._output = output
         self._write = write
         self._filter = body_filter
-        self._counter = counter
-        self._limiter = limiter
-        self._stop = stop
-        self._in_flight, self._most = min(FIRST_BATCH, most), most
+        self._max_batch = max_batch
+        self._in_flight = FIRST_BATCH
 
-    def run(self, count: int | None, batch: int) -> None:
-        """Write up to count messages, until a signal comes or the reader of stdout ends."""
-        while self.written != count and not self._is_over:
-            left = batch if count is None else count - self.written
-            # A reader such as head may want three lines, but what is written is finished, and what is in flight then
-            # counts as an attempt. So begin with a few.
-            done = self.written + self.skipped
-            self._write_next(min(batch, self._limiter.step or batch, left, FIRST_BATCH + done // 4))
-            if done >= self._in_flight < self._most:
-                self._in_flight = min(2 * self._in_flight, self._most)
-                for consumer in self._consumers:
-                    consumer.max_in_flight = self._in_flight
-
-    @property
-    def _is_over(self) -> bool:
-        return self._stop.number is not None or self._output.closed.is_set()
-
-    def _write_next(self, limit: int) -> None:
-        """Wait for messages, and write up to a number of them."""
-        gevent.wait([self._inbox.filled, self._stop.requested, self._output.closed], count=1)
-        received = self._inbox.take(limit)
+    def handle(self, received: Sequence[Received]) -> None:
+        """Write the messages that the filter chooses, and finish all that are written or not chosen."""
         chosen = [each for each in received if self._filter.chooses(each.message.body)]
         if len(chosen) < len(received):
             self.skipped += len(received) - len(chosen)
             kept = {id(each.message) for each in chosen}
             finish_all(each.message for each in received if id(each.message) not in kept)
-        messages = [each.message for each in chosen]
-        with touching(messages if self._limiter.step == 1 else ()):  # a slow rate
-            self._limiter.wait(len(chosen))
-        if self._is_over:
-            requeue_all(messages)
-        elif chosen:
-            self._write_messages(chosen, messages)
+        if chosen and self._receiver.pace(len(chosen)):
+            self._write_messages([each.message for each in chosen], [self._write(each) for each in chosen])
+        # A reader such as head may want three lines, but what is written is finished, and what is in flight then counts
+        # as an attempt. So the first batches are small.
+        done = self._receiver.counter.count + self.skipped
+        self._receiver.batch = min(self._max_batch, FIRST_BATCH + done // 4)
+        if done >= self._in_flight < MAX_IN_FLIGHT:
+            self._in_flight = min(2 * self._in_flight, MAX_IN_FLIGHT)
+            self._receiver.limit_in_flight(self._in_flight)
 
-    def _write_messages(self, chosen: Sequence[Received], messages: Sequence[Message]) -> None:
+    def _write_messages(self, messages: Sequence[Message], parts: Sequence[bytes]) -> None:
         written = 0
         try:
-            written = self._output.write([self._write(each) for each in chosen], lambda: self._stalled(messages))
+            # While the reader of stdout is stopped, no other messages are held.
+            written = self._output.write(parts, self._receiver.held)
         finally:
+            # The others are left, if the reader has ended or the disk is full. A part of the first may be written.
+            self._receiver.done(written)
             finish_all(messages[:written])
-            # The reader has ended, or the disk is full. A part of the first of them may be written.
-            requeue_all(messages[written:])
-        self.written += written
-        if self._counter is not None:
-            self._counter.add(written)
-
-    @contextlib.contextmanager
-    def _stalled(self, messages: Sequence[Message]) -> Iterator[None]:
-        """While the reader of stdout is stopped, keep the messages that are being written, and no others."""
-        for consumer in self._consumers:
-            consumer.pause()
-        self._inbox.requeue_waiting()
-        with touching(messages):
-            yield
-        for consumer in self._consumers:
-            consumer.resume()

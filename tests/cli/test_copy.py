@@ -5,11 +5,6 @@ import pytest
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import disconnect, error, refuse
 from fakensqd.faults.toxics import stall
-from gnsq.cli.cluster import load_cluster
-from gnsq.cli.inbox import Inbox, receive
-from gnsq.cli.progress import Counter, RateLimiter
-from gnsq.cli.republish import FailurePolicy, Republisher
-from gnsq.running import StopSignals
 from tests.cli.programs import background, command, gnsq, signalled_when
 from tests.helpers import refused_port, wait_until
 
@@ -151,18 +146,6 @@ def test_messages_that_are_copied_after_the_connection_is_lost_are_said_to_be_do
     assert result.exit_code == 0
     assert "11 messages copied" in result.stderr
     assert "10 messages published but not finished, as the connection was lost" in result.stderr
-
-
-def test_sender_that_ends_by_itself_ends_the_run_with_its_error(fakensqd):
-    def fail(received):
-        raise RuntimeError("broken")
-
-    fakensqd.publish("t", b"1")
-    inbox, policy = Inbox(), FailurePolicy(0.0, 0.0, 0.0, True, lambda error: False)
-    cluster = load_cluster(None, None, {"nsqd": (fakensqd.tcp_address,)})
-    consumer = cluster.consumer("t", "copy", message_handler=inbox)
-    with StopSignals() as stop, receive(cluster, [consumer], inbox, stop), pytest.raises(RuntimeError, match="broken"):
-        Republisher(consumer, inbox, None, fail, policy, Counter("copied"), RateLimiter(None), stop).run(None, None, 1)
 
 
 def test_copying_goes_on_when_the_target_is_back(fakensqd, other):

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from gnsq import Message
 from gnsq.cli.formats import as_json, for_terminal, meta_line
-from gnsq.cli.inbox import Received
 from gnsq.cli.output import Output
+from gnsq.cli.receiving import Received
 from gnsq.cli.tail import BATCH
 from gnsq.running import StopSignals
 from tests.cli.programs import command, gnsq, signalled_when, started
@@ -186,9 +186,9 @@ def test_first_connect_that_fails_is_an_error(tmp_path, option, words):
 
 
 def test_first_messages_come_few_at_a_time_for_a_reader_that_wants_no_more(fakensqd):
-    fakensqd.publish("t", *(b"%d" % number for number in range(300)))
+    fakensqd.publish("t", *(b"%d" % number for number in range(600)))
 
-    gnsq(fakensqd, "tail", "t", "-n", "300")
+    gnsq(fakensqd, "tail", "t", "-n", "600")
 
     finished, counts = 0, []
     for entry in fakensqd.transcript:

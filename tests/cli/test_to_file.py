@@ -201,7 +201,7 @@ def test_full_disk_is_an_error_and_the_messages_are_requeued(fakensqd, to_file, 
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]))
 
     try:
-        result = to_file("--sync-interval", "0.01")
+        result = to_file("--sync-interval", "200ms")  # so that all are in one batch
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

@@ -1,9 +1,12 @@
-"""The messages that a command has received and not yet taken."""
+"""The messages that a command has received and not yet taken; and what ends a run."""
 
 import pytest
 
-from gnsq.cli.inbox import Inbox
+from gnsq.cli.cluster import load_cluster
+from gnsq.cli.progress import Counter
+from gnsq.cli.receiving import Inbox, Receiver
 from gnsq.message import Message
+from gnsq.running import StopSignals
 
 MIB = bytes(1 << 20)
 
@@ -33,7 +36,7 @@ def inbox(consumer):
     """An inbox with 70 messages of 1 MiB."""
     made = Inbox()
     for number in range(70):
-        made(consumer, Message(1, 1, b"%016d" % number, MIB))
+        made.add(consumer, [Message(1, 1, b"%016d" % number, MIB)])
     return made
 
 
@@ -46,16 +49,20 @@ def test_no_more_messages_are_requested_while_many_bytes_wait(inbox, consumer):
     assert consumer.calls == ["pause", "resume"]
 
 
-def test_messages_are_given_back_without_asking_for_others(inbox, consumer):
-    inbox.requeue_waiting()
-
-    assert inbox.take(1000) == []
-    assert consumer.calls == ["pause", "resume"]  # the second by take()
-
-
 def test_message_above_the_limit_of_a_batch_is_taken_alone(consumer):
     inbox = Inbox()
-    for number in range(2):
-        inbox(consumer, Message(1, 1, b"%016d" % number, MIB * 20))
+    inbox.add(consumer, [Message(1, 1, b"%016d" % number, MIB * 20) for number in range(2)])
 
     assert len(inbox.take(1000)) == 1
+
+
+def test_handler_that_raises_ends_the_run_with_its_error(fakensqd):
+    def fail(received):
+        raise RuntimeError("broken")
+
+    fakensqd.publish("t", b"1")
+    cluster = load_cluster(None, None, {"nsqd": (fakensqd.tcp_address,)})
+    with StopSignals() as stop, pytest.raises(RuntimeError, match="broken"):
+        Receiver(cluster, ["t"], "c", stop, Counter("done"), max_in_flight=10, batch=10).run(fail)
+
+    assert fakensqd.messages("t", "c") == [b"1"]

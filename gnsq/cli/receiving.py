@@ -1,0 +1,419 @@
+"""Receiver: the one way of messages to the commands that consume. It starts consumers, passes their messages in batches
+to the command, and ends at a signal, a count, an idle time or an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import click
+import gevent
+from gevent.event import Event
+
+from gnsq.cli.cluster import Cluster
+from gnsq.cli.progress import Counter, RateLimiter
+from gnsq.cli.starting import start
+from gnsq.concurrency.greenlets import spawn
+from gnsq.consumer import Consumer
+from gnsq.errors import NSQException
+from gnsq.message import Message
+from gnsq.running import StopSignals
+
+__all__ = ["Inbox", "Received", "Receiver", "requeue_all"]
+
+# Bytes of bodies. Above the first limit, no more messages are requested until half of them are taken: a number of
+# messages is no limit of the memory. At most the second limit, or one message, is taken at a time.
+MAX_WAITING_SIZE, BATCH_SIZE = 64 << 20, 16 << 20
+# Seconds. With a limit of the rate, messages of this time are in flight.
+RATE_AHEAD = 10.0
+# Seconds between two checks whether messages must be touched, and whether nothing has come for some time.
+CHECK_INTERVAL = 0.1
+# Parts of the msg_timeout. Messages that this command holds are touched if less than the first is left. None waits for
+# others longer than the second.
+TOUCH_BELOW, LINGER_BELOW = 0.6, 0.5
+# Seconds that the end waits, after the close_timeout, for a command that handles all messages that have arrived.
+HANDLE_GRACE = 5.0
+
+
+class Received(NamedTuple):
+    """A message, and the topic that it came from."""
+
+    topic: str
+    message: Message
+
+
+class Inbox:
+    """Messages that wait until the command takes them.
+
+    Attributes:
+        filled: Set while a message waits.
+        waiting: The messages, the first one first.
+        size: Bytes of their bodies.
+        since: Monotonic time at which the first one has come to an empty inbox.
+    """
+
+    def __init__(self) -> None:
+        self.filled = Event()
+        self.waiting: deque[Received] = deque()
+        self.size = 0
+        self.since = 0.0
+        self._paused: set[Consumer] = set()
+
+    def add(self, consumer: Consumer, messages: Sequence[Message]) -> None:
+        """Add messages of a consumer, and pause it if too many bytes wait."""
+        if not self.waiting:
+            self.since = time.monotonic()
+        topic = consumer.topic
+        self.waiting.extend(Received(topic, message) for message in messages)
+        self.size += sum(len(message.body) for message in messages)
+        if self.size > MAX_WAITING_SIZE and consumer not in self._paused:
+            self._paused.add(consumer)
+            consumer.pause()
+        self.filled.set()
+
+    def take(self, limit: float, max_size: float = BATCH_SIZE) -> list[Received]:
+        """Remove and return up to a number of messages, without waiting. Drop those that have timed out."""
+        # The first one has waited longest. Most timed out messages are found so, and to look at all takes 1 us each.
+        while self.waiting and self.waiting[0].message.time_left == 0:
+            message = self.waiting.popleft().message
+            self.size -= len(message.body)
+            message.drop()  # nsqd delivers it again
+        taken: list[Received] = []
+        size = 0
+        while self.waiting and len(taken) < limit:
+            size += len(self.waiting[0].message.body)
+            if taken and size > max_size:
+                break
+            taken.append(self.waiting.popleft())
+        self.size -= sum(len(received.message.body) for received in taken)
+        if self.waiting:
+            self.filled.set()
+        else:
+            self.filled.clear()
+        if self.size <= MAX_WAITING_SIZE // 2:
+            while self._paused:
+                self._paused.pop().resume()
+        return taken
+
+
+class _Consumer(Consumer):
+    """Passes all messages that have arrived to a function with one call. They become async."""
+
+    def __init__(self, accept: Callable[[Consumer, list[Message]], None], *arguments: Any, **options: Any) -> None:
+        # Any: Consumer's own
+        super().__init__(*arguments, **options)
+        self._accept = accept
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        self._accept(self, messages)
+
+
+class Receiver:
+    """Receives the messages of a channel of some topics.
+
+    Args:
+        verb: What happens to the messages, for the count on stderr: ``copied``.
+        max_in_flight: Limit for each topic.
+        count: End after this number of messages that are done; None: no limit.
+        is_filtered: True if not all messages count, so that more than count are needed.
+        idle: End when no message has come for this number of seconds; None: go on.
+        rate: Limit of the messages a second that pace() lets pass.
+        linger: Seconds that a message may wait for others, so that they are handled together. After a signal, all that
+            have arrived are handled. None: a message is handled at once, and those that wait after a signal are
+            requeued.
+        counter: Shows the count.
+        options: More options of the consumers.
+
+    Attributes:
+        batch: Limit of the messages that are passed at a time.
+        counter: Counts the messages that are done.
+        is_complete: True if run() has ended by itself, and not by a signal or an error.
+        is_idle: True if it has ended since no message came.
+        was_starved: True if at the end an nsqd had delivered nearly all messages that may be in flight.
+        requeued: Number of messages that were given back at the end.
+        failures: After run(), by address: why nsqds were not reached.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Iterable[str],
+        channel: str,
+        stop: StopSignals,
+        counter: Counter,
+        *,
+        max_in_flight: int,
+        batch: int,
+        count: int | None = None,
+        is_filtered: bool = False,
+        idle: float | None = None,
+        rate: float | None = None,
+        linger: float | None = None,
+        **options: Any,  # Any: each option has its own type
+    ) -> None:
+        self.batch = batch
+        self.counter = counter
+        self.is_complete = self.is_idle = self.was_starved = False
+        self.requeued = 0
+        self.failures: dict[str, str] = {}
+        self._cluster = cluster
+        self._stop = stop
+        self._count = self._left = count
+        self._is_filtered = is_filtered
+        self._idle = idle
+        self._limiter = RateLimiter(rate, stop.requested)
+        self._linger = linger
+        self._most_ahead = math.inf if rate is None else math.ceil(rate * RATE_AHEAD)
+        self._inbox = Inbox()
+        self._is_over = Event()  # no more messages are wanted
+        self._is_closed = Event()  # none can come
+        self._error: Exception | None = None
+        self._msg_timeout = math.inf  # the shortest of all nsqds
+        self._passed: list[list[Message]] = []  # the batches that the command handles now
+        self._kept: list[Message] = []  # those that it has left unanswered
+        # Monotonic time of the last message; later than now, if requeued messages are expected.
+        self._active_at = 0.0
+        self._ready_at = math.inf  # monotonic time at which all consumers had a connection
+        self.consumers = [
+            cluster.consumer(
+                *(topic, channel, functools.partial(_Consumer, self._accept)),
+                max_tries=0,
+                max_in_flight=self._wanted(max_in_flight),
+                **options,
+            )
+            for topic in dict.fromkeys(topics)
+        ]
+        self._max_in_flight = max_in_flight
+
+    # --- what a command calls
+
+    def run(self, handle: Callable[[list[Received]], object], workers: int = 1) -> None:
+        """Pass messages to a function, which answers them, until the end. Then give the others back, and close.
+
+        Messages that the function leaves unanswered stay in flight until the end.
+
+        Args:
+            workers: How often the function may be called at the same time. With a limit of the count or the rate, one
+                call is made after the other.
+
+        Raises:
+            NSQException: If no server can be reached.
+            Exception: That of fail(), or of the function.
+        """
+        self._stop.requested.rawlink(lambda _: self._is_over.set())
+        number = workers if self._count is None and self._limiter.step is None else 1
+        started = [spawn("gnsq-handle", self._work, handle, on_failure=self.fail) for _ in range(number)]
+        watcher = spawn("gnsq-watch", self._watch, on_failure=self.fail)
+        try:
+            with self.counter:
+                start(self._cluster, self.consumers, self._stop)
+                if self._stop.number is None:
+                    self._is_over.wait()
+        finally:
+            self._close(started)
+            watcher.kill()
+        if self._error is not None:
+            raise self._error
+
+    def done(self, messages: int) -> None:
+        """Count messages that are safe elsewhere. To be called before FIN: nsqd sends the next one when it gets FIN."""
+        self.counter.add(messages)
+        if self._left is not None:
+            self._left -= messages
+            if self._left > 0:
+                self.limit_in_flight(self._max_in_flight)
+                return
+            for consumer in self.consumers:
+                consumer.pause()
+            self.end()
+
+    def pace(self, messages: int) -> bool:
+        """Wait until the rate lets a number of messages pass. Return False if a signal has come instead."""
+        self._limiter.wait(messages)
+        return self._stop.number is None
+
+    def limit_in_flight(self, most: int) -> None:
+        """Request no more messages at a time for each topic, and no more than are wanted."""
+        self._max_in_flight = most
+        wanted = self._wanted(most)
+        for consumer in self.consumers:
+            if consumer.max_in_flight != wanted:
+                consumer.max_in_flight = wanted
+
+    def _wanted(self, most: int) -> int:
+        left = math.inf if self._left is None or self._is_filtered else self._left
+        return max(1, int(min(most, self._most_ahead, left)))
+
+    def expect(self, seconds: float) -> None:
+        """Do not count the next seconds as idle, since requeued messages come again then."""
+        self._active_at = max(self._active_at, time.monotonic() + seconds)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold no other messages in a block than those that were passed to the command."""
+        for consumer in self.consumers:
+            consumer.pause()
+        requeue_all(received.message for received in self._inbox.take(math.inf, math.inf))
+        yield
+        for consumer in self.consumers:
+            consumer.resume()
+
+    def end(self) -> None:
+        """End run(), since all is done."""
+        self.is_complete = True
+        self._is_over.set()
+
+    def fail(self, error: Exception) -> None:
+        """End run() with an error."""
+        self._error = self._error or error
+        self._is_over.set()
+
+    def status(self) -> int:
+        """Return the exit status after run(), and say on stderr why it is not 0."""
+        stop = self._stop.number
+        if stop is not None and (self._count, self._idle) != (None, None) and not self.is_complete:
+            click.echo(f"{stop.name}: stopped before the end", err=True)
+            return 128 + stop
+        if self.is_idle and self.failures:
+            text = "; ".join(f"{address}: {error}" for address, error in self.failures.items())
+            click.echo(f"Error: not all nsqds could be reached, so messages may be left there: {text}", err=True)
+            return 1
+        return 0
+
+    # --- from the consumers to the command
+
+    def _accept(self, consumer: Consumer, messages: list[Message]) -> None:
+        """Put messages into the inbox; requeue them after the end."""
+        if self._is_closed.is_set():
+            requeue_all(messages)
+            return
+        if (left := messages[0].time_left) is not None:
+            self._msg_timeout = min(self._msg_timeout, left)
+        self._inbox.add(consumer, messages)
+
+    def _work(self, handle: Callable[[list[Received]], object]) -> None:
+        while self._wait():
+            limit = min(self.batch, self._limiter.step or self.batch, self.batch if self._left is None else self._left)
+            received = self._inbox.take(limit)
+            messages = [each.message for each in received]
+            self._passed.append(messages)
+            try:
+                if received:
+                    handle(received)
+            finally:
+                self._keep([message for message in messages if not message.has_responded()])
+                self._passed.remove(messages)
+                self.expect(0)
+
+    def _keep(self, messages: list[Message]) -> None:
+        for message in messages:
+            message.body = b""
+        self._kept += messages
+
+    def _wait(self) -> bool:
+        """Wait for messages that are due. Return False at the end."""
+        inbox = self._inbox
+        gevent.wait([inbox.filled, self._is_over], count=1)
+        while not self._is_due():
+            inbox.filled.clear()
+            gevent.wait([inbox.filled, self._is_over], max(inbox.since + self._patience - time.monotonic(), 0), count=1)
+        if self._is_draining and self._is_over.is_set():
+            if not inbox.waiting:
+                gevent.wait([inbox.filled, self._is_closed], count=1)
+            return bool(inbox.waiting)
+        return not self._is_over.is_set()
+
+    @property
+    def _is_draining(self) -> bool:
+        """True if after a signal all messages that have arrived are to be handled."""
+        return self._linger is not None and self._error is None and self._left != 0
+
+    def _is_due(self) -> bool:
+        """Return True if nothing is to be gained by waiting for more messages."""
+        waiting = self._inbox.waiting
+        return (
+            self._linger is None
+            or not waiting
+            or self._is_over.is_set()
+            or self._inbox.size >= BATCH_SIZE
+            or len(waiting) >= (self.batch if self._left is None else min(self._left, self.batch))
+            or time.monotonic() >= self._inbox.since + self._patience
+            or self._is_starved
+        )
+
+    @property
+    def _is_starved(self) -> bool:
+        return any(consumer.is_starved for consumer in self.consumers)
+
+    @property
+    def _patience(self) -> float:
+        return min(self._linger or 0.0, self._msg_timeout * LINGER_BELOW)
+
+    def _watch(self) -> None:
+        """Keep what the command holds from timing out, and end when nothing has come for some time."""
+        while True:
+            gevent.sleep(CHECK_INTERVAL)
+            for messages in [*self._passed, [received.message for received in self._inbox.waiting]]:
+                self._touch(messages)
+            if self._idle is not None and not self._is_over.is_set():
+                self._check_idle(self._idle)
+
+    def _touch(self, messages: list[Message]) -> None:
+        held = [message for message in messages if not message.has_responded()]
+        left = held[0].time_left if held else None  # the first one has waited longest
+        if left is not None and left < self._msg_timeout * TOUCH_BELOW:
+            for message in held:
+                if message.time_left:
+                    with contextlib.suppress(NSQException):  # the connection is lost, or close_timeout is over
+                        message.touch()
+
+    def _check_idle(self, idle: float) -> None:
+        now = time.monotonic()
+        stats = [consumer.stats() for consumer in self.consumers]
+        if not_ready := [each for each in stats if each.not_ready]:
+            if now - self._ready_at > self._cluster.timeout + idle:
+                self.fail(NSQException(f"{not_ready[0].topic}: no nsqd can be reached: {not_ready[0].not_ready}"))
+            self.expect(0)
+            return
+        self._ready_at = now
+        if self._passed or self._inbox.waiting or any(each.backoff != "off" for each in stats):
+            self.expect(0)
+        if now - self._active_at >= idle:
+            self.is_idle = True
+            self.end()
+
+    def _close(self, workers: Sequence[gevent.Greenlet]) -> None:
+        """Give back what is left, and close the consumers. A lingering command handles what arrives until then."""
+        self._is_over.set()
+        self.was_starved = self._is_starved
+        for consumer in self.consumers:
+            self.failures |= consumer.stats().failures
+        if not self._is_draining:
+            gevent.joinall(workers)
+            for consumer in self.consumers:
+                consumer.pause()  # otherwise nsqd would deliver the requeued messages here again
+            self._is_closed.set()
+            left = [*self._kept, *(received.message for received in self._inbox.take(math.inf, math.inf))]
+            self.requeued = len(left)
+            requeue_all(message for message in left if message.time_left != 0)
+        closers = [spawn("gnsq-inbox-close", consumer.close, on_failure=None) for consumer in self.consumers]
+        gevent.joinall(closers, raise_error=True)
+        self._is_closed.set()
+        gevent.joinall(workers, HANDLE_GRACE)
+
+
+def requeue_all(messages: Iterable[Message], delay: float = 0.0, *, backoff: bool = False) -> None:
+    """Requeue messages. A message whose connection is lost is left out: nsqd delivers it again.
+
+    Args:
+        delay: Seconds.
+    """
+    for message in messages:
+        with contextlib.suppress(NSQException):
+            message.requeue(round(delay * 1000), backoff=backoff)
