@@ -199,7 +199,6 @@ class FakeNsqd(MessageAssertions, Daemon):
             data_path.unlock()
             raise
         data_path.save_topics(self.broker)
-        data_path.discard_messages()
         return self
 
     def states(self) -> dict[str, bool | float]:

@@ -1,4 +1,4 @@
-"""The data path: its files as values, what a FakeNsqd reads and writes, and its lock; the limit of the memory."""
+"""The data path: its file as a value, what a FakeNsqd reads and writes, and its lock; the limit of the memory."""
 
 import json
 
@@ -7,14 +7,7 @@ from gevent import socket
 
 from fakensqd import FakeNsqd
 from fakensqd.nsqd.broker import Broker
-from fakensqd.nsqd.storage import (
-    DataPath,
-    DataPathError,
-    decode_messages,
-    decode_metadata,
-    encode_messages,
-    encode_metadata,
-)
+from fakensqd.nsqd.storage import DataPath, DataPathError, encode, restore
 from gnsq.protocol import commands
 from gnsq.protocol.frames import decode_message
 from tests.fakensqd.wire import Client, consumer, request
@@ -47,24 +40,33 @@ def test_metadata_is_encoded_and_decoded(data, topics):
         for channel, channel_paused in channels:
             topic.ensure_channel(channel, 0.0).set_paused(channel_paused)
 
-    assert encode_metadata(broker.topics.values()) == data
-    assert decode_metadata(data) == topics
+    assert encode(broker) == data
+    restored = Broker()
+    restore(restored, data, 0.0)
+    assert encode(restored) == data
 
 
 def test_invalid_names_in_metadata_are_skipped():
-    data = b'{"topics":[{"name":"a b"},{"name":"t","channels":[{"name":"#"},{"name":"c"}]}]}'
+    broker = Broker()
+    restore(broker, b'{"topics":[{"name":"a b"},{"name":"t","channels":[{"name":"#"},{"name":"c"}]}]}', 0.0)
 
-    assert decode_metadata(data) == [("t", False, [("c", False)])]
+    assert {name: list(topic.channels) for name, topic in broker.topics.items()} == {"t": ["c"]}
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"topics":[{}]}', b'{"topics":[1]}', b'{"topics":1}'])
+MALFORMED = [
+    *[b"", b"{", b"[]", b"{}", b"\xff", b'{"topics":[{}]}', b'{"topics":[1]}', b'{"topics":1}'],
+    *[b'{"topics":[],"messages":[{}]}', b'{"topics":[],"messages":[1]}'],
+]
+
+
+@pytest.mark.parametrize("data", MALFORMED)
 def test_malformed_metadata_is_refused(data):
     with pytest.raises(ValueError, match="not the metadata of an nsqd"):
-        decode_metadata(data)
+        restore(Broker(), data, 0.0)
 
 
-def test_messages_are_encoded_and_decoded():
-    broker = Broker()
+def test_messages_are_encoded_and_restored():
+    broker, restored = Broker(), Broker()
     topic = broker.ensure_topic("t")
     topic.publish([b"{}", b"\xff\n"], 1.0)
     channel = topic.ensure_channel("c", 1.0)
@@ -72,20 +74,13 @@ def test_messages_are_encoded_and_decoded():
     topic.set_paused(True, 1.0)
     topic.publish([b"3"], 1.0, delay=5.0)
 
-    found = decode_messages(encode_messages(broker.topics.values()))
+    restore(restored, encode(broker, with_messages=True), 0.0)
 
-    assert [(topic, channel, m.body, m.attempts, m.delay) for topic, channel, m in found] == [
-        ("t", None, b"3", 0, 0.0),
-        ("t", "c", b"\xff\n", 0, 0.0),
-        ("t", "c", b"{}", 1, 0.0),
-    ]
-    assert (found[2][2].id, found[2][2].timestamp) == (delivered.id, delivered.timestamp)
-
-
-@pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b"\xff"])
-def test_malformed_messages_are_refused(data):
-    with pytest.raises(ValueError, match="not messages of fakensqd"):
-        decode_messages(data)
+    topic = restored.topics["t"]
+    assert [(m.body, m.attempts, m.delay) for m in topic.stored()] == [(b"3", 0, 0.0)]
+    first, second = topic.channels["c"].stored()
+    assert [(m.body, m.attempts) for m in (first, second)] == [(b"\xff\n", 0), (b"{}", 1)]
+    assert (second.id, second.timestamp) == (delivered.id, delivered.timestamp)
 
 
 # --- a data path that outlives its nsqd -------------------------------------------------------------------------------
@@ -225,15 +220,14 @@ def test_data_path_that_does_not_exist_is_refused(tmp_path):
         FakeNsqd(data_path=str(tmp_path / "none")).start()
 
 
-@pytest.mark.parametrize("name", ["nsqd.dat", "fakensqd.messages"])
-def test_start_with_unreadable_files_is_refused(tmp_path, name):
-    (tmp_path / name).write_bytes(b"{")
+def test_start_with_an_unreadable_file_is_refused(tmp_path):
+    (tmp_path / "nsqd.dat").write_bytes(b"{")
 
     with pytest.raises(DataPathError, match="failed to load metadata - failed to parse metadata in"):
         FakeNsqd(data_path=str(tmp_path)).start()
 
-    (tmp_path / name).unlink()
-    (tmp_path / name).mkdir()
+    (tmp_path / "nsqd.dat").unlink()
+    (tmp_path / "nsqd.dat").mkdir()
     with pytest.raises(DataPathError, match="failed to read metadata from"):
         FakeNsqd(data_path=str(tmp_path)).start()
 
@@ -298,7 +292,7 @@ def test_restart_keeps_messages_only_if_told_so(started, tmp_path, keep_messages
 
     assert metadata(tmp_path) == {("t", False): {}}
     assert nsqd.broker.topics["t"].depth == nsqd.broker.topics["t"].backend_depth == depth
-    assert not (tmp_path / "fakensqd.messages").exists()
+    assert "messages" not in json.loads((tmp_path / "nsqd.dat").read_text())
 
 
 # --- messages beyond the limit of the memory --------------------------------------------------------------------------
