@@ -1,7 +1,6 @@
 """Messages of topics and channels, the queues that hold them, and their ids.
 
-Pure. A message that comes while a queue's memory is full counts as on disk until it leaves the queue, or is dropped if
-the queue is ephemeral. Source: nsqd topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
+Pure. Source: nsqd topic.go and channel.go, put; dummy_backend_queue.go; guid.go.
 """
 
 from __future__ import annotations
@@ -77,14 +76,13 @@ class MessageQueue:
 
     Args:
         limit: How many messages are kept in memory at most.
-        ephemeral: True: there is no disk, and new messages above the limit are dropped.
+        ephemeral: True: new messages above the limit are dropped.
     """
 
     def __init__(self, limit: int, *, ephemeral: bool) -> None:
         self._limit = max(0, limit)
         self._ephemeral = ephemeral
         self._messages: deque[QueuedMessage] = deque()
-        self._stored: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -94,46 +92,23 @@ class MessageQueue:
 
     @property
     def backend_depth(self) -> int:
-        """The number of messages on disk."""
-        return len(self._stored)
-
-    def on_disk(self) -> list[QueuedMessage]:
-        """List the messages on disk."""
-        return [message for message in self._messages if message.id in self._stored] if self._stored else []
+        """The number of messages that nsqd has on disk."""
+        return max(0, len(self._messages) - self._limit)
 
     def extend(self, messages: Sequence[QueuedMessage]) -> None:
-        """Append messages. Those above the limit go to disk; if the queue is ephemeral, they are dropped."""
-        free = self._limit - len(self._messages) + len(self._stored)
+        """Append messages; if the queue is ephemeral, drop those above the limit."""
         self._messages.extend(messages)
-        if len(messages) > free:
-            if self._ephemeral:
-                while len(self._messages) > self._limit:
-                    self._messages.pop()
-            else:
-                self._store(messages[max(0, free) :])
-
-    def restore(self, messages: Sequence[QueuedMessage]) -> None:
-        """Append messages that were loaded from disk. They stay on disk, and do not count for the limit of memory."""
-        self._messages.extend(messages)
-        self._store(messages)
+        while self._ephemeral and len(self._messages) > self._limit:
+            self._messages.pop()
 
     def take(self, count: int) -> list[QueuedMessage]:
         """Remove and return the first ``count`` messages. The queue must have at least that many."""
         popleft = self._messages.popleft
-        taken = [popleft() for _ in range(count)]
-        if self._stored:
-            self._stored.difference_update(message.id for message in taken)
-        return taken
+        return [popleft() for _ in range(count)]
 
     def clear(self) -> None:
         """Drop all messages."""
-        self.take(len(self))
-
-    def _store(self, messages: Sequence[QueuedMessage]) -> None:
-        for message in messages:
-            # nsqd does not store the delay in its files.
-            message.delay = 0.0
-        self._stored.update(message.id for message in messages)
+        self._messages.clear()
 
 
 _EPOCH = 1288834974288

@@ -90,7 +90,7 @@ def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTranspo
     try:
         tls.handshake()
     except (NSQSocketError, NSQProtocolError) as error:
-        return TlsFailed(_go_error_text(error))
+        return TlsFailed(_failure_text(error))
     peeked.handshake_done = True
     return tls, _negotiated(tls.object, context)
 
@@ -137,22 +137,12 @@ class _PeekedTransport:
 _RECORD_HEADER = 5
 _ALERT, _HANDSHAKE = 21, 22
 
-_ERROR_TEXTS = {
-    "UNSUPPORTED_PROTOCOL": "tls: client offered only unsupported versions",
-    "NO_SHARED_CIPHER": "tls: no cipher suite supported by both client and server",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
-    "CERTIFICATE_VERIFY_FAILED": "tls: failed to verify certificate: x509: certificate signed by unknown authority",
-    "TLSV1_ALERT_UNKNOWN_CA": "remote error: tls: unknown certificate authority",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "remote error: tls: bad certificate",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "remote error: tls: protocol version not supported",
-}
 
-
-def _go_error_text(error: NSQSocketError | NSQProtocolError) -> str:
-    """Return Go's text for the most frequent errors, and OpenSSL's for the others."""
+def _failure_text(error: NSQSocketError | NSQProtocolError) -> str:
+    """Return OpenSSL's reason; the text of the error itself says what a client should do."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLError) and cause.reason:
-        return _ERROR_TEXTS.get(cause.reason, f"tls: {cause.reason.lower().replace('_', ' ')}")
+        return f"tls: {cause.reason.lower().replace('_', ' ')}"
     return str(error)
 
 

@@ -17,7 +17,7 @@ from reprlib import repr as _shown  # shortens long values
 from typing import TYPE_CHECKING, Any
 
 from fakensqd.faults.actions import ACTIONS
-from fakensqd.faults.rules import EQUAL_FIELDS, Action, Match, Rule, on
+from fakensqd.faults.rules import EQUAL_FIELDS, Action, Match, Matchers, Rule, on
 from fakensqd.faults.toxics import TOXICS, Toxic
 from fakensqd.transcript import decode_bytes, encode_bytes
 from gnsq.texts import nearest
@@ -65,41 +65,20 @@ def _integer_or_bytes(value: Any) -> int | bytes:
     return value if type(value) is int else decode_bytes(value)
 
 
-def _true(value: Any) -> bool:
-    if value is not True:
-        raise ValueError
-    return True
-
-
 _TEXT = _typed(str, "text")
 _FLAG = _typed(bool, "true or false")
 _INTEGER = _number(int, "a whole number")
 _NUMBER = _number(float, "a number")
 _COUNT = _number(int, "a whole number from 1", minimum=1)
 _BYTES: _Field = (decode_bytes, 'text, or {"base64": "..."}')
-_MATCHERS: dict[str, _Field] = {
-    "kind": _TEXT,
-    "topic": _TEXT,
-    "channel": _TEXT,
-    "connection": _COUNT,
-    "client_id": _TEXT,
-    "body": _BYTES,
-    "method": _TEXT,
-    "executed": _FLAG,
-}
-_TIMES: dict[str, _Field] = {
-    "nth": _COUNT,
-    "first": _COUNT,
-    "every": _COUNT,
-    "sometimes": _NUMBER,
-    "always": (_true, "true"),
-    "after": _NUMBER,
-}
-# Arguments of actions, toxics and states, by their annotation. The action, toxic or method itself checks the bounds.
+# Arguments by their annotation. The function or method itself checks the bounds.
 _ANNOTATED: dict[str, _Field] = {
     "str": _TEXT,
+    "str | None": _TEXT,
     "Part": _TEXT,
+    "FrameName | None": _TEXT,
     "bool": _FLAG,
+    "bool | None": _FLAG,
     "int": _INTEGER,
     "int | None": _INTEGER,
     "float": _NUMBER,
@@ -108,17 +87,11 @@ _ANNOTATED: dict[str, _Field] = {
     "int | bytes | None": (_integer_or_bytes, f"a whole number, {_BYTES[1]}"),
     "tuple[int, ...]": (_integers, "a list of whole numbers"),
 }
-_TOXIC_TARGET: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
-_RULE = ("on", "times", "actions", "optional", "name")
-# For each value of the JSON field "on": the method of the class ``on``, and its matchers (keys of _MATCHERS).
-_CONNECTION_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body")
-_POINTS: dict[str, tuple[Callable[..., Match], Sequence[str]]] = {
-    "command": (on.command, _CONNECTION_MATCHERS),
-    "reply": (on.reply, _CONNECTION_MATCHERS),
-    "frame": (on.frame, _CONNECTION_MATCHERS),
-    "connect": (on.connect, ("connection",)),
-    "http": (on.http, ("kind", "method", "topic", "channel", "body", "executed")),
-}
+_TARGET: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
+_RULE: dict[str, _Field] = {"optional": _FLAG, "name": _TEXT}
+# The methods of the class ``on`` that make a Match, and the methods of Match that change its times.
+_POINTS = {name: getattr(on, name) for name in ("command", "reply", "frame", "connect", "http")}
+_TIMES = {name: getattr(Match, name) for name in ("nth", "first", "every", "sometimes", "always", "after")}
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -139,21 +112,13 @@ def decode_rules(document: object) -> list[Rule]:
 def _decode_rule(document: object) -> Rule:
     if not isinstance(document, dict):
         raise ValueError(f"a rule is {_shown(document)}, not an object")
-    _check_names(document, "a rule", (*_RULE, *_MATCHERS))
-    point = document.get("on")
-    if not isinstance(point, str) or point not in _POINTS:
-        raise ValueError(f"on is {_shown(point)}, not one of {', '.join(_POINTS)}")
-    make, known = _POINTS[point]
-    _check_names(document, f"on {point}", (*_RULE, *known))
-    arguments = {name: _read(document, name, field) for name, field in _MATCHERS.items() if name in document}
-    kind = [arguments.pop("kind")] if "kind" in arguments else []
-    match = _timed(make(*kind, **arguments), document.get("times", {}))
+    point = _chosen(document, "on", _POINTS, "on")
+    arguments = _arguments(document, f"on {point}", _POINTS[point], ("on", "times", "actions", *_RULE))
+    match = _timed(_POINTS[point](**arguments), document.get("times", {}))
     actions = document.get("actions")
     if not isinstance(actions, list) or not actions:
         raise ValueError(f"actions is {_shown(actions)}, not a list of one action at least")
-    optional = _read(document, "optional", _FLAG) if "optional" in document else False
-    name = _read(document, "name", _TEXT) if "name" in document else ""
-    return Rule(match, *map(_decode_action, actions), optional=optional, name=name)
+    return Rule(match, *map(_decode_action, actions), **_present(document, _RULE))
 
 
 def _timed(match: Match, times: object) -> Match:
@@ -162,30 +127,25 @@ def _timed(match: Match, times: object) -> Match:
     if not isinstance(times, dict) or not set(times) <= set(_TIMES) or len(set(times) - {"after"}) > 1:
         raise ValueError(f"times is {_shown(times)}, not one of {', '.join(list(_TIMES)[:-1])}, and perhaps after")
     for name in times:
-        value = _read(times, name, _TIMES[name], "times.")
-        match = match.always() if name == "always" else getattr(match, name)(value)
+        fields = [field for field, _ in _fields(_TIMES[name]).values()]
+        match = _TIMES[name](match, *(_read(times, name, field, "times.") for field in fields))
     return match
 
 
 def _decode_action(document: object) -> Action:
-    name = document.get("action") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not isinstance(name, str) or name not in ACTIONS:
-        raise ValueError(f"an action is {_shown(name or document)}, not one of {', '.join(ACTIONS)}")
+    name = _chosen(document, "action", ACTIONS, "an action")
     return ACTIONS[name](**_arguments(document, f"action {name}", ACTIONS[name], ("action",)))
 
 
-def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of all types
+def decode_toxic(document: Any) -> tuple[Toxic, dict[str, Any]]:  # Any: of all types
     """Decode a toxic; return the toxic, and the other arguments of Link.add().
 
     Raises:
         ValueError: If the document is invalid; the text says what is wrong.
     """
-    name = document.get("toxic") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
-        raise ValueError(f"a toxic is {_shown(name or document)}, not one of {', '.join(TOXICS)}")
-    arguments = _arguments(document, f"toxic {name}", TOXICS[name], ("toxic", *_TOXIC_TARGET))
-    target = {key: _read(document, key, field) for key, field in _TOXIC_TARGET.items() if key in document}
-    return TOXICS[name](**arguments), target
+    name = _chosen(document, "toxic", TOXICS, "a toxic")
+    arguments = _arguments(document, f"toxic {name}", TOXICS[name], ("toxic", *_TARGET))
+    return TOXICS[name](**arguments), _present(document, _TARGET)
 
 
 def decode_state(name: str, document: object, change: Callable[..., object]) -> dict[str, Any]:  # Any: of all types
@@ -199,26 +159,48 @@ def decode_state(name: str, document: object, change: Callable[..., object]) -> 
     return _arguments(document, name, change)
 
 
+def _chosen(document: Any, key: str, known: Mapping[str, object], owner: str) -> str:
+    name = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(name, str) or name not in known:
+        shown = document if name is None else name
+        raise ValueError(f"{owner} is {_shown(shown)}, not one of {', '.join(known)}")
+    return name
+
+
+def _fields(called: Callable[..., object]) -> dict[str, tuple[_Field, bool]]:
+    """Return the arguments of a function that JSON can give, each with True if it must be given."""
+    found: dict[str, tuple[str, bool]] = {}
+    for name, parameter in inspect.signature(called).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= {matcher: (hint.__forward_arg__, False) for matcher, hint in Matchers.__annotations__.items()}
+        else:
+            found[name] = parameter.annotation, parameter.default is parameter.empty
+    return {
+        name: (_COUNT if name == "connection" else _ANNOTATED[annotation], required)
+        for name, (annotation, required) in found.items()
+        if annotation in _ANNOTATED
+    }
+
+
 def _arguments(
-    document: _Object, owner: str, called: Callable[..., object], others: Sequence[str] = ()
+    document: Any, owner: str, called: Callable[..., object], others: Sequence[str] = ()
 ) -> dict[str, Any]:  # Any: of all types
     """Decode the arguments of a function. The last word of ``owner`` is the function's name in JSON."""
-    parameters = inspect.signature(called).parameters
-    fields = {name: _ANNOTATED[parameter.annotation] for name, parameter in parameters.items()}
-    _check_names(document, owner, (*others, *fields))
-    missing = [name for name, value in parameters.items() if value.default is value.empty and name not in document]
-    if missing:
-        raise ValueError(f"{owner} has no {missing[0]}, which must be {fields[missing[0]][1]}")
-    where = f"{owner.rpartition(' ')[2]}."
-    return {name: _read(document, name, field, where) for name, field in fields.items() if name in document}
-
-
-def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:
-    unknown = sorted(set(document) - set(known))
-    if unknown:
+    fields = _fields(called)
+    known = (*others, *fields)
+    if unknown := sorted(set(document) - set(known)):
         given = ", ".join(f"{name} ({_shown(document[name])})" for name in unknown)
         allowed = nearest(unknown, known, "it has") if known else "; it has no arguments"
         raise ValueError(f"{owner} has no {given}{allowed}")
+    for name, (field, required) in fields.items():
+        if required and name not in document:
+            raise ValueError(f"{owner} has no {name}, which must be {field[1]}")
+    where = f"{owner.rpartition(' ')[2]}."
+    return _present(document, {name: field for name, (field, _) in fields.items()}, where)
+
+
+def _present(document: _Object, fields: Mapping[str, _Field], where: str = "") -> dict[str, Any]:  # Any: of all types
+    return {name: _read(document, name, field, where) for name, field in fields.items() if name in document}
 
 
 def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any:  # Any: each field has its own type

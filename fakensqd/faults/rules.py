@@ -278,7 +278,7 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
 
     @staticmethod
     def http(
-        path: str | None = None,
+        kind: str | None = None,
         *,
         method: str | None = None,
         topic: str | None = None,
@@ -289,16 +289,19 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
     ) -> Match:
         """Match an HTTP request before it is executed, or, with ``executed=True``, the response after the execution.
 
+        Args:
+            kind: The path.
+
         Raises:
             ValueError: If the path does not begin with /, or a body is given without ``executed=True``: before the
                 execution, the body is unknown.
         """
-        if path is not None and not path.startswith("/"):
-            raise ValueError(f"kind is {path!r}, not a path, which begins with /")
+        if kind is not None and not kind.startswith("/"):
+            raise ValueError(f"kind is {kind!r}, not a path, which begins with /")
         if body is not None and not executed:
             raise ValueError("the body of a request is not known before it is executed: use executed=True")
         point = Point.HTTP_ANSWER if executed else Point.HTTP
-        return Match(point, path, topic, channel, body=body, method=method, where=where)
+        return Match(point, kind, topic, channel, body=body, method=method, where=where)
 
 
 def _match(point: Point, kind: str | None, matchers: Matchers) -> Match:

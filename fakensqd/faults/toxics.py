@@ -66,7 +66,7 @@ class ToxicState(Protocol):
         """Return the outcomes for a chunk that arrives now."""
 
     def on_end(self, now: float) -> float:
-        """Return the time at which an end or a reset that arrives now is passed on."""
+        """Return the time at which an end or a reset that arrives now is passed on, if all bytes are delivered."""
         return now
 
 
@@ -143,9 +143,6 @@ class _BandwidthState(ToxicState):
             self._free_at = max(self._free_at, now) + len(piece) / self._rate
             yield Deliver(piece, self._free_at)
 
-    def on_end(self, now: float) -> float:
-        return max(self._free_at, now)
-
 
 @dataclass(frozen=True)
 class stall:
@@ -196,9 +193,6 @@ class _SliceState(ToxicState):
             self.last_at = max(now, self.last_at + toxic.delay)
             yield Deliver(data[start:stop], self.last_at)
             start = stop
-
-    def on_end(self, now: float) -> float:
-        return max(now, self.last_at)
 
 
 # --- ended, reset, corrupted ------------------------------------------------------------------------------------------

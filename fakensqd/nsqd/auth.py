@@ -16,9 +16,6 @@ from fakensqd.golang.text import int64
 __all__ = ["Authorization", "Grant", "decode_authorization"]
 
 _PERMISSIONS = frozenset(["subscribe", "publish"])
-# Syntax of Python's re that Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
-# possessive repetition. Also matches [:alpha:], which Python reads as a set of single characters.
-_NOT_PORTABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?(?:[=!>(#]|<[=!]|P=)|[*+?}]\+|\[:)")
 _STRINGS = FieldType(list, items=STRING)
 _GRANT = FieldType(dict, fields={"topic": STRING, "channels": _STRINGS, "permissions": _STRINGS})
 _FIELDS = {
@@ -41,7 +38,7 @@ class Grant:
         """Check the grant as nsqd does.
 
         Raises:
-            ValueError: If a permission is unknown, a pattern does not compile in Python, or Go refuses its syntax.
+            ValueError: If a permission is unknown, or a pattern does not compile in Python.
         """
         for permission in self.permissions:
             if permission not in _PERMISSIONS:
@@ -98,8 +95,6 @@ def decode_authorization(body: bytes) -> Authorization:
 
 @functools.lru_cache(maxsize=256)
 def _compile(pattern: str) -> re.Pattern[str]:
-    if _NOT_PORTABLE.search(pattern):
-        raise ValueError(f"pattern {pattern!r} has syntax that Go refuses")
     try:
         return re.compile(pattern, re.ASCII)
     except (re.error, RecursionError, OverflowError) as error:

@@ -6,7 +6,6 @@ Opens a connection per request. Source: nsq internal/auth/authorizations.go; int
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import random
 import ssl
@@ -52,15 +51,7 @@ class AuthClient:
         return None
 
     def _get(self, url: str) -> bytes:
-        """Return the body of a response with status 200. Use HTTPS if a 403 response asks for it."""
-        status, body = self._request(url)
-        if status == 403 and url.startswith("http:"):
-            status, body = self._request(_https_url(url, body))
-        if status != 200:
-            raise ValueError(f"got response {status} {body[:80]!r}")
-        return body
-
-    def _request(self, url: str) -> tuple[int, bytes]:
+        """Return the body of a response with status 200."""
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
         try:
@@ -71,7 +62,9 @@ class AuthClient:
             body = answer.read(_MAX_ANSWER_SIZE + 1)
             if len(body) > _MAX_ANSWER_SIZE:
                 raise ValueError(f"answer of more than {_MAX_ANSWER_SIZE} bytes")
-            return answer.status, body
+            if answer.status != 200:
+                raise ValueError(f"got response {answer.status} {body[:80]!r}")
+            return body
         finally:
             connection.close()
 
@@ -106,11 +99,3 @@ def query_url(address: str, request: AskAuth) -> str:
         f"&secret={quote_plus(request.secret)}&tls={'true' if request.tls else 'false'}"
     )
     return f"{address}?{query}" if "://" in address else f"http://{address}/auth?{query}"
-
-
-def _https_url(url: str, body: bytes) -> str:
-    """Make the URL for HTTPS. The JSON body of the 403 response names the port, as in nsqd's own 403 response."""
-    facts = json.loads(body)
-    port = facts.get("https_port", 0) if isinstance(facts, dict) else 0
-    parts = urlsplit(url)
-    return parts._replace(scheme="https", netloc=f"{parts.netloc.rpartition(':')[0]}:{port}").geturl()

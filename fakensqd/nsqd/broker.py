@@ -73,7 +73,7 @@ class Broker:
         The new broker has no counts, no delays, no messages in flight, and no ephemeral topics and channels.
 
         Args:
-            keep_messages: False: keep only the messages that were already on disk.
+            keep_messages: False: drop all messages.
         """
         broker = Broker(self.options, self.events, epoch_ns=self._epoch_ns)
         for old in self.topics.values():
@@ -87,8 +87,8 @@ class Broker:
                 if not channel.ephemeral:
                     new = topic.ensure_channel(channel.name, now)
                     new.paused = channel.paused
-                    new.restore(channel.stored() if keep_messages else channel.on_disk())
-            topic.restore(old.stored() if keep_messages else old.on_disk(), now)
+                    new.restore(channel.stored() if keep_messages else ())
+            topic.restore(old.stored() if keep_messages else (), now)
         return broker
 
     def channels(self) -> Iterator[Channel]:
@@ -180,7 +180,7 @@ class Topic(MessageHolder):
 
     def restore(self, messages: Sequence[QueuedMessage], now: float) -> None:
         """Queue messages from disk, or pass them to the channels. The message count of the topic omits them."""
-        self._queue.restore(messages)
+        self._queue.extend(messages)
         self._release(now)
 
     @property

@@ -93,10 +93,6 @@ class MessageHolder:
         """List the messages that nsqd writes to disk when it stops. A topic's list omits those of its channels."""
         return list(self._queue)
 
-    def on_disk(self) -> list[QueuedMessage]:
-        """List the queued messages that would be on nsqd's disk."""
-        return self._queue.on_disk()
-
 
 class Channel(MessageHolder):
     """A channel. Delivers each message to one of its subscribers."""
@@ -158,8 +154,7 @@ class Channel(MessageHolder):
 
     def restore(self, messages: Sequence[QueuedMessage]) -> None:
         """Queue messages from disk. They count in the depth, but not in the message count."""
-        self._queue.restore(messages)
-        self._wake_ready()
+        self._enqueue(messages)
 
     # --- subscribers --------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ def test_client_below_the_lowest_version_is_refused(ends, tls_options, lowest, a
     if accepted:
         assert outcome[1].version == "TLS1.1"
     else:
-        assert (outcome, tls) == (TlsFailed("tls: client offered only unsupported versions"), None)
+        assert (outcome, tls) == (TlsFailed("tls: unsupported protocol"), None)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_common_name_is_that_of_the_client_certificate(ends, verifying, certific
 def test_client_without_a_required_certificate_is_refused(ends, verifying):
     outcome, client = shaken(ends, verifying, client_context())
 
-    assert outcome == TlsFailed("tls: client didn't provide a certificate")
+    assert outcome == TlsFailed("tls: peer did not return a certificate")
     # In TLS 1.3 the client gets the alert after its handshake.
     with pytest.raises(NSQSocketError, match="CERTIFICATE_REQUIRED"):
         client.recv(100)
@@ -132,7 +132,7 @@ def test_client_without_a_required_certificate_is_refused(ends, verifying):
 def test_client_certificate_of_another_ca_is_refused(ends, verifying, tmp_path):
     outcome, _ = shaken(ends, verifying, client_context(files=Certificates(tmp_path).client()))
 
-    assert outcome == TlsFailed("tls: failed to verify certificate: x509: certificate signed by unknown authority")
+    assert outcome == TlsFailed("tls: certificate verify failed")
 
 
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
@@ -177,7 +177,7 @@ def test_malformed_handshake_message_gets_an_alert(ends, server_context):
 def test_client_that_does_not_trust_the_certificate_fails_the_handshake(ends, server_context):
     outcome, _ = shaken(ends, server_context, SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
-    assert outcome == TlsFailed("remote error: tls: unknown certificate authority")
+    assert outcome == TlsFailed("tls: tlsv1 alert unknown ca")
 
 
 def test_client_that_disconnects_fails_the_handshake(ends, server_context):

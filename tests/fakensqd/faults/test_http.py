@@ -82,7 +82,7 @@ def act(name, **parameters):
 WRONG = [
     pytest.param("POST", "x", "", "a rule is 'x', not an object", id="no object"),
     pytest.param("POST", {"on": "x"}, "", "on is 'x', not one of command, reply, frame, connect, http", id="on"),
-    pytest.param("POST", {"on": "reply", "foo": 1}, "", "a rule has no foo", id="key"),
+    pytest.param("POST", {"on": "reply", "foo": 1}, "", "on reply has no foo", id="key"),
     pytest.param("POST", {"on": "reply"}, "", "actions is None, not a list of one action at least", id="no action"),
     pytest.param("POST", {"on": "reply", "times": {"foo": 1}}, "", "times is {'foo': 1}, not one of nth", id="times"),
     pytest.param(

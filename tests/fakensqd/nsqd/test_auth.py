@@ -86,29 +86,8 @@ def test_pattern_with_the_same_meaning_in_go_matches(pattern, topic):
     assert grant.allows(topic, "")
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        *[
-            "(",
-            "a)",
-            "[",
-            "*",
-            "a**",
-            "a++",
-            r"(a)\1",
-            r"\\\1",
-            "(?=a)",
-            "(?!a)",
-            "(?<=a)",
-            "(?<!a)",
-            "(?P=n)",
-            "(?#x)",
-        ],
-        *["(?>a)", "(a)(?(1)b)", "[[:alpha:]]", "(" * 2000 + ")" * 2000],
-    ],
-)
-def test_pattern_that_go_refuses_is_refused(pattern):
+@pytest.mark.parametrize("pattern", ["(", "a)", "[", "*", "a**", "(?P=n)", "(" * 2000 + ")" * 2000])
+def test_pattern_that_does_not_compile_is_refused(pattern):
     with pytest.raises(ValueError, match=r"^pattern "):
         Grant(topic=pattern).check()
 

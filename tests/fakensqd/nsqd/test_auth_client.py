@@ -60,7 +60,7 @@ def test_auth_client_ignores_a_malformed_response(body):
         assert ask(port.address) is None
 
 
-@pytest.mark.parametrize("status", [201, 302, 304, 404, 500])
+@pytest.mark.parametrize("status", [201, 302, 304, 403, 404, 500])
 def test_auth_client_ignores_another_status(status):
     with serving(status) as (port, _):
         assert ask(port.address) is None
@@ -83,22 +83,6 @@ def test_auth_client_skips_a_server_that_speaks_no_http():
         assert ask(address) is None
 
 
-def test_auth_client_uses_the_https_port_of_a_403(certificates, server_context):
-    with (
-        serving(200, GOOD, server_context) as (port, paths),
-        serving(403, b'{"https_port": %d}' % port.port) as (plain, _),
-    ):
-        assert ask(plain.address, tls_root_ca_file=certificates.ca).ttl == 1.0
-
-    assert paths == ["/auth"]
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"https_port": 0}'])
-def test_auth_client_ignores_a_403_without_a_port(body):
-    with serving(403, body) as (port, _):
-        assert ask(port.address) is None
-
-
 def test_auth_client_asks_over_https(certificates, server_context):
     with serving(200, GOOD, server_context) as (port, paths):
         address = f"https://{port.address}/x"
@@ -110,13 +94,6 @@ def test_auth_client_asks_over_https(certificates, server_context):
         assert paths == ["/x", "/x"]
         # The CAs of the system have not signed the certificate.
         assert ask(address) is None
-
-
-def test_auth_client_ignores_the_port_of_a_403_over_https(server_context, certificates):
-    with serving(403, b'{"https_port": 1}', server_context) as (port, paths):
-        assert ask(f"https://{port.address}/", tls_root_ca_file=certificates.ca) is None
-
-    assert paths == ["/"]
 
 
 def test_auth_client_refuses_an_expired_certificate(tmp_path):

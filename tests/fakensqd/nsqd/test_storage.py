@@ -291,7 +291,7 @@ def test_restart_keeps_messages_only_if_told_so(started, tmp_path, keep_messages
     nsqd.restart(keep_messages=keep_messages)
 
     assert metadata(tmp_path) == {("t", False): {}}
-    assert nsqd.broker.topics["t"].depth == nsqd.broker.topics["t"].backend_depth == depth
+    assert nsqd.broker.topics["t"].depth == depth
     assert "messages" not in json.loads((tmp_path / "nsqd.dat").read_text())
 
 
@@ -322,40 +322,11 @@ def nsqd():
     assert nsqd.errors == []
 
 
-def test_message_stays_on_disk_when_memory_is_free_again(nsqd):
-    publish(nsqd.tcp_address, b"1", b"2", b"3")
-    reader = consumer(nsqd.tcp_address, ready=2)
-    assert [body(reader.frame()), body(reader.frame())] == [b"1", b"2"]
-    publish(nsqd.tcp_address, b"4")
-
-    assert depths(nsqd) == (2, 1)
-
-
 def test_ephemeral_channel_drops_what_is_beyond_its_memory(nsqd):
     nsqd.broker.ensure_topic("t").ensure_channel("e#ephemeral", 0.0)
     publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
 
     assert (nsqd.depth("t", "e#ephemeral"), depths(nsqd)) == (2, (4, 2))
-
-
-def test_restart_without_messages_keeps_those_on_disk(nsqd):
-    publish(nsqd.tcp_address, b"1", b"2", b"3")
-
-    nsqd.restart(keep_messages=False)
-
-    assert depths(nsqd) == (1, 1)
-
-
-def test_deferred_message_loses_its_delay_on_disk():
-    with FakeNsqd(mem_queue_size=1) as nsqd:
-        client = Client(nsqd.tcp_address)
-        for _ in range(2):
-            client.send(commands.deferpublish("t", b"x", 60_000))
-            assert client.frame() == (0, b"OK")
-
-        channel = nsqd.broker.topics["t"].ensure_channel("c", nsqd.now())
-
-        assert (channel.deferred_count, channel.depth) == (1, 1)
 
 
 @pytest.mark.parametrize("limit", [0, -1])
