@@ -34,8 +34,8 @@ def _tests(choice: Choice) -> int:
     print(f"integration: using {choice.way.value}")
     for line in _versions(choice):
         print(f"integration:   {line}", flush=True)
-    # Each worker starts its own servers, if they are programs.
-    workers = "2" if choice.way is Way.PROGRAMS else "0"
+    # Each worker starts its own servers, if they are programs. Three, since tests wait.
+    workers = "3" if choice.way is Way.PROGRAMS else "0"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "console_output_style=classic"]
     plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers]
     tests = ["integration", "tests/behaviour"]
