@@ -530,16 +530,12 @@ def test_maintenance_that_is_killed_is_told(maintenance, caplog):
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("when", ["at the import", "later"])
-def test_result_is_read_beside_what_a_library_prints(
-    maintenance, archived, config, caplog, tmp_path, monkeypatch, when
-):
-    """Python imports sitecustomize first."""
-    print_later = (
-        "import pickle, os; load = pickle.load; pickle.load = lambda file: os.write(1, b'7\\n') and load(file)"
+def test_result_is_read_beside_what_a_library_prints(maintenance, archived, config, caplog, tmp_path, monkeypatch):
+    """Python imports sitecustomize first. The library prints at its import, and right before the result."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pickle, os; print('a library', end=''); load = pickle.load;"
+        "pickle.load = lambda file: os.write(1, b'7\\n') and load(file)"
     )
-    text = "print('a library', end='')" if when == "at the import" else print_later
-    (tmp_path / "sitecustomize.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     archived.append(100)
     vacuumed_long_ago(config)
