@@ -1,6 +1,5 @@
 """HandlerRunner: answers by the outcome of handlers, overridden handle_messages(), given up and timed out messages."""
 
-import gc
 import logging
 import threading
 from datetime import timedelta
@@ -181,20 +180,6 @@ def test_messages_of_a_lost_connection_are_not_handled(nsqd, clock, publish, sta
         b"1",
         b"2",
     }
-
-
-def test_failures_are_logged_once_a_minute_with_their_number(nsqd, clock, publish, started, caplog):
-    _, handle = failing(clock)
-    started(handle, nsqd, max_tries=0, requeue_delay=1000, max_backoff_duration=0)
-    publish(nsqd, b"x")
-    clock.advance(59.5)
-    lines = [record for record in caplog.records if "handler raised" in record.message]
-    assert [record.levelno for record in lines].count(logging.ERROR) == 1
-    assert lines[0].exc_info
-    clock.advance(1.0)
-
-    said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert "(and 59 like it since the last such line)" in said[-1]
 
 
 def test_refused_finish_sends_on_error_with_the_message_id(nsqd, clock, publish, started):
@@ -846,18 +831,6 @@ def test_warning_says_that_no_give_up_handler_is_connected(nsqd, publish, clock,
 
     (line,) = lines(caplog, "given up")
     assert "finished and lost: nothing is connected to on_giving_up; last error: RuntimeError" in line
-
-
-def test_warning_says_that_the_give_up_handler_was_garbage_collected(nsqd, publish, clock, started, caplog):
-    consumer = started(raising(), nsqd, max_tries=1, **AT_ONCE)
-    consumer.on_giving_up.connect(lambda _, message: None)
-    gc.collect()
-    publish(nsqd, b"x")
-    clock.advance(1.0)
-
-    (line,) = lines(caplog, "given up")
-    assert "<lambda>, connected to on_giving_up, was garbage collected" in line
-    assert "a lambda needs weak=False" in line
 
 
 @pytest.mark.parametrize(

@@ -42,25 +42,6 @@ def test_loss_of_a_stable_connection_is_logged_each_time(nsqd, clock, started, l
     assert fnmatchcase(second, f"{said} (and 1 like it since the last such line)")
 
 
-def test_name_of_a_consumer_is_in_all_log_lines_about_its_messages(nsqd, clock, publish, started, caplog):
-    def handle(consumer, message):
-        if message.body == b"slow":
-            clock.sleep(200.0)
-        if message.body == b"failing":
-            raise KeyError
-        return False
-
-    started(handle, nsqd, name="billing", max_tries=2, concurrency=2, max_in_flight=5, max_backoff_duration=0)
-    publish(nsqd, b"failing", b"returns False", b"slow", b"slow", b"dropped")
-    for _ in range(30):
-        clock.advance(10.0)
-
-    events = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    for text in ("returned False", "handler raised", "its handler has run", "given up", "waited for a handler"):
-        assert any(text in line for line in events)
-    assert [line for line in events if "billing: " not in line] == []
-
-
 def test_failed_address_of_nsqlookupd_is_logged_as_left_to_the_next_round(lines):
     address = f"127.0.0.1:{refused_port()}"
     with Consumer("t", "c", "127.0.0.1:1", message_handler=lambda consumer, message: None) as consumer:

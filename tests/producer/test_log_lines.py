@@ -3,7 +3,6 @@
 import logging
 import re
 import threading
-from fnmatch import fnmatchcase
 
 import pytest
 
@@ -36,17 +35,6 @@ def test_connection_that_is_lost_by_a_refused_publish_is_one_line_without_a_warn
     assert len([line for line in lines() if "connection lost: E_BAD_TOPIC" in line]) == 1
 
 
-def test_nsqd_that_can_not_be_reached_has_its_address_in_the_line_once(lines):
-    address = f"127.0.0.1:{refused_port()}"
-    with Producer(address, name="orders"):
-        (line,) = lines(logging.WARNING)
-
-    assert line.count(address) == 1
-    assert fnmatchcase(
-        line, f"{address}: orders: not connected: can't connect: Connection refused; trying again in * s"
-    )
-
-
 def test_option_that_nsqd_does_not_offer_is_one_warning_for_all_connections_to_it(lines):
     with (
         FakeNsqd(snappy=False) as nsqd,
@@ -72,16 +60,6 @@ def test_stalled_nsqd_is_logged_with_its_producer_and_again_when_it_answers(cloc
             result.get(timeout=1)
 
         assert f"{one.tcp_address}: orders: is published to again" in lines()
-
-
-def test_orderly_close_of_a_producer_says_that_it_begins_and_ends(fakensqd, lines):
-    with Producer(fakensqd.tcp_address, name="orders") as producer:
-        producer.publish_async("t", b"x")
-
-    assert lines()[-2:] == [
-        "orders: closing, with up to 30 s for 1 publish pending",
-        "orders: closed; nothing was left",
-    ]
 
 
 def test_close_that_leaves_publishes_says_how_many(lines):
