@@ -128,7 +128,7 @@ def test_consumer_closes_though_a_greenlet_of_its_close_dies(consumer, nsqd, cap
 
 @pytest.mark.parametrize(
     "name",
-    [*CONNECTED, "gnsq-producer-deadlines", "gnsq-producer-batches", "gnsq-producer-lookup"],
+    [*CONNECTED, "gnsq-deadlines", "gnsq-batches", "gnsq-lookup"],
 )
 def test_producer_tells_of_a_dead_greenlet_and_goes_on(nsqd, caplog, name):
     with Producer(
