@@ -1,82 +1,25 @@
 """The numbers of topics and channels at one time: read from /stats of each nsqd, summed over all nsqds, with rates.
 
-Pure: sends nothing, reads no clock. A number that can't be known is None.
+The numbers are dicts with the keys of ``gnsq stats --json``. One that can't be known is None. Only "paused" is another
+one: the number of nsqds on which the topic or channel is paused. Pure: sends nothing, reads no clock.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from gnsq.http.responses import shown
 from gnsq.protocol.names import checked_names
 
-__all__ = ["ChannelCounts", "Node", "NodeStats", "Row", "Snapshot", "TopicCounts", "parse_stats", "set_rates"]
+__all__ = ["Counts", "Node", "NodeStats", "Row", "Snapshot", "parse_stats", "set_rates"]
 
+Counts = Mapping[str, Any]  # Any: int or None, and float for rates
 # Bounds of Go's int64. nsqd sends no other numbers, and very large ones could be neither divided nor shown.
 _INT64 = range(-(2**63), 2**63)
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """Numbers of a topic or channel, on one nsqd or summed with +.
-
-    Attributes:
-        paused: Number of nsqds on which it is paused.
-        nsqds: Number of nsqds that have it.
-    """
-
-    depth: int
-    backend_depth: int
-    message_count: int
-    paused: int
-    nsqds: int = field(default=1, kw_only=True)
-
-    def __add__(self, other: Self) -> Self:
-        names = [each.name for each in dataclasses.fields(self)]
-        sums: dict[str, Any] = {name: _sum(getattr(self, name), getattr(other, name)) for name in names}  # Any: numbers
-        return type(self)(**sums)
-
-    def document(self) -> dict[str, Any]:  # Any: JSON
-        """Make the part of the JSON document."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "nsqds"}
-        return {**values, "paused": self.paused > 0}
-
-
-@dataclass(frozen=True, slots=True)
-class TopicCounts(_Counts):
-    """Numbers of a topic, without those of its channels.
-
-    Attributes:
-        publish_rate: Messages a second that were published.
-    """
-
-    publish_rate: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelCounts(_Counts):
-    """Numbers of a channel.
-
-    Attributes:
-        client_count: Number of subscribers.
-        deliver_rate: Messages a second that were sent to clients.
-        finish_rate: Messages a second that left the channel: finished, or deleted by emptying the channel.
-    """
-
-    in_flight_count: int
-    deferred_count: int
-    requeue_count: int
-    timeout_count: int
-    client_count: int | None
-    deliver_rate: float | None = None
-    finish_rate: float | None = None
-
-
-def _sum(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else one + other
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +28,13 @@ class NodeStats:
 
     Attributes:
         start_time: Start of nsqd in seconds of Unix time; None for servers that do not say it.
-        topics: Numbers of the topics.
-        channels: Numbers of the channels, by topic and channel.
+        counts: Numbers of topics and channels, by topic and channel; the channel of a topic itself is empty.
     """
 
     version: str
     health: str
     start_time: int | None
-    topics: Mapping[str, TopicCounts]
-    channels: Mapping[tuple[str, str], ChannelCounts]
+    counts: Mapping[tuple[str, str], Counts]
 
 
 def parse_stats(answer: object, topic: str | None = None, channel: str | None = None) -> NodeStats:
@@ -107,25 +48,32 @@ def parse_stats(answer: object, topic: str | None = None, channel: str | None = 
     """
     if not isinstance(answer, dict) or "topics" not in answer:
         raise ValueError(f"answer is not nsqd's: no topics in {shown(answer)}")
-    topics: dict[str, TopicCounts] = {}
-    channels: dict[tuple[str, str], ChannelCounts] = {}
+    counts: dict[tuple[str, str], Counts] = {}
     for item in _objects(answer, "topics"):
         name = _name(item, "topic_name")
-        items = [each for each in _objects(item, "channels") if channel in (None, _name(each, "channel_name"))]
-        if topic not in (None, name) or (channel is not None and not items):
-            continue
-        topics[name] = TopicCounts(**_numbers(item, *_TOPIC_KEYS), paused=_is_paused(item))
-        for each in items:
-            channels[name, _name(each, "channel_name")] = ChannelCounts(
-                **_numbers(each, *_CHANNEL_KEYS), paused=_is_paused(each), client_count=_clients(each)
-            )
+        channels = {_name(each, "channel_name"): each for each in _objects(item, "channels")}
+        if channel is not None:
+            channels = {each: channels[each] for each in channels if each == channel}
+        if topic in (None, name) and (channel is None or channels):
+            counts[name, ""] = _topic_counts(item)
+            counts |= {(name, each): _channel_counts(channels[each]) for each in channels}
     return NodeStats(
         version=_name(answer, "version", ""),
         health=_name(answer, "health", ""),
         start_time=_numbers(answer, "start_time")["start_time"] if "start_time" in answer else None,
-        topics=topics,
-        channels=channels,
+        counts=counts,
     )
+
+
+def _topic_counts(item: Mapping[str, object]) -> Counts:
+    numbers = _numbers(item, "depth", "backend_depth", "message_count")
+    return {**numbers, "paused": int(item.get("paused") is True), "publish_rate": None}
+
+
+def _channel_counts(item: Mapping[str, object]) -> Counts:
+    counts = {key: number for key, number in _topic_counts(item).items() if key != "publish_rate"}
+    numbers = _numbers(item, "in_flight_count", "deferred_count", "requeue_count", "timeout_count")
+    return {**counts, **numbers, "client_count": _clients(item), "deliver_rate": None, "finish_rate": None}
 
 
 def _objects(owner: Mapping[str, object], key: str) -> list[dict[str, object]]:
@@ -146,10 +94,6 @@ def _name(item: Mapping[str, object], key: str, default: str | None = None) -> s
     return name
 
 
-_TOPIC_KEYS = ("depth", "backend_depth", "message_count")
-_CHANNEL_KEYS = (*_TOPIC_KEYS, "in_flight_count", "deferred_count", "requeue_count", "timeout_count")
-
-
 def _numbers(item: Mapping[str, object], *keys: str) -> dict[str, int]:
     numbers = {}
     for key in keys:
@@ -158,10 +102,6 @@ def _numbers(item: Mapping[str, object], *keys: str) -> dict[str, int]:
             raise ValueError(f"answer is not nsqd's: {key} is {shown(number)}")
         numbers[key] = number
     return numbers
-
-
-def _is_paused(item: Mapping[str, object]) -> int:
-    return int(item.get("paused") is True)
 
 
 def _clients(item: Mapping[str, object]) -> int | None:
@@ -176,7 +116,7 @@ def _clients(item: Mapping[str, object]) -> int | None:
 
 
 def set_rates(now: NodeStats, before: NodeStats, seconds: float) -> NodeStats:
-    """Compute the rates of one nsqd from two of its answers.
+    """Compute the rates of one nsqd, in messages a second, from two of its answers.
 
     A rate stays None if nsqd was started again in between, or the topic or channel is new or was made again: its
     counters have begun at 0.
@@ -186,36 +126,32 @@ def set_rates(now: NodeStats, before: NodeStats, seconds: float) -> NodeStats:
     """
     if now.start_time != before.start_time or seconds <= 0:
         return now
-    topics, channels = dict(now.topics), dict(now.channels)
-    for name, topic in now.topics.items():
-        old = before.topics.get(name)
-        if old is not None and topic.message_count >= old.message_count:
-            rate = (topic.message_count - old.message_count) / seconds
-            topics[name] = dataclasses.replace(topic, publish_rate=rate)
-    for key, channel in now.channels.items():
-        previous = before.channels.get(key)
-        if previous is not None and _has_continued(channel, previous):
-            channels[key] = dataclasses.replace(
-                channel,
-                deliver_rate=max(_delivered(channel) - _delivered(previous), 0) / seconds,
-                finish_rate=max(_finished(channel) - _finished(previous), 0) / seconds,
-            )
-    return dataclasses.replace(now, topics=topics, channels=channels)
+    counts = {key: {**new, **_rates(new, before.counts.get(key), seconds)} for key, new in now.counts.items()}
+    return dataclasses.replace(now, counts=counts)
 
 
-def _has_continued(now: ChannelCounts, before: ChannelCounts) -> bool:
-    counters = ("message_count", "requeue_count", "timeout_count")
-    return all(getattr(now, name) >= getattr(before, name) for name in counters)
+def _rates(now: Counts, before: Counts | None, seconds: float) -> Counts:
+    counters = [key for key in ("message_count", "requeue_count", "timeout_count") if key in now]
+    if before is None or any(now[key] < before[key] for key in counters):
+        return {}
+    if "publish_rate" in now:
+        return {"publish_rate": (now["message_count"] - before["message_count"]) / seconds}
+    return {
+        "deliver_rate": max(_delivered(now) - _delivered(before), 0) / seconds,
+        "finish_rate": max(_finished(now) - _finished(before), 0) / seconds,
+    }
 
 
-def _finished(channel: ChannelCounts) -> int:
+def _finished(channel: Counts) -> int:
     """Number of messages that have left the channel, plus a constant: messages that were on disk at nsqd's start."""
-    return channel.message_count - channel.depth - channel.in_flight_count - channel.deferred_count
+    left: int = channel["message_count"] - channel["depth"] - channel["in_flight_count"] - channel["deferred_count"]
+    return left
 
 
-def _delivered(channel: ChannelCounts) -> int:
+def _delivered(channel: Counts) -> int:
     """Number of deliveries, plus a constant. Each delivery is in flight, or was finished or requeued or timed out."""
-    return _finished(channel) + channel.in_flight_count + channel.requeue_count + channel.timeout_count
+    answered: int = channel["in_flight_count"] + channel["requeue_count"] + channel["timeout_count"]
+    return _finished(channel) + answered
 
 
 # --- sums
@@ -263,9 +199,9 @@ class Row:
 
     topic: str
     channel: str
-    counts: TopicCounts | ChannelCounts
-    by_nsqd: Mapping[str, TopicCounts | ChannelCounts]
-    channels: tuple[Row, ...] = ()
+    counts: Counts
+    by_nsqd: Mapping[str, Counts]
+    channels: list[Row] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -274,14 +210,14 @@ class Row:
 
     def document(self) -> dict[str, Any]:  # Any: JSON
         """Make the part of the JSON document."""
-        document = {"channel" if self.channel else "topic": self.channel or self.topic, **self.counts.document()}
+        document = {"channel" if self.channel else "topic": self.channel or self.topic, **_document(self.counts)}
         if not self.channel:
             document["channels"] = [row.document() for row in self.channels]
-        document["nsqds"] = [{"http_address": address, **counts.document()} for address, counts in self.by_nsqd.items()]
+        document["nsqds"] = [{"http_address": address, **_document(counts)} for address, counts in self.by_nsqd.items()]
         return document
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """The numbers of all nsqds at one time.
 
@@ -290,32 +226,12 @@ class Snapshot:
         lookupds: By address of each nsqlookupd: why it has not answered; empty if it has.
         time: Seconds of Unix time.
         seconds: Time since the poll before, from which the rates come; None for the first poll.
-        topics: The topics with their channels, by name.
     """
 
     nodes: tuple[Node, ...]
     lookupds: Mapping[str, str]
     time: float
     seconds: float | None
-    topics: tuple[Row, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        topics: dict[str, dict[str, TopicCounts]] = {}
-        channels: dict[tuple[str, str], dict[str, ChannelCounts]] = {}
-        for node in self.reached:
-            assert node.stats is not None  # that is what reached means
-            for name, topic in node.stats.topics.items():
-                topics.setdefault(name, {})[node.address] = topic
-            for key, channel in node.stats.channels.items():
-                channels.setdefault(key, {})[node.address] = channel
-        rows: dict[str, list[Row]] = {}
-        for (topic_name, name), by_nsqd in sorted(channels.items()):
-            rows.setdefault(topic_name, []).append(Row(topic_name, name, _total(by_nsqd.values()), by_nsqd))
-        made = [
-            Row(name, "", _total(found.values()), found, tuple(rows.get(name, ()))) for name, found in topics.items()
-        ]
-        # The class is frozen, so object sets the attribute.
-        object.__setattr__(self, "topics", tuple(sorted(made, key=lambda row: row.topic)))
 
     @property
     def reached(self) -> list[Node]:
@@ -327,22 +243,35 @@ class Snapshot:
         """The nsqds that have not answered."""
         return [node for node in self.nodes if node.error]
 
-    @property
-    def topic_total(self) -> TopicCounts:
-        """Sum of all topics, without their channels."""
-        return _total([row.counts for row in self.topics]) or TopicCounts(0, 0, 0, 0, nsqds=0)
+    @functools.cached_property
+    def topics(self) -> list[Row]:
+        """The topics with their channels, by name."""
+        found: dict[tuple[str, str], dict[str, Counts]] = {}
+        for node in self.reached:
+            assert node.stats is not None  # that is what reached means
+            for key, counts in node.stats.counts.items():
+                found.setdefault(key, {})[node.address] = counts
+        topics: list[Row] = []
+        for (topic, channel), by_nsqd in sorted(found.items()):  # a topic comes before its channels
+            row = Row(topic, channel, _total(by_nsqd.values()), by_nsqd)
+            (topics[-1].channels if channel else topics).append(row)
+        return topics
 
     @property
-    def channel_total(self) -> ChannelCounts:
+    def topic_total(self) -> Counts:
+        """Sum of all topics, without their channels."""
+        return _total([_topic_counts({}), *(row.counts for row in self.topics)])
+
+    @property
+    def channel_total(self) -> Counts:
         """Sum of all channels."""
         counts = [row.counts for topic in self.topics for row in topic.channels]
-        return _total(counts) or ChannelCounts(0, 0, 0, 0, 0, 0, 0, 0, 0, nsqds=0)
+        return _total([{**_channel_counts({}), "client_count": None if counts else 0}, *counts])
 
     def document(self) -> dict[str, Any]:  # Any: JSON
         """Make the JSON document of ``gnsq stats --json``, which the help of the command describes."""
-        topics, channels = self.topic_total.document(), self.channel_total.document()
-        for total in (topics, channels):
-            del total["paused"]
+        topics, channels = dict(self.topic_total), dict(self.channel_total)
+        del topics["paused"], channels["paused"]
         return {
             "time": self.time,
             "seconds": self.seconds,
@@ -356,8 +285,15 @@ class Snapshot:
         }
 
 
-def _total(counts: Iterable[Any]) -> Any:  # Any: counts of one type, and their sum
-    total = None
+def _document(counts: Counts) -> dict[str, Any]:  # Any: JSON
+    return {**counts, "paused": counts["paused"] > 0}
+
+
+def _total(counts: Iterable[Counts]) -> Counts:
+    """Add numbers. An unknown one is left out of a sum."""
+    sums: dict[str, Any] = {}  # Any: as in Counts
     for each in counts:
-        total = each if total is None else total + each
-    return total
+        for key, number in each.items():
+            before = sums.get(key)
+            sums[key] = number if before is None else before if number is None else before + number
+    return sums

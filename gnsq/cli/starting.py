@@ -90,7 +90,7 @@ def _note(snapshot: Snapshot, consumer: Consumer, *, is_given: bool) -> tuple[st
     topic = next((row for row in snapshot.topics if row.topic == consumer.topic), None)
     if topic is not None:
         with_channel = {address for channel in topic.channels for address in channel.by_nsqd}
-        waiting = sum(counts.depth for address, counts in topic.by_nsqd.items() if address not in with_channel)
+        waiting = sum(counts["depth"] for address, counts in topic.by_nsqd.items() if address not in with_channel)
         if waiting > 0 and is_ephemeral(consumer.channel):
             return (
                 f"topic {topic.topic} has no channel: {counted(waiting, 'waiting message', spec=',')} will come here, "

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.segment import Segment
-from rich.style import Style
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from gnsq.cli.nodes import short_address
-from gnsq.cli.snapshot import ChannelCounts, Node, Row, Snapshot, TopicCounts
+from gnsq.cli.snapshot import Counts, Node, NodeStats, Row, Snapshot
 from gnsq.texts import counted, printable
 
 __all__ = ["SORTS", "History", "StatsView", "failures"]
@@ -40,7 +38,7 @@ class History:
         before = self._depths
         self._depths = {row.key: before.get(row.key, deque(maxlen=POLLS_SHOWN)) for row in rows}
         for row in rows:
-            self._depths[row.key].append(row.counts.depth)
+            self._depths[row.key].append(row.counts["depth"])
 
     def sparkline(self, key: tuple[str, str]) -> str:
         """Draw the depths, the last one at the right; the highest bar is the maximum. Empty before the second poll.
@@ -58,8 +56,48 @@ class History:
 # --- columns
 
 
-def _number(value: int | None) -> str:
-    return "?" if value is None else f"{value:,}"
+@dataclass(frozen=True)
+class _Column:
+    """A column.
+
+    Attributes:
+        rank: Columns with a lower rank are left out first.
+        key: Of the number that it shows, which a topic or channel may not have.
+        justify: Side at which its texts stand.
+    """
+
+    title: str
+    rank: int
+    key: str
+    justify: Literal["left", "right"] = "right"
+
+
+_HISTORY = _Column("last depths", 3, "", "left")
+_PAUSED = _Column("paused", 9, "paused", "left")
+_COLUMNS = (
+    _Column("depth", 10, "depth"),
+    _HISTORY,
+    _Column("in flight", 7, "in_flight_count"),
+    _Column("deferred", 4, "deferred_count"),
+    _Column("requeued", 2, "requeue_count"),
+    _Column("timed out", 5, "timeout_count"),
+    _Column("published/s", 8, "publish_rate"),
+    _Column("delivered/s", 1, "deliver_rate"),
+    _Column("finished/s", 8, "finish_rate"),
+    _Column("clients", 6, "client_count"),
+    _PAUSED,
+)
+# Names of --sort, and the numbers of topics and channels by which they order.
+SORTS: Mapping[str, tuple[str, ...]] = {
+    "name": (),
+    "depth": ("depth",),
+    "in-flight": ("in_flight_count",),
+    "deferred": ("deferred_count",),
+    "requeued": ("requeue_count",),
+    "timed-out": ("timeout_count",),
+    "rate": ("publish_rate", "finish_rate"),
+    "clients": ("client_count",),
+}
 
 
 def _rate(value: float | None) -> str:
@@ -69,69 +107,10 @@ def _rate(value: float | None) -> str:
     return f"{value:,.1f}" if 0 < value < 10 else f"{value:,.0f}"
 
 
-def _paused(counts: TopicCounts | ChannelCounts) -> str:
-    if not counts.paused:
-        return ""
-    return "paused" if counts.paused == counts.nsqds else f"{counts.paused} of {counts.nsqds} paused"
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of numbers.
-
-    Attributes:
-        rank: Columns with a lower rank are left out first.
-        topic, channel: What it shows for them; None: nothing.
-    """
-
-    title: str
-    rank: int
-    topic: Callable[[TopicCounts], str] | None = None
-    channel: Callable[[ChannelCounts], str] | None = None
-
-    def cell(self, counts: TopicCounts | ChannelCounts) -> str:
-        """Write the cell of a row."""
-        if isinstance(counts, TopicCounts):
-            return self.topic(counts) if self.topic else ""
-        return self.channel(counts) if self.channel else ""
-
-
-_HISTORY = _Column("last depths", 3)
-_COLUMNS = (
-    _Column("depth", 10, lambda topic: _number(topic.depth), lambda channel: _number(channel.depth)),
-    _HISTORY,
-    _Column("in flight", 7, None, lambda channel: _number(channel.in_flight_count)),
-    _Column("deferred", 4, None, lambda channel: _number(channel.deferred_count)),
-    _Column("requeued", 2, None, lambda channel: _number(channel.requeue_count)),
-    _Column("timed out", 5, None, lambda channel: _number(channel.timeout_count)),
-    _Column("published/s", 8, lambda topic: _rate(topic.publish_rate)),
-    _Column("delivered/s", 1, None, lambda channel: _rate(channel.deliver_rate)),
-    _Column("finished/s", 8, None, lambda channel: _rate(channel.finish_rate)),
-    _Column("clients", 6, None, lambda channel: _number(channel.client_count)),
-    _Column("paused", 9, _paused, _paused),
-)
-
-
-# --- order
-
-# Names of --sort, and the numbers of topics and channels by which they order.
-SORTS: Mapping[str, tuple[str, str]] = {
-    "name": ("", ""),
-    "depth": ("depth", "depth"),
-    "in-flight": ("", "in_flight_count"),
-    "deferred": ("", "deferred_count"),
-    "requeued": ("", "requeue_count"),
-    "timed-out": ("", "timeout_count"),
-    "rate": ("publish_rate", "finish_rate"),
-    "clients": ("", "client_count"),
-}
-
-
 def _value(row: Row, sort: str) -> float:
     """The number by which a row is ordered; for a topic, the highest one of the topic and its channels."""
-    name = SORTS[sort][bool(row.channel)]
-    own = getattr(row.counts, name) or 0 if name else 0
-    return max([own, *(_value(channel, sort) for channel in row.channels)])
+    own = [row.counts.get(key) or 0 for key in SORTS[sort]]
+    return max([*own, *(_value(channel, sort) for channel in row.channels)], default=0)
 
 
 def ordered(rows: Sequence[Row], sort: str, *, reverse: bool) -> list[Row]:
@@ -147,150 +126,140 @@ def ordered(rows: Sequence[Row], sort: str, *, reverse: bool) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Line:
+    """A line of the table. Sums are of several nsqds."""
+
     name: str
-    counts: TopicCounts | ChannelCounts
-    history: str
-    style: str = ""
+    counts: Counts
+    nsqds: int = 1
+    history: str = ""
+    style: str = "dim"
+
+    def cell(self, column: _Column) -> str:
+        """Write the cell of a column."""
+        if column is _HISTORY:
+            return self.history.rjust(POLLS_SHOWN)
+        if column is _PAUSED:
+            paused: int = self.counts["paused"]
+            return "" if not paused else "paused" if paused == self.nsqds else f"{paused} of {self.nsqds} paused"
+        if column.key not in self.counts:
+            return ""
+        number = self.counts[column.key]
+        if column.key.endswith("_rate"):
+            return _rate(number)
+        return "?" if number is None else f"{number:,}"
 
 
+@dataclass(frozen=True)
 class StatsView:
     """A snapshot as rich shows it.
 
-    Args:
+    Attributes:
         sort: A name of SORTS.
         by_nsqd: Show the numbers of each nsqd under their sum.
         history: The last depths; None: do not show them.
         is_live: Leave out rows that the screen is too low for, and show why servers fail: there is no other place.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        *,
-        sort: str = "depth",
-        reverse: bool = False,
-        by_nsqd: bool = False,
-        history: History | None = None,
-        is_live: bool = False,
-    ) -> None:
-        self._snapshot = snapshot
-        self._sort = sort
-        self._reverse = reverse
-        self._by_nsqd = by_nsqd
-        self._history = history
-        self._is_live = is_live
+    snapshot: Snapshot
+    sort: str = "depth"
+    reverse: bool = False
+    by_nsqd: bool = False
+    history: History | None = None
+    is_live: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height = console.height if self._is_live else None
-        if self._snapshot.reached:
-            yield from console.render(self._summary(options), options)
-        nodes = self._node_lines(console, options, None if height is None else max(height // 2 - 2, 1))
-        lines = list(self._lines())
-        room = len(lines)
-        if height is not None:
+        lines, servers, hidden = list(self._lines()), list(self._servers()), 0
+        if self.is_live:
+            servers, used = _fitting(servers, max(console.height // 2 - 2, 1), console, options)
             # Besides the rows: the summary, the titles of the columns, an empty line, and the number of hidden rows.
-            room = max(height - len(nodes) - 3, 0)
+            room = max(console.height - used - 3, 0)
             if room < len(lines):
                 room = max(room - 1, 0)
-        if lines:
-            yield from console.render(self._table(lines[:room], options), options)
-            if hidden := len(lines) - room:
-                yield Text(f"{counted(hidden, 'more row', spec=',')}: the screen is too low", style="dim", no_wrap=True)
-        if self._snapshot.reached:
-            yield Segment.line()
-        for node in nodes:
-            yield from node
-            yield Segment.line()
+                hidden = len(lines) - room
+                del lines[room:]
+        if self.snapshot.reached:
+            yield self._summary(options)
+        if lines or hidden:
+            yield self._table(lines, options)
+        if hidden:
+            yield Text(f"{counted(hidden, 'more row', spec=',')}: the screen is too low", style="dim", no_wrap=True)
+        if self.snapshot.reached:
+            yield Text()
+        yield from servers
 
     def _summary(self, options: ConsoleOptions) -> Text:
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         topics, channels = snapshot.topic_total, snapshot.channel_total
         parts = [
             counted(len(snapshot.topics), "topic", spec=","),
             counted(sum(len(row.channels) for row in snapshot.topics), "channel", spec=","),
-            f"depth {topics.depth + channels.depth:,}",
-            f"in flight {channels.in_flight_count:,}",
+            f"depth {topics['depth'] + channels['depth']:,}",
+            f"in flight {channels['in_flight_count']:,}",
         ]
         if snapshot.seconds is not None:
-            parts += [f"published {_rate(topics.publish_rate)}/s", f"finished {_rate(channels.finish_rate)}/s"]
+            parts += [f"published {_rate(topics['publish_rate'])}/s", f"finished {_rate(channels['finish_rate'])}/s"]
         parts.append(datetime.fromtimestamp(snapshot.time).strftime("%H:%M:%S"))
         return Text(", ".join(parts), style="bold", no_wrap=True, overflow=_overflow(options))
 
     def _lines(self) -> Iterator[_Line]:
-        for topic in ordered(self._snapshot.topics, self._sort, reverse=self._reverse):
-            yield self._line(topic, "", "bold")
-            yield from self._nsqd_lines(topic, "  ")
-            for channel in ordered(topic.channels, self._sort, reverse=self._reverse):
-                yield self._line(channel, "  ")
-                yield from self._nsqd_lines(channel, "    ")
+        for topic in ordered(self.snapshot.topics, self.sort, reverse=self.reverse):
+            yield from self._row_lines(topic, "", "bold")
+            for channel in ordered(topic.channels, self.sort, reverse=self.reverse):
+                yield from self._row_lines(channel, "  ", "")
 
-    def _line(self, row: Row, indent: str, style: str = "") -> _Line:
-        history = self._history.sparkline(row.key) if self._history is not None else ""
-        return _Line(indent + printable(row.channel or row.topic), row.counts, history, style)
-
-    def _nsqd_lines(self, row: Row, indent: str) -> Iterator[_Line]:
-        for address, counts in sorted(row.by_nsqd.items()) if self._by_nsqd else ():
-            yield _Line(f"{indent}@ {short_address(address)}", counts, "", "dim")
+    def _row_lines(self, row: Row, indent: str, style: str) -> Iterator[_Line]:
+        history = self.history.sparkline(row.key) if self.history is not None else ""
+        yield _Line(indent + printable(row.channel or row.topic), row.counts, len(row.by_nsqd), history, style)
+        for address, counts in sorted(row.by_nsqd.items()) if self.by_nsqd else ():
+            yield _Line(f"{indent}  @ {short_address(address)}", counts)
 
     def _table(self, lines: Sequence[_Line], options: ConsoleOptions) -> Table:
-        cells = [[self._cell(column, line) for column in _COLUMNS] for line in lines]
-        widths = {
-            column: max([len(column.title), *(len(row[index]) for row in cells)])
-            for index, column in enumerate(_COLUMNS)
-        }
-        left_out = {_HISTORY} if self._history is None or options.ascii_only else set()
-        if not any(row[-1] for row in cells):
-            left_out.add(_COLUMNS[-1])  # nothing is paused
-        shown = [column for column in _COLUMNS if column not in left_out]
-        name_width = max(len("topic, channel"), *(len(line.name) for line in lines), 0)
+        cells = {column: [line.cell(column) for line in lines] for column in _COLUMNS}
+        if self.history is None or options.ascii_only:
+            del cells[_HISTORY]
+        if not any(cells[_PAUSED]):
+            del cells[_PAUSED]
+        widths = {column: max(map(len, (column.title, *column_cells))) for column, column_cells in cells.items()}
+        name_width = max(map(len, ("topic, channel", *(line.name for line in lines))))
         while True:
             # rich reserves a gap after the last column, too.
-            left = options.max_width - _GAP - sum(widths[column] + _GAP for column in shown)
-            if left >= min(name_width, _MIN_NAME) or len(shown) == 1:
+            left = options.max_width - _GAP - sum(widths[column] + _GAP for column in cells)
+            if left >= min(name_width, _MIN_NAME) or len(cells) == 1:
                 break
-            shown.remove(min(shown, key=lambda column: column.rank))
+            del cells[min(cells, key=lambda column: column.rank)]
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="underline")
         # rich would make all columns narrower, but a part of a number is wrong.
-        table.add_column(
-            "topic, channel", no_wrap=True, overflow=_overflow(options), width=max(min(name_width, left), 1)
-        )
-        for column in shown:
-            is_text = column in (_HISTORY, _COLUMNS[-1])
-            justify: Literal["left", "right"] = "left" if is_text else "right"
-            table.add_column(column.title, no_wrap=True, justify=justify, width=widths[column])
-        for line, row in zip(lines, cells, strict=True):
-            kept = [cell for cell, column in zip(row, _COLUMNS, strict=True) if column in shown]
-            table.add_row(Text(line.name), *map(Text, kept), style=line.style)
+        width = max(min(name_width, left), 1)
+        table.add_column("topic, channel", no_wrap=True, overflow=_overflow(options), width=width)
+        for column in cells:
+            table.add_column(column.title, no_wrap=True, justify=column.justify, width=widths[column])
+        for line, *row in zip(lines, *cells.values(), strict=True):
+            table.add_row(Text(line.name), *map(Text, row), style=line.style)
         return table
 
-    def _cell(self, column: _Column, line: _Line) -> str:
-        return line.history.rjust(POLLS_SHOWN) if column is _HISTORY else column.cell(line.counts)
-
-    # --- nsqds
-
-    def _node_lines(self, console: Console, options: ConsoleOptions, limit: int | None) -> list[list[Segment]]:
-        """Render the nsqds and nsqlookupds, those with errors first, in at most limit lines."""
-        entries = list(self._nodes())
-        rendered: list[list[Segment]] = []
-        for index, entry in enumerate(entries):
-            lines = console.render_lines(entry, options, pad=False)
-            is_last = index == len(entries) - 1
-            if limit is not None and len(rendered) + len(lines) + (not is_last) > limit:
-                text = f"{len(entries) - index} more servers: the screen is too low"
-                return [*rendered, *console.render_lines(Text(text, style="dim", no_wrap=True), options, pad=False)]
-            rendered += lines
-        return rendered
-
-    def _nodes(self) -> Iterator[RenderableType]:
-        if self._is_live:
-            yield from (Text(failure, style="red") for failure in failures(self._snapshot))
-        for node in sorted(self._snapshot.nodes, key=lambda node: (_is_healthy(node), node.address)):
+    def _servers(self) -> Iterator[Text]:
+        """Describe the nsqds and nsqlookupds, those with errors first."""
+        if self.is_live:
+            yield from (Text(failure, style="red") for failure in failures(self.snapshot))
+        for node in sorted(self.snapshot.nodes, key=lambda node: (_is_healthy(node), node.address)):
             if node.same_as:
                 yield Text(
                     f"nsqd {short_address(node.address)}: the same nsqd as {short_address(node.same_as)}, counted once"
                 )
             elif node.stats is not None:
-                yield Text(_describe(node), style=Style() if _is_healthy(node) else "red")
+                yield Text(_describe(node, node.stats), style="" if _is_healthy(node) else "red")
+
+
+def _fitting(servers: list[Text], limit: int, console: Console, options: ConsoleOptions) -> tuple[list[Text], int]:
+    """Return what fits into a number of lines of the screen, and how many of them it takes."""
+    used = 0
+    for index, server in enumerate(servers):
+        height = len(console.render_lines(server, options, pad=False))
+        if used + height + (index < len(servers) - 1) > limit:
+            rest = Text(f"{len(servers) - index} more servers: the screen is too low", style="dim", no_wrap=True)
+            return [*servers[:index], rest], used + 1
+        used += height
+    return servers, used
 
 
 def failures(snapshot: Snapshot) -> Iterator[str]:
@@ -309,9 +278,7 @@ def _overflow(options: ConsoleOptions) -> Literal["crop", "ellipsis"]:
     return "crop" if options.ascii_only else "ellipsis"
 
 
-def _describe(node: Node) -> str:
-    assert node.stats is not None  # only nsqds that have answered are described
-    stats = node.stats
+def _describe(node: Node, stats: NodeStats) -> str:
     parts = [f"nsqd {short_address(node.address)}", f"version {printable(stats.version) or 'unknown'}"]
     parts.append(f"health {printable(stats.health) or 'unknown'}")
     if stats.start_time is not None:
