@@ -33,11 +33,11 @@ class FakeCluster(MessageAssertions, Server):
         nsqds: Number of nsqds.
         lookupds: Number of nsqlookupds.
         clock: Clock of all servers; default: real time.
-        record, seed, faults_over_http: Options of all servers, with the same meanings as in FakeNsqd.
         base_port: TCP port of nsqd 0; 0: all servers take free ports. The HTTP port of a server is its TCP port + 1,
             the port of ``/faults`` is + 3. The ports of nsqd N are 100 above those of nsqd N - 1, and the ports of
             nsqlookupd N are 10 above those of nsqd N. With 4150, nsqd 0 and nsqlookupd 0 have NSQ's usual ports.
-        options: Options of the nsqds, as in FakeNsqd, except addresses.
+        options: Options of the nsqds, as in FakeNsqd, except addresses; record, seed and faults_over_http are options
+            of the nsqlookupds, too.
 
     Raises:
         TypeError, ValueError, OSError: As in FakeNsqd; ValueError also if base_port gives ports outside of 1 to 65535.
@@ -50,27 +50,23 @@ class FakeCluster(MessageAssertions, Server):
         lookupds: int = 1,
         *,
         clock: Clock | None = None,
-        record: bool = False,
-        seed: int | None = None,
-        faults_over_http: bool = False,
         base_port: int = 0,
         **options: Unpack[ClusterOptionsDict],
     ) -> None:
         NsqdOptions.from_keywords(FakeCluster, options)  # raises TypeError or ValueError for bad options
         if base_port:
             _check_ports(base_port, nsqds, lookupds)
-        self.seed = random.randrange(2**32) if seed is None else seed
+        given = options.get("seed")
+        self.seed = options["seed"] = random.randrange(2**32) if given is None else given
         common: dict[str, Any] = {  # Any: of all types
-            "clock": clock,
-            "record": record,
-            "seed": self.seed,
-            "faults_over_http": faults_over_http,
+            name: value for name, value in options.items() if name in ("record", "seed", "faults_over_http")
         }
         self.lookupds = [
-            FakeLookupd(**common, **_addresses(base_port, _LOOKUPD_PORT, number)) for number in range(lookupds)
+            FakeLookupd(clock=clock, **common, **_addresses(base_port, _LOOKUPD_PORT, number))
+            for number in range(lookupds)
         ]
         self.nsqds = [
-            FakeNsqd(node_id=number, **common, **_addresses(base_port, _NSQD_PORT, number), **options)
+            FakeNsqd(node_id=number, clock=clock, **_addresses(base_port, _NSQD_PORT, number), **options)
             for number in range(nsqds)
         ]
         # Index of the nsqd that gets the next message of publish().

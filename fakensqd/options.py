@@ -31,8 +31,8 @@ NSQ_VERSION = "1.3.0"
 
 # From the level that logs the most to the level that logs the least.
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
-# Options that nsqd does not have.
-OWN_OPTIONS = ("lookupd_ping_interval", "release")
+# Options that are no flags of the programs.
+OWN_OPTIONS = ("lookupd_ping_interval", "release", "record", "seed")
 # Options of nsqd that have no effect here, with their values in /config: durations in nanoseconds.
 IGNORED_OPTIONS: dict[str, str | int | tuple[()]] = {
     "max_bytes_per_file": 104857600,
@@ -62,14 +62,22 @@ class TlsRequired(enum.IntEnum):
 _TLS_REQUIRED = {"false": TlsRequired.NOBODY, "tcp-https": TlsRequired.TCP, "true": TlsRequired.TCP_AND_HTTP}
 
 
-_RELEASE = "emulated release, 0.2.15 to 1.3.0, for clients that also work with old ones"
-
-
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions(Options):
-    """Options of both daemons."""
+    """Options of both daemons: addresses, and what the real programs do not have."""
 
-    release: str = option(NSQ_VERSION, _RELEASE)
+    tcp_address: str = option("127.0.0.1:0", "address for the TCP protocol; port 0 takes a free port")
+    http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
+    broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to consumers")
+    release: str = option(NSQ_VERSION, "emulated release, 0.2.15 to 1.3.0, for clients that also work with old ones")
+    record: bool = option(False, "keep a transcript")
+    seed: int | None = option(None, "seed for the random numbers of faults; default: a random seed")
+    faults_over_http: bool = option(False, "serve /faults, where HTTP requests change rules, toxics and states")
+    faults_http_address: str = option(
+        "127.0.0.1:0",
+        "with faults_over_http: address of a port that serves only /faults, in every state; port 0 takes a free port, "
+        '"" opens no such port',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,14 +96,11 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdOptions(DaemonOptions):
-    """Flags of nsqd 1.3.0 that have an effect here, and OWN_OPTIONS. Source: nsqd --help."""
+    """Flags of nsqd 1.3.0 that have an effect here, and lookupd_ping_interval. Source: nsqd --help."""
 
-    tcp_address: str = option("127.0.0.1:0", "address for clients of the TCP protocol; port 0 takes a free port")
-    http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
     https_address: str = option(
         "127.0.0.1:0", 'address for HTTPS, if there is a tls_cert; port 0 takes a free port, "" is off'
     )
-    broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to consumers")
     broadcast_tcp_port: int = option(0, "TCP port that nsqlookupd gives to consumers; 0: the real one")
     broadcast_http_port: int = option(0, "HTTP port that nsqlookupd gives to consumers; 0: the real one")
     lookupd_tcp_addresses: tuple[str, ...] = option((), "nsqlookupds to register with")
@@ -179,27 +184,36 @@ class NsqdOptions(DaemonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LookupdOptions(DaemonOptions):
-    """Flags of nsqlookupd 1.3.0 that have an effect here, and release. Source: nsqlookupd --help."""
+    """Flags of nsqlookupd 1.3.0 that have an effect here. Source: nsqlookupd --help."""
 
-    tcp_address: str = option("127.0.0.1:0", "address for nsqds; port 0 takes a free port")
-    http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
-    broadcast_address: str = option("127.0.0.1", "address that IDENTIFY gives to nsqds")
     inactive_producer_timeout: float = option(
         300.0, "time without a PING after which an nsqd is not listed", unit="s", minimum=0
     )
     tombstone_lifetime: float = option(45.0, "time that a tombstone hides an nsqd", unit="s", minimum=0)
 
 
-class ClusterOptionsDict(TypedDict, total=False):
+class _CommonOptionsDict(TypedDict, total=False):
+    broadcast_address: str
+    release: str
+    record: bool
+    seed: int | None
+    faults_over_http: bool
+
+
+class _DaemonOptionsDict(_CommonOptionsDict, total=False):
+    tcp_address: str
+    http_address: str
+    faults_http_address: str
+
+
+class ClusterOptionsDict(_CommonOptionsDict, total=False):
     """The options of NsqdOptions as typed keywords, except those that FakeCluster sets itself."""
 
     https_address: str
-    broadcast_address: str
     broadcast_tcp_port: int
     broadcast_http_port: int
     lookupd_ping_interval: float | timedelta
     data_path: str
-    release: str
     log_level: str
     mem_queue_size: int
     max_msg_size: int
@@ -228,21 +242,15 @@ class ClusterOptionsDict(TypedDict, total=False):
     http_client_request_timeout: float | timedelta
 
 
-class NsqdOptionsDict(ClusterOptionsDict, total=False):
+class NsqdOptionsDict(ClusterOptionsDict, _DaemonOptionsDict, total=False):
     """The options of NsqdOptions as typed keywords."""
 
-    tcp_address: str
-    http_address: str
     lookupd_tcp_addresses: str | Sequence[str]
     node_id: int
 
 
-class LookupdOptionsDict(TypedDict, total=False):
+class LookupdOptionsDict(_DaemonOptionsDict, total=False):
     """The options of LookupdOptions as typed keywords."""
 
-    tcp_address: str
-    http_address: str
-    broadcast_address: str
     inactive_producer_timeout: float | timedelta
-    release: str
     tombstone_lifetime: float | timedelta

@@ -110,6 +110,7 @@ def flags_of(program: str) -> tuple[Flag, ...]:
         "tcp_address": f"0.0.0.0:{port}",
         "http_address": f"0.0.0.0:{port + 1}",
         "https_address": f"0.0.0.0:{port + 2}",
+        "faults_http_address": f"127.0.0.1:{port + 3}",
     }
     flags = [
         Flag("version", _boolean, meaning="print the version and exit"),
@@ -117,11 +118,6 @@ def flags_of(program: str) -> tuple[Flag, ...]:
         Flag("verbose", _boolean),
         Flag("log-prefix", str, default=f"[{program}] ", meaning="begins each line of the log"),
         *_option_flags(NsqdOptions if is_nsqd else LookupdOptions, defaults),
-        Flag("faults-over-http", _boolean, "faults_over_http", meaning="let /faults control rules, toxics and states"),
-        Flag(
-            *("faults-http-address", str, "faults_http_address", f"127.0.0.1:{port + 3}"),
-            meaning="where /faults answers in every state; implies --faults-over-http",
-        ),
     ]
     if is_nsqd:
         flags += [Flag("worker-id", _boolean), Flag("statsd-prefix", str)]
@@ -215,8 +211,8 @@ def options_of(flags: Iterable[Flag], values: Mapping[str, Value], *, hostname: 
     """Turn the values of flags into keyword arguments of FakeNsqd or FakeLookupd, with the programs' defaults."""
     options = {flag.field: values.get(flag.name, flag.default) for flag in flags if flag.field}
     found = {name: value for name, value in options.items() if value is not None}
-    if "faults-http-address" in values:
-        found.setdefault("faults_over_http", True)
+    if "faults-http-address" in values and "faults-over-http" not in values:
+        found["faults_over_http"] = True
     if "broadcast-address" not in values:
         found["broadcast_address"] = hostname
     if "node_id" in found and "node-id" not in values:

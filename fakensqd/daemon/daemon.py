@@ -26,6 +26,7 @@ from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
 from fakensqd.faults.rules import Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
+from fakensqd.options import DaemonOptions
 from fakensqd.ports import HttpPort, TcpPort
 from fakensqd.router import Application, Request
 from fakensqd.server import Server
@@ -47,7 +48,8 @@ class Daemon(Server):
     """A server with a TCP port, an HTTP port and, with a TLS context, an HTTPS port; HTTP and HTTPS may be off.
 
     Args:
-        clock, record, seed, faults_over_http, faults_http_address: The same as in FakeNsqd.
+        clock: Source of the time; default: real time.
+        https_address: Address of the HTTPS port, which a server with a TLS context has.
         context: TLS context; None if the server does not offer TLS.
 
     Attributes:
@@ -63,31 +65,30 @@ class Daemon(Server):
 
     def __init__(
         self,
-        tcp_address: str,
-        http_address: str,
+        options: DaemonOptions,
         clock: Clock | None,
         *,
-        record: bool = False,
-        seed: int | None = None,
-        faults_over_http: bool = False,
-        faults_http_address: str = "",
         https_address: str = "",
         context: ssl.SSLContext | None = None,
     ) -> None:
         self.clock: Clock = clock or RealClock()
         self.hostname = socket.gethostname()
         self.faults = FaultControl(
-            type(self).__name__, self.fault_protocol, seed=seed, record=record, on_active=self._attach_faults
+            type(self).__name__,
+            self.fault_protocol,
+            seed=options.seed,
+            record=options.record,
+            on_active=self._attach_faults,
         )
         self.seed = self.faults.seed
         self.errors: list[BaseException] = []
-        self._tcp = TcpPort(tcp_address)
-        self._http = HttpPort(http_address)
+        self._tcp = TcpPort(options.tcp_address)
+        self._http = HttpPort(options.http_address)
         self._https = HttpPort(https_address if context is not None else "", context)
         self._ports = (self._tcp, self._http, self._https)
         # The separate port of /faults serves requests even while the daemon is down.
-        self._faults_over_http = faults_over_http
-        self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
+        self._faults_over_http = options.faults_over_http
+        self._faults_port = HttpPort(options.faults_http_address if options.faults_over_http else "")
         self._context = context
         # Function that asks the auth servers; a subclass sets it if there are any.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None

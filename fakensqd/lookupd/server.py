@@ -25,8 +25,9 @@ class FakeLookupd(Daemon):
     """An nsqlookupd 1.3.0 in the hub of the caller. Call start() or use ``with``.
 
     Args:
-        clock, record, seed, faults_over_http, faults_http_address: The same as in FakeNsqd.
-        options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
+        clock: Source of the time; default: real time.
+        options: See LookupdOptions: nsqlookupd's flags with underscores, and options of the emulator. Durations in
+            seconds.
 
     Raises:
         TypeError: If an option does not exist.
@@ -40,22 +41,10 @@ class FakeLookupd(Daemon):
         self,
         *,
         clock: Clock | None = None,
-        record: bool = False,
-        seed: int | None = None,
-        faults_over_http: bool = False,
-        faults_http_address: str = "127.0.0.1:0",
         **options: Unpack[LookupdOptionsDict],
     ) -> None:
         self.options = LookupdOptions.from_keywords(FakeLookupd, options)
-        super().__init__(
-            self.options.tcp_address,
-            self.options.http_address,
-            clock,
-            record=record,
-            seed=seed,
-            faults_over_http=faults_over_http,
-            faults_http_address=faults_http_address,
-        )
+        super().__init__(self.options, clock)
         self.registry = Registry()
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
 

@@ -38,12 +38,7 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     Args:
         clock: Source of the time; default: real time.
-        record: Keep a transcript.
-        seed: Seed for the random numbers of faults; default: a random seed.
-        faults_over_http: Serve ``/faults``, where HTTP requests change rules, toxics and states.
-        faults_http_address: Address of a port that serves only ``/faults``, even while this nsqd is down. Port 0 takes
-            a free port; "" opens no such port.
-        options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
+        options: See NsqdOptions: nsqd's flags with underscores, and options of the emulator. Durations in seconds.
 
     Raises:
         TypeError: If an option does not exist.
@@ -58,21 +53,12 @@ class FakeNsqd(MessageAssertions, Daemon):
         self,
         *,
         clock: Clock | None = None,
-        record: bool = False,
-        seed: int | None = None,
-        faults_over_http: bool = False,
-        faults_http_address: str = "127.0.0.1:0",
         **options: Unpack[NsqdOptionsDict],
     ) -> None:
         self.options = NsqdOptions.from_keywords(FakeNsqd, options)
         super().__init__(
-            self.options.tcp_address,
-            self.options.http_address,
+            self.options,
             clock,
-            record=record,
-            seed=seed,
-            faults_over_http=faults_over_http,
-            faults_http_address=faults_http_address,
             https_address=self.options.https_address,
             context=_context(self.options),
         )

@@ -64,7 +64,7 @@ def test_values_of_flags_make_options():
 @pytest.mark.parametrize(
     ("arguments", "on", "address"),
     [
-        ([], None, "127.0.0.1:4153"),
+        ([], False, "127.0.0.1:4153"),
         (["--faults-over-http"], True, "127.0.0.1:4153"),
         (["--faults-http-address=127.0.0.1:0"], True, "127.0.0.1:0"),
         (["--faults-http-address="], True, ""),
