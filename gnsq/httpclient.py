@@ -57,6 +57,7 @@ class HTTPClient:
     Attributes:
         host: Host of the server; an IPv6 address without brackets.
         port: Port of the server.
+        default_port: Of the class: the port if none is given; None: one must be given.
         scheme: ``http`` or ``https``.
 
     Raises:
@@ -64,17 +65,22 @@ class HTTPClient:
         ValueError: If a value is not valid or out of bounds, or a certificate can't be used.
     """
 
+    default_port: int | None = None
+
     @clears_locals
     def __init__(
         self,
-        host: str,
-        port: int,
+        host: str = "localhost",
+        port: int | None = None,
         useragent: str = USERAGENT,
         *,
         scheme: str = "http",
         path: str = "",
         **options: Unpack[HttpOptionsDict],
     ) -> None:
+        port = self.default_port if port is None else port
+        if port is None:
+            raise TypeError(f"{type(self).__name__} needs a port")
         self.host, self.port = _host_and_port(host, port)
         if scheme not in ("http", "https"):
             raise ValueError(f"scheme {shown_argument(scheme)} must be http or https")
@@ -88,8 +94,8 @@ class HTTPClient:
         self._local = local()
         # Connections of all threads.
         self._all: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
-        # By path of an endpoint: True if the server knew its old path at the last call, False if it knew this path.
-        self._old_paths: dict[str, bool] = {}
+        # True if the server knew the old path of an endpoint at the last call that had one.
+        self._is_old = False
 
     @classmethod
     @clears_locals
@@ -206,9 +212,8 @@ class HTTPClient:
         """Send to the path that this server probably knows; if the server does not know it, send to the other path."""
         if old_path is None:
             return self._result(call, method, path, query, body)
-        probably_old = self._old_paths.get(path, any(self._old_paths.values()))
         errors: list[NSQHttpError] = []
-        for is_old in (probably_old, not probably_old):
+        for is_old in (self._is_old, not self._is_old):
             try:
                 with call.named_errors():
                     result = self._result(call, method, old_path if is_old else path, query, body)
@@ -217,9 +222,9 @@ class HTTPClient:
                     errors.append(error)
                     continue
                 if error.status is not None:
-                    self._old_paths[path] = is_old
+                    self._is_old = is_old
                 raise
-            self._old_paths[path] = is_old
+            self._is_old = is_old
             return result
         raise errors[0]  # the server has neither path
 

@@ -6,14 +6,13 @@ Sources: nsqlookupd http.go of 1.3.0, and of 0.2.16 for old servers.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
-from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
+from gnsq.httpclient import HTTPClient
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.texts import shown_argument
-from gnsq.tracebacks import clears_locals
 
 __all__ = ["LookupdClient", "is_unknown_topic"]
 
@@ -31,19 +30,11 @@ class LookupdClient(HTTPClient):
     answer is removed.
 
     Args:
-        host, port: HTTP address of nsqlookupd.
-        kwargs: Options of HTTPClient.
+        host, port: HTTP address of nsqlookupd; default: ``localhost``, 4161.
+        args, kwargs: Arguments of HTTPClient.
     """
 
-    @clears_locals
-    def __init__(
-        self,
-        host: str = "localhost",
-        port: int = 4161,
-        *args: Any,  # Any: arguments of HTTPClient
-        **kwargs: Unpack[HttpClientOptionsDict],
-    ) -> None:
-        super().__init__(host, port, *args, **kwargs)
+    default_port = 4161
 
     def lookup(self, topic: str) -> Answer:
         """Ask for a topic's channels and nsqds: ``{"channels": [...], "producers": [...]}``.

@@ -229,16 +229,9 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
 
 
 def parameters_of(owner: type) -> set[str]:
-    """Return the names of a constructor's parameters, except self and ``**options``. If the constructor has ``*args``,
-    the names of its base class's parameters are included."""
-    names: set[str] = set()
-    for init in (vars(base).get("__init__") for base in owner.__mro__):
-        code = getattr(inspect.unwrap(init), "__code__", None) if init is not None else None
-        if code is not None:
-            names.update(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
-            if not code.co_flags & inspect.CO_VARARGS:
-                break
-    return names
+    """Return the names of a constructor's parameters, except ``*args`` and ``**options``."""
+    parameters = inspect.signature(owner).parameters.values()
+    return {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
 
 
 class TlsOptionsDict(TypedDict, total=False):

@@ -128,7 +128,7 @@ class BatchHandler:
             _warn("consumer is starved before the batch is full: batch_size is too large for its max_in_flight")
             self._start_batch()
         elif self._watcher is None:
-            self._watcher = spawn("gnsq-batch", self._watch, on_failure=self._on_watcher_failure)
+            self._watcher = spawn("gnsq-batch", self._watch, on_failure="the next message runs its batch")
 
     # --- start of a batch
 
@@ -146,12 +146,6 @@ class BatchHandler:
                     self._clock.sleep(min(CHECK_INTERVAL, self._deadline - self._clock.monotonic()))
         finally:
             self._watcher = None
-
-    def _on_watcher_failure(self, error: Exception) -> None:
-        messages, self._messages = self._messages, []
-        what = counted(len(messages), "message is", "messages are")
-        logger.error("internal error: no batch is run in time, %s requeued", what, exc_info=error)
-        self._requeue(messages, backoff=False)
 
     def _is_due(self) -> bool:
         consumer = self._consumer

@@ -9,16 +9,15 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, overload
 
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.http.responses import is_unknown_path
-from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
+from gnsq.httpclient import HTTPClient
 from gnsq.options import Milliseconds, Seconds
 from gnsq.protocol.commands import check_messages, checked_milliseconds, multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import NsqdStats
-from gnsq.tracebacks import clears_locals
 
 __all__ = ["NsqdHTTPClient", "NewlineInMessage"]
 
@@ -41,19 +40,11 @@ class NsqdHTTPClient(HTTPClient):
     not know an endpoint's path, and versions before 1.0 had another one, that one is tried (not with defer or binary).
 
     Args:
-        host, port: Address of nsqd's HTTP port.
-        kwargs: Options of HTTPClient.
+        host, port: Address of nsqd's HTTP port; default: ``localhost``, 4151.
+        args, kwargs: Arguments of HTTPClient.
     """
 
-    @clears_locals
-    def __init__(
-        self,
-        host: str = "localhost",
-        port: int = 4151,
-        *args: Any,  # Any: arguments of HTTPClient
-        **kwargs: Unpack[HttpClientOptionsDict],
-    ) -> None:
-        super().__init__(host, port, *args, **kwargs)
+    default_port = 4151
 
     # --- publishing
 
@@ -194,17 +185,6 @@ class NsqdHTTPClient(HTTPClient):
         include_clients: bool | None = None,
         include_mem: bool | None = None,
     ) -> bytes: ...
-
-    @overload
-    def stats(
-        self,
-        topic: str | None = None,
-        channel: str | None = None,
-        text: bool = False,
-        *,
-        include_clients: bool | None = None,
-        include_mem: bool | None = None,
-    ) -> NsqdStats | bytes: ...
 
     def stats(
         self,
