@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -406,10 +407,8 @@ class NsqdStats(TypedDict):
     producers: NotRequired[list[NsqdClientStats] | None]
 
 
-# A number of milliseconds with n bits is below 2**n, the upper bound of its bucket. The bounds are 1 ms to 70 minutes.
-_BITS = 22
-_LAST = _BITS + 1
-BOUNDS = tuple(2**bits / 1000 for bits in range(_BITS + 1))
+# From 1 ms to 70 minutes.
+BOUNDS = tuple(2**number / 1000 for number in range(23))
 
 
 class LatencyRecorder:
@@ -423,14 +422,13 @@ class LatencyRecorder:
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (_BITS + 2)
+        self.counts = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
 
     def add(self, seconds: float, number: int = 1) -> None:
         """Count a duration, or several equal ones."""
         self.total += seconds * number
-        bits = int(seconds * 1000).bit_length()
-        self.counts[bits if bits < _LAST else _LAST] += number  # min() would cost 0.06 us more
+        self.counts[bisect_right(BOUNDS, seconds)] += number
 
     def add_since(self, now: float, times: Iterable[float]) -> None:
         """Count the durations from some times until now. Equal times, such as those of one read, cost one add()."""

@@ -20,8 +20,8 @@ from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import PendingPublish, PublishCounts
-from gnsq.producer.routing import TcpLink, round_robin
+from gnsq.producer.publish import Link, PendingPublish, PublishCounts
+from gnsq.producer.routing import round_robin
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import MemoryTransport, wait_until
 
@@ -180,7 +180,7 @@ def made_dispatcher(connection, transport, **options):
         no_connection_error=lambda limit: NSQNoConnections(limit),
         owner=LogOwner("producer", time.monotonic),
     )
-    made.add(TcpLink(connection))
+    made.add(Link(connection))
     transport.answer(OK)
     made.publish(pending(), True)
     del transport.sends[:]

@@ -58,7 +58,7 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message, deliver
 from gnsq.nsqd.connect import TransportStack
 from gnsq.nsqd.in_flight import AnswerListener, InFlightMessages
-from gnsq.nsqd.pending import PendingCall, connection_lost_error
+from gnsq.nsqd.pending import PendingCall, PendingRequest, connection_lost_error
 from gnsq.nsqd.writer import Writer
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
@@ -126,6 +126,11 @@ class ConnectionListener(AnswerListener["Connection"]):
     def may_handle_in_hub(self) -> bool:
         """Return True if on_messages() does not wait now: then the hub itself may call it."""
         return False
+
+    def on_oks(self, connection: Connection, requests: list[PendingRequest]) -> None:
+        """nsqd sent OK to these requests, and the hub itself has read that. Not called with response_receivers."""
+        for request in requests:
+            request.on_response(OK)
 
     def on_response(self, connection: Connection, data: bytes) -> None:
         """nsqd sent a response, or a heartbeat."""
@@ -518,10 +523,13 @@ class Connection:
         OK frames are handled here only if the listener wants no responses. The decoder must have no bytes left.
         """
         if data[4:8] != _MESSAGE_TYPE:
-            if self._listener.response_receivers or not self.writer.pending.resolve_oks(data):
+            if self._listener.response_receivers:
                 return False
-            self._last_read = self._now()
-            return True
+            requests = self.writer.pending.take_confirmed(data)
+            if requests:
+                self._last_read = self._now()
+                self._listener.on_oks(self, requests)
+            return bool(requests)
         if len(data) > FEW_BYTES or not self._listener.may_handle_in_hub():
             return False
         if self.in_flight > self.highest_ready_count:

@@ -275,24 +275,32 @@ class PendingRequests:
     def resolve(self, data: bytes) -> None:
         """Resolve the oldest sent request with its response."""
         request = self.sent.popleft()
+        self._unblock_after(request)
+        request.on_response(data)
+
+    def take_confirmed(self, data: bytes) -> list[PendingRequest]:
+        """If the data is only complete OK frames for sent requests, remove and return these; otherwise return []."""
+        sent = self.sent
+        count = len(data) // _OK_FRAME_SIZE
+        requests: list[PendingRequest] = []
+        if count > len(sent) or data != _OK_FRAME * count:
+            return requests
+        for _ in range(count):
+            requests.append(sent.popleft())
+        if self.blocked or self._resolved is not None:
+            self._unblock_after(requests[-1])
+        return requests
+
+    def _unblock_after(self, request: PendingRequest) -> None:
+        """Note that a request, the newest that was removed from ``sent``, has its response."""
         if self.blocked and not self.sent:
             if self._alone:
                 self._limits.record_confirmed(request)
             self._drained = not self._alone
             self.blocked = self._alone = False
             self._unblock()
-        request.on_response(data)
         if self._resolved is not None:
             self._resolved.set()
-
-    def resolve_oks(self, data: bytes) -> bool:
-        """If the data is only complete OK frames for sent requests, resolve these and return True; otherwise False."""
-        count = len(data) // _OK_FRAME_SIZE
-        if count > len(self.sent) or data != _OK_FRAME * count:
-            return False
-        for _ in range(count):
-            self.resolve(OK)
-        return True
 
     def refuse(self, error: NSQErrorCode) -> None:
         """Fail the oldest sent request, if there is one, with nsqd's error."""

@@ -12,10 +12,9 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.producer.completion import MAX_SLEEP, NO_DEADLINE
+from gnsq.producer.deadlines import MAX_SLEEP, NO_DEADLINE
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import MultiPublish, PendingPublish
-from gnsq.protocol.frames import OK
 
 __all__ = ["Batch", "Batcher"]
 
@@ -41,19 +40,13 @@ class Batch(MultiPublish):
             member.link = self.link
         return members
 
-    def on_response(self, data: bytes) -> None:
-        if data != OK:
-            raise self.on_unexpected_response(data)
-        self.done = True
-        members = self.members = [member for member in self.members if not member.done]
-        reserved_bytes = 0
+    def confirm_members(self) -> list[PendingPublish]:
+        members = [member for member in self.members if not member.done]
+        self.reserved_bytes = 0
         for member in members:
             member.done = True
-            reserved_bytes += member.reserved_bytes
-        self.messages = len(members)
-        self.reserved_bytes = reserved_bytes
-        if members:
-            self.owner.complete(self)
+            self.reserved_bytes += member.reserved_bytes
+        return members
 
 
 @dataclass(slots=True)

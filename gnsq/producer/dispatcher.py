@@ -12,18 +12,19 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #  2. `Producer._start_with` in producer/producer.py starts the producer with its first publish. If another thread
 #     publishes, `ProducerRuntime.publish_from_thread` in producer/runtime.py passes it to the producer's hub.
 #  3. `Dispatcher.submit` reserves bytes of max_pending_bytes; if too few are left, the publish waits for
-#     `Dispatcher.admit_waiting`.
+#     `Dispatcher._admit_waiting`.
 #  4. `Batcher.add` in producer/batching.py collects publishes with one topic and key, if batch_messages is set.
 #  5. `Dispatcher.send` asks the strategy, such as `round_robin` in producer/routing.py, for a link.
-#  6. `TcpLink.submit` in producer/routing.py, the link over one connection, calls `Writer.submit` in nsqd/writer.py,
-#     which passes the publish to `PendingRequests.put` in nsqd/pending.py.
-#  7. `Writer.run` in nsqd/writer.py sends `PendingPublish.encode` in producer/publish.py. But if nothing else is
-#     pending on the connection, the caller's greenlet sends it by `TcpTransport.send_nowait` in transport.py.
-#  8. `Dispatcher.publish` waits. If no other publish is pending, `CompletionQueue.poll` in producer/completion.py may
-#     poll for the response instead: then the caller's greenlet itself takes steps 9 and 10.
-#  9. `Connection` in nsqd/connection.py reads OK; `PendingRequests.resolve_oks` in nsqd/pending.py finds the publish.
-# 10. `PendingPublish.on_response` in producer/publish.py marks it as done, and `CompletionQueue.add` in
-#     producer/completion.py counts it and wakes the caller.
+#  6. `Link` in producer/publish.py, the link over one connection, passes it to `Writer.submit` in nsqd/writer.py. If
+#     nothing else is pending on the connection, `TcpTransport.send_nowait` in transport.py sends what
+#     `PendingPublish.encode` in producer/publish.py has built.
+#  7. Otherwise `PendingRequests.put` in nsqd/pending.py queues it, and `Writer.run` in nsqd/writer.py sends it together
+#     with others.
+#  8. `Dispatcher.publish` waits. If no other publish is pending, `Connection.poll_reply` in nsqd/connection.py may poll
+#     for the response instead: then the caller's greenlet itself takes steps 9 and 10.
+#  9. `Connection` in nsqd/connection.py reads OK in the hub; `PendingRequests.take_confirmed` in nsqd/pending.py finds
+#     the publish. `ConnectionListener.on_oks` in nsqd/connection.py is called with it.
+# 10. `Dispatcher.confirm` counts it as confirmed, and switches to the caller.
 #
 # The states of a publish, from submit() to its outcome. If nsqd has refused an earlier try, or may have executed it,
 # the deadline ends the publish as REFUSED or UNKNOWN instead of NOT SENT:
@@ -42,10 +43,12 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import gevent
+from gevent import getcurrent
 from gevent.event import Event
 
 from gnsq.clock import Clock
@@ -63,7 +66,7 @@ from gnsq.errors import (
 )
 from gnsq.logs import LogOwner
 from gnsq.producer.batching import Batcher
-from gnsq.producer.completion import CompletionQueue, Deadlines
+from gnsq.producer.deadlines import Deadlines
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import (
     Decision,
@@ -102,19 +105,19 @@ class Dispatcher:
         links: The links that publishes are submitted to.
         stalled_links: Links without a response for too long. They get no publishes while there are other links.
         batcher: Collects batches; None if batch_messages is not set.
-        complete: Function to call with a publish that has ended. The hub soon counts the publish and wakes its caller.
         deadlines: Checks deadlines and stalled links.
-        pending: Number of publishes that were submitted, and not yet counted as confirmed or failed.
+        pending: Number of publishes that were submitted and have not ended.
         pending_bytes: Bytes that these publishes have reserved.
         signal_greenlets: Greenlets that run receivers of signals now. A receiver must not wait for a publish.
     """
 
     # Slots save 6 % of a publish's time: with more than 30 attributes CPython makes a dict, which is slower to read.
     __slots__ = (
-        *("_choose", "_clock", "_closed", "_closing", "_completion", "_counts", "_hub"),
-        *("_is_submitting", "_max_pending_bytes", "_no_connection_error", "_nsqd_count", "_options", "_owner"),
+        *("_add_latency", "_choose", "_clock", "_closed", "_closing", "_completed", "_confirmed", "_counts", "_failed"),
+        *("_hub", "_is_submitting", "_max_pending_bytes", "_no_connection_error", "_now", "_nsqd_count", "_options"),
+        *("_owner",),
         *("_publishing", "_removed", "_run_callback", "_send_or_batch", "_stall_detector", "_to_retry"),
-        *("_unconfirmed", "_waiting_for_capacity", "_waiting_for_connection", "batcher", "complete", "deadlines"),
+        *("_unconfirmed", "_waiting_for_capacity", "_waiting_for_connection", "_will_resume", "batcher", "deadlines"),
         *("links", "pending", "pending_bytes", "signal_greenlets", "stalled_links"),
     )
 
@@ -142,6 +145,7 @@ class Dispatcher:
         self._options = options
         self._max_pending_bytes = options.max_pending_bytes
         self._clock = clock
+        self._now = clock.monotonic
         self._choose = strategy
         self._nsqd_count = nsqd_count
         self._no_connection_error = no_connection_error
@@ -150,11 +154,15 @@ class Dispatcher:
         self._waiting_for_capacity: deque[PendingPublish] = deque()
         self._waiting_for_connection: deque[PendingPublish] = deque()
         self._to_retry: list[PendingPublish] = []
+        # Publishes whose callers _resume() wakes: confirmed ones, which it counts, too, and failed ones.
+        self._confirmed: list[PendingPublish] = []
+        self._failed: list[PendingPublish] = []
+        self._will_resume = False  # True from _resume_soon() until the hub calls _resume()
         self._owner = owner
         self._counts = counts
-        self._completion = CompletionQueue(self, counts, clock, self._owner)
-        # An attribute instead of a method: that saves a call, 0.05 us, for each publish.
-        self.complete: Callable[[PendingPublish], None] = self._completion.add
+        self._add_latency = counts.latency.add
+        # Set when a publish ends. None before the first flush(), so that publishes need not set it.
+        self._completed: Event | None = None
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None
         self._send_or_batch: Callable[[PendingPublish], None] = self.batcher.add if self.batcher else self.send
         self._stall_detector = StallDetector()
@@ -176,7 +184,7 @@ class Dispatcher:
         If the calling greenlet is killed or interrupted by a gevent.Timeout, the publish continues. If the publish then
         fails, the failure is logged.
         """
-        publish.waiter = waiter = gevent.getcurrent()
+        publish.waiter = waiter = getcurrent()
         if waiter is self._hub or (self.signal_greenlets and waiter in self.signal_greenlets):
             raise RuntimeError(
                 "nothing can wait for a publish in the hub itself or a receiver of signals; let a greenlet do it"
@@ -184,12 +192,14 @@ class Dispatcher:
         self._publishing = waiter
         try:
             self.submit(publish, block)
-            if not (self.pending == 1 and self._completion.poll(publish)):
-                self._hub.switch()  # returns when CompletionQueue resumes this greenlet: at the deadline at the latest
-            while not publish.done:
-                # Another greenlet has switched here by mistake: wait again.
+            if not publish.done and self.pending == 1 and publish.link is not None:
+                publish.waiter = None  # so that confirm() does not switch to this greenlet, which runs
+                publish.link.poll_reply()
+                publish.waiter = waiter
+            # _wake() resumes this greenlet, at the deadline at the latest. Then the result is the publish; otherwise
+            # another greenlet has switched here by mistake: wait again.
+            while not publish.done and self._hub.switch() is not publish:
                 self._publishing = waiter
-                self._hub.switch()
         finally:
             publish.waiter = self._publishing = None
         if publish.error is not None:
@@ -213,7 +223,7 @@ class Dispatcher:
             self.pending += 1
             if publish.deadline < self.deadlines.due:
                 self.deadlines.schedule(publish.deadline)
-            # These lines repeat _has_capacity() and admit_waiting() instead of calling them. It saves 0.15 us of 4 us.
+            # These lines repeat _has_capacity() and _admit_waiting() instead of calling them. It saves 0.15 us of 4 us.
             pending_bytes = self.pending_bytes + publish.size
             if self._waiting_for_capacity or (pending_bytes > self._max_pending_bytes and self.pending_bytes):
                 self._waiting_for_capacity.append(publish)
@@ -250,7 +260,7 @@ class Dispatcher:
         # A publish that is larger than max_pending_bytes has capacity when no other publish is pending.
         return self.pending_bytes + publish.size <= self._max_pending_bytes or not self.pending_bytes
 
-    def admit_waiting(self) -> None:
+    def _admit_waiting(self) -> None:
         """Give free capacity to the publishes that wait for it, the oldest first."""
         waiting = self._waiting_for_capacity
         while waiting and (waiting[0].done or self._has_capacity(waiting[0])):
@@ -278,7 +288,7 @@ class Dispatcher:
         """
         if publish.reserved_bytes or publish.done:
             return
-        if (greenlet := gevent.getcurrent()) is self._hub or greenlet in self.signal_greenlets:
+        if (greenlet := getcurrent()) is self._hub or greenlet in self.signal_greenlets:
             self._waiting_for_capacity.remove(publish)
             self.pending -= 1
             raise self._no_capacity_error(publish, "now")
@@ -330,6 +340,51 @@ class Dispatcher:
                     self._removed.append(link)
 
     # --- outcomes
+
+    def confirm_soon(self, publish: PendingPublish) -> None:
+        """Let the hub call confirm(). Any greenlet may call this."""
+        self._confirmed.append(publish)
+        self._resume_soon()
+
+    def confirm(self, publishes: Iterable[PendingPublish]) -> None:
+        """Count publishes that nsqd has confirmed, and wake their callers. The hub itself must call this."""
+        now, confirmed_by_nsqd = self._now(), self._counts.confirmed_by_nsqd
+        ended: list[PendingPublish] = []
+        for publish in publishes:
+            if publish.done:
+                continue  # it has ended before this response came, at its deadline
+            publish.done = True
+            messages = publish.messages
+            if publish.members:
+                members = publish.confirm_members()
+                messages = len(members)
+                self.pending -= messages
+                ended += members
+            else:
+                self.pending -= 1
+                ended.append(publish)
+            self.pending_bytes -= publish.reserved_bytes
+            confirmed_by_nsqd[publish.address] += messages
+            self._add_latency(now - publish.started, messages)
+        if self._waiting_for_capacity or self._completed is not None:
+            self._resume_soon()
+        self._wake(ended)
+
+    def _wake(self, publishes: Iterable[PendingPublish]) -> None:
+        """Wake the callers of publishes that have ended.
+
+        This code switches to each waiting greenlet directly, which saves one callback for each publish. The greenlet
+        switches back to the hub, and thus to this code, when it waits again.
+        """
+        for publish in publishes:
+            waiter = publish.waiter
+            if waiter is not None:
+                try:
+                    waiter.switch(publish)
+                except BaseException:  # noqa: BLE001  # a greenlet that is not gevent's own may raise anything at its end
+                    self._hub.handle_error(waiter, *sys.exc_info())
+            elif publish.result is not None:
+                publish.result.end(publish.error)
 
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
         """Retry or end a publish that was not confirmed. If it is a batch, retry or end each member by itself."""
@@ -385,7 +440,17 @@ class Dispatcher:
         publish.error = error
         if self._closing:
             self._unconfirmed.append(Unconfirmed(publish.topic, publish.bodies, publish.defer, error))
-        self.complete(publish)
+        self.pending -= 1
+        self.pending_bytes -= publish.reserved_bytes
+        self._counts.count_failed(error, publish.messages)
+        if publish.on_capacity is not None and not publish.reserved_bytes:
+            publish.on_capacity()
+        if publish.waiter is None and publish.result is None:
+            text, topic = "a publish to %s failed, and its caller no longer waits for it: %s", publish.topic
+            log = self._owner.log(logger)
+            log.limited(logging.WARNING, "no caller", text, topic, error, extra={"topic": topic})
+        self._failed.append(publish)
+        self._resume_soon()
 
     def _fail_all(self, publish: PendingPublish, error: NSQException) -> None:
         for each in publish.unfinished():
@@ -412,16 +477,30 @@ class Dispatcher:
     def _retry(self, publish: PendingPublish) -> None:
         """Send a publish soon, on any link."""
         publish.link = None
-        if not self._to_retry:
-            self._run_callback(self.retry_failed)
         self._to_retry.append(publish)
+        self._resume_soon()
 
-    def retry_failed(self) -> None:
-        """Send the publishes that _retry() has collected."""
+    def _resume_soon(self) -> None:
+        if not self._will_resume:
+            self._will_resume = True
+            self._run_callback(self._resume)
+
+    def _resume(self) -> None:
+        """Send the publishes that _retry() has collected, then wake the callers of those that have ended: what these
+        callers publish is younger. Then give free capacity to publishes that wait for it, and wake flush()."""
+        self._will_resume = False
         to_retry, self._to_retry = self._to_retry, []
         for publish in to_retry:
             if not publish.done:
                 self._send_or_batch(publish)
+        failed, self._failed = self._failed, []
+        confirmed, self._confirmed = self._confirmed, []
+        if confirmed:
+            self.confirm(confirmed)
+        self._wake(failed)
+        self._admit_waiting()
+        if self._completed is not None:
+            self._completed.set()
 
     # --- time
 
@@ -475,7 +554,7 @@ class Dispatcher:
                     self.deadlines.schedule(publish.deadline)
         self._waiting_for_capacity = deque(publish for publish in self._waiting_for_capacity if not publish.done)
         self._waiting_for_connection = deque(publish for publish in self._waiting_for_connection if not publish.done)
-        self.admit_waiting()
+        self._admit_waiting()
 
     def _overdue(self, publishes: Iterable[PendingPublish], now: float) -> list[PendingPublish]:
         """Return the publishes whose deadline has passed, and schedule a check for the others."""
@@ -531,23 +610,18 @@ class Dispatcher:
         Returns:
             False if the timeout (seconds) ended first.
         """
-        deadline = self._clock.monotonic() + timeout
+        deadline = self._now() + timeout
+        if self._completed is None:
+            self._completed = Event()
         for publish in list(self.pending_publishes()):
             while not publish.done:
-                if not self._wait_completed(deadline):
+                pause = deadline - self._now()
+                if pause <= 0:
                     return False
-        if self._completion.is_due:
-            self._wait_completed(deadline)
+                # Ignore the result of wait(): another flush() may have cleared the event.
+                self._completed.clear()
+                self._clock.wait(self._completed, pause)
         return True
-
-    def _wait_completed(self, deadline: float) -> bool:
-        """Wait until callers of publishes are woken, or until the deadline. Return False if it had passed before."""
-        pause = deadline - self._clock.monotonic()
-        if pause > 0:
-            # Ignore the result of wait(): another flush() may have cleared the event. The caller checks its publishes.
-            self._completion.completed.clear()
-            self._clock.wait(self._completion.completed, pause)
-        return pause > 0
 
     def stop_accepting(self) -> None:
         """Refuse further publishes. From now on, collect the publishes that fail: close() returns them."""

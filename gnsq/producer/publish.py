@@ -1,6 +1,7 @@
 """One publish: its data, and the rules that decide its outcome.
 
-Pure: sends nothing, waits for nothing, reads no clock. The publish's owner and link are Protocols in this module.
+Pure: sends nothing, waits for nothing, reads no clock. The publish's owner is a Protocol in this module; its link hands
+it to the writer of a connection.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from gnsq.errors import (
     NSQAuthFailed,
@@ -27,6 +28,7 @@ from gnsq.errors import (
     NSQPutFailed,
     NSQUnauthorized,
 )
+from gnsq.nsqd.connection import Connection
 from gnsq.producer.result import PublishResult
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
@@ -156,7 +158,6 @@ class PublishCounts:
         confirmed_by_nsqd: Number of confirmed messages by the address of the nsqd.
     """
 
-    confirmed: int = 0
     refused: int = 0
     not_sent: int = 0
     unknown: int = 0
@@ -164,6 +165,11 @@ class PublishCounts:
     possibly_duplicated: int = 0
     latency: LatencyRecorder = field(default_factory=LatencyRecorder)
     confirmed_by_nsqd: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @property
+    def confirmed(self) -> int:
+        """Number of confirmed messages."""
+        return sum(self.latency.counts)
 
     def count_failed(self, error: NSQException, messages: int) -> None:
         """Count messages whose publish ended with an error."""
@@ -204,32 +210,35 @@ class Unconfirmed(NamedTuple):
     error: NSQException
 
 
-class Link(Protocol):
+class Link:
     """Sends publishes to one nsqd over one connection.
 
     Attributes:
         address: ``host:port`` of the nsqd. There may be several links to one nsqd.
+        submit: Takes a publish. Later, the publish is told its outcome by one of its ``on_`` methods.
+        poll_reply: Looks for nsqd's response now, if it is likely to come within microseconds.
     """
 
-    address: str
-
-    def submit(self, publish: PendingPublish) -> None:
-        """Take a publish. Later, tell the publish its outcome by one of its ``on_`` methods."""
-
-    def poll_reply(self) -> None:
-        """Look for nsqd's response now, if it is likely to come within microseconds."""
+    def __init__(self, connection: Connection) -> None:
+        self.address = connection.address
+        self.submit: Callable[[PendingPublish], None] = connection.writer.submit
+        self.poll_reply = connection.poll_reply
+        self._requests = connection.writer.pending
 
     @property
     def pending(self) -> int:
         """Number of publishes that have no response: unsent and sent ones."""
+        return len(self._requests)
 
     @property
     def unsent(self) -> Collection[PendingPublish]:
         """Pending publishes that were not sent."""
+        return cast("Collection[PendingPublish]", self._requests.unsent)  # a producer's requests are all publishes
 
     @property
     def sent(self) -> Collection[PendingPublish]:
         """Pending publishes that were sent, the oldest first."""
+        return cast("Collection[PendingPublish]", self._requests.sent)
 
     def expire_unsent(self, now: float) -> float:
         """Remove the unsent publishes whose deadline has passed, and tell them by on_overdue().
@@ -237,6 +246,8 @@ class Link(Protocol):
         Returns:
             The earliest deadline of the others, or an earlier time.
         """
+        self._requests.expire_unsent(now)
+        return self._requests.due
 
     def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
         """Remove those of the given publishes that were not sent.
@@ -244,33 +255,20 @@ class Link(Protocol):
         Returns:
             The removed publishes.
         """
+        return self._requests.cancel_unsent(publishes)
 
 
 class PublishOwner(Protocol):
-    """Decides how publishes end, and gives the capacity of ended publishes to other publishes.
+    """Decides how publishes end, and wakes their callers."""
 
-    Attributes:
-        pending: Number of publishes that were submitted, and not yet counted as confirmed or failed.
-        pending_bytes: Bytes that these publishes have reserved.
-    """
-
-    pending: int
-    pending_bytes: int
-
-    def complete(self, publish: PendingPublish) -> None:
-        """Count a publish that is done, and wake its caller."""
+    def confirm_soon(self, publish: PendingPublish) -> None:
+        """End a publish that nsqd has confirmed."""
 
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
         """Retry or end a publish that was not confirmed."""
 
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
         """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed."""
-
-    def retry_failed(self) -> None:
-        """Send the publishes again that wait for a retry."""
-
-    def admit_waiting(self) -> None:
-        """Give capacity to publishes that wait for it."""
 
 
 class PendingPublish:
@@ -294,7 +292,7 @@ class PendingPublish:
         is_batchable: True if the publish may be put into a batch.
         reserved_bytes: Bytes of max_pending_bytes that the publish has reserved; 0 while it waits for capacity.
         link: The last link that the publish was submitted to; None while it waits for a retry.
-        waiter: Greenlet that waits in Dispatcher.publish(). It is resumed when the publish ends.
+        waiter: Greenlet that waits in Dispatcher.publish().
         result: Object that gets the outcome when the publish ends, if there is no waiter.
         on_capacity: Called when the publish gets capacity, or when it ends without capacity.
         key: Argument of the strategy.
@@ -355,6 +353,10 @@ class PendingPublish:
         """Return the publish itself; for a batch, its members. Publishes that have ended are left out."""
         return () if self.done else (self,)
 
+    def confirm_members(self) -> Sequence[PendingPublish]:
+        """Mark the members of a confirmed batch as done, and return those that had not ended before."""
+        return ()
+
     def drop_bodies(self) -> None:
         """Free the messages of a sent publish, after it or a member of it has ended. A response may still come."""
         self.body = b""
@@ -369,9 +371,7 @@ class PendingPublish:
         """
         if data != OK:
             raise self.on_unexpected_response(data)
-        if not self.done:
-            self.done = True
-            self.owner.complete(self)
+        self.owner.confirm_soon(self)
 
     def on_unexpected_response(self, data: bytes) -> NSQProtocolError:
         """End or retry the publish as after a lost connection: its outcome is unknown.

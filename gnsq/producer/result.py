@@ -250,19 +250,14 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         else:
             job.kill(block=False)
 
-    def confirm(self) -> None:
-        """End the result with b"OK". The producer calls this."""
-        self.set(OK)
-        if self.waiters.pending:
-            self.waiters.notify(self)
-
     def end(self, error: Exception | None) -> None:
         """End the result with b"OK" or an error. The producer calls this."""
         if error is None:
-            self.confirm()
-            return
-        self.set_exception(error)
-        self.waiters.notify(self)
+            self.set(OK)
+        else:
+            self.set_exception(error)
+        if self.waiters.pending:
+            self.waiters.notify(self)
 
     @property
     def _is_other_thread(self) -> bool:

@@ -1,19 +1,15 @@
-"""Routing: strategies that choose the link for the next publish, and TcpLink, the link over a TCP connection.
-
-The strategies are pure: they send nothing, wait for nothing and read no clock.
-"""
+"""Routing: strategies that choose the link for the next publish. Pure: they send nothing and read no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from gnsq.nsqd.connection import Connection
-from gnsq.producer.publish import Link, PendingPublish
+from gnsq.producer.publish import Link
 from gnsq.texts import shown_argument
 
-__all__ = ["Key", "Strategy", "StrategyOption", "TcpLink", "checked_key", "make_strategy"]
+__all__ = ["Key", "Strategy", "StrategyOption", "checked_key", "make_strategy"]
 
 Key = bytes | str | None
 # A function that chooses the link for the next publish. Its arguments are the links that can be used now, at least one,
@@ -132,35 +128,3 @@ def make_strategy(
     if not isinstance(strategy, str) or strategy not in _BY_NAME:
         raise ValueError(f"strategy {strategy!r} is not a function of (links, key) nor one of {', '.join(_BY_NAME)}")
     return _BY_NAME[strategy](addresses)
-
-
-class TcpLink:
-    """Link over a TCP connection."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.address = connection.address
-        self._writer = connection.writer
-        self._requests = connection.writer.pending
-        self.poll_reply = connection.poll_reply
-
-    def submit(self, publish: PendingPublish) -> None:
-        self._writer.submit(publish)
-
-    @property
-    def pending(self) -> int:
-        return len(self._requests)
-
-    @property
-    def unsent(self) -> Collection[PendingPublish]:
-        return cast("Collection[PendingPublish]", self._requests.unsent)  # a producer's requests are all publishes
-
-    @property
-    def sent(self) -> Collection[PendingPublish]:
-        return cast("Collection[PendingPublish]", self._requests.sent)
-
-    def expire_unsent(self, now: float) -> float:
-        self._requests.expire_unsent(now)
-        return self._requests.due
-
-    def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
-        return self._requests.cancel_unsent(publishes)

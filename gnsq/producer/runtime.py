@@ -38,9 +38,9 @@ from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import PendingPublish, PublishCounts, Unconfirmed, is_node_error
+from gnsq.producer.publish import Link, PendingPublish, PublishCounts, Unconfirmed, is_node_error
 from gnsq.producer.result import PublishResult, ResultWaiters
-from gnsq.producer.routing import TcpLink, make_strategy
+from gnsq.producer.routing import make_strategy
 from gnsq.texts import counted
 
 __all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
@@ -122,7 +122,7 @@ class ProducerRuntime(ConnectionListener):
             owner=config.owner,
         )
         self._addresses: set[str] = set()
-        self._links: dict[Connection, TcpLink] = {}
+        self._links: dict[Connection, Link] = {}
         self._first_attempts = FirstAttempts(self._clock, config.owner, looks_up=bool(config.lookupds))
         # Each pool has one connection to each nsqd.
         self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
@@ -206,7 +206,7 @@ class ProducerRuntime(ConnectionListener):
         # Close all pools at the same time, since each may need the whole time limit.
         left = max(deadline - self._clock.monotonic(), CLOSE_GRACE)
         gevent.joinall([spawn("gnsq-drain", pool.close, left, on_failure="not drained") for pool in self._pools])
-        # Let the hub run one round, in which CompletionQueue wakes the last callers.
+        # Let the hub run one round, in which the last callers are woken.
         gevent.sleep(0)
         self._log_end()
 
@@ -382,8 +382,12 @@ class ProducerRuntime(ConnectionListener):
         if connection.identity.auth:
             self._call(self._events.handle_auth, connection, dict(connection.identity.auth))
         if connection.is_open:
-            link = self._links[connection] = TcpLink(connection)
+            link = self._links[connection] = Link(connection)
             self.dispatcher.add(link)
+
+    def on_oks(self, connection: Connection, requests: list[PendingPublish]) -> None:  # type: ignore[override]
+        """Confirm publishes: a producer sends no other requests."""
+        self.dispatcher.confirm(requests)
 
     def on_response(self, connection: Connection, data: bytes) -> None:
         """Call handle_response(), which may be overridden."""

@@ -255,13 +255,13 @@ def test_responses_resolve_the_oldest_sent_request(requests):
     assert (first.outcomes, second.outcomes) == ([b"one"], [])
 
 
-def test_several_ok_frames_resolve_several_requests(requests):
+def test_several_ok_frames_confirm_several_requests(requests):
     asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"), FakeRequest(b"3"))
     requests.next_batch(100, 0.0)
 
-    assert requests.resolve_oks(OK_FRAME * 2)
+    assert requests.take_confirmed(OK_FRAME * 2) == asked[:2]
 
-    assert [request.outcomes for request in asked] == [[OK], [OK], []]
+    assert list(requests.sent) == asked[2:]
 
 
 @pytest.mark.parametrize(
@@ -274,11 +274,11 @@ def test_several_ok_frames_resolve_several_requests(requests):
         pytest.param(OK_FRAME + encode_frame(ERROR, b"E_"), id="an error after one"),
     ],
 )
-def test_data_that_is_not_only_whole_ok_frames_resolves_nothing(requests, data):
+def test_data_that_is_not_only_whole_ok_frames_confirms_nothing(requests, data):
     asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"), FakeRequest(b"unsent"))
     requests.next_batch(2, 0.0)
 
-    assert not requests.resolve_oks(data)
+    assert requests.take_confirmed(data) == []
 
     assert [request.outcomes for request in asked] == [[], [], []]
     assert len(requests.sent) == 2
