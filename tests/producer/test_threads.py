@@ -372,6 +372,7 @@ def test_program_without_close_ends_when_all_publishes_are_confirmed(fakensqd, s
 
 PATCHED_LATE = """
 import logging, sys, warnings
+import gevent
 from gnsq import Consumer, Producer
 
 # On a busy machine patch_all() may block the hub for a second.
@@ -386,6 +387,9 @@ from gevent import monkey
 warnings.simplefilter("ignore")  # gevent's own, that this is late
 monkey.patch_all()
 producer.publish("t", b"after")
+with gevent.Timeout(20):
+    while not consumer.stats().counts.finished:
+        gevent.sleep(0.01)
 if sys.argv[3] == "closed":
     producer.close()
     consumer.close()
