@@ -118,6 +118,8 @@ class HTTPClient:
             port, host = parts.port, parts.hostname
         except ValueError:
             raise ValueError(f"{shown}: port must be a number from 1 to 65535, IPv6 stands in brackets") from None
+        if parts.scheme not in ("http", "https"):
+            raise ValueError(f"{shown}: scheme must be http or https")
         if "@" in parts.path:
             raise ValueError(f"{shown}: the characters / ? # @ of a password must be quoted with %")
         if parts.query or parts.fragment:

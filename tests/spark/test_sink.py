@@ -155,7 +155,7 @@ def test_refused_batch_names_its_rows_and_the_longest(options):
 
     with pytest.raises(
         RowsNotPublished,
-        match=r"4 of the rows 0 to 4 of partition 0, topic 'out', the longest .* row 3 with 101 bytes: E_BAD_MESSAGE",
+        match=r"4 of the rows 0 to 4 of partition 0, topic 'out', the longest .* row 3 with 101 bytes: .*E_BAD_MESSAGE",
     ):
         publish(iter([batch(body=rows, topic=topics)]), options())
 
@@ -177,7 +177,7 @@ def test_row_over_the_known_limit_is_not_sent(fakensqd, options):
 
 @pytest.mark.fakensqd(max_req_timeout=60.0)
 def test_delay_over_nsqds_limit_is_named(options):
-    with pytest.raises(RowsNotPublished, match=r"row 0 of partition 0, topic 'out', 1 byte: E_INVALID .*60001"):
+    with pytest.raises(RowsNotPublished, match=r"row 0 of partition 0, topic 'out', 1 byte: .*E_INVALID .*60001"):
         publish(iter([batch(body=[b"x"], defer_ms=[60_001])]), options())
 
 
