@@ -119,18 +119,20 @@ class Signal:
     text: str
 
 
-_SIGNAL_OWNERS = {
-    "Consumer": "gnsq/consumer/consumer.py",
-    "Producer": "gnsq/producer/producer.py",
-    "NsqdTCPClient": "gnsq/nsqd/tcp.py",
-}
+# Classes whose constructors make signals, with the clients that have these signals.
+_SIGNAL_MAKERS = [
+    ("gnsq/signals.py", "ClientSignals", ["Consumer", "Producer"]),
+    ("gnsq/signals.py", "ConsumerSignals", ["Consumer"]),
+    ("gnsq/consumer/consumer.py", "Consumer", ["Consumer"]),
+    ("gnsq/nsqd/tcp.py", "NsqdTCPClient", ["NsqdTCPClient"]),
+]
 
 
 def signals() -> Iterator[Signal]:
-    """List the signals that the constructors of the clients make, each with the string after its assignment."""
-    for owner, path in _SIGNAL_OWNERS.items():
-        (client,) = [node for node in ast.parse((ROOT / path).read_text()).body if getattr(node, "name", "") == owner]
-        (made,) = [node for node in ast.iter_child_nodes(client) if getattr(node, "name", "") == "__init__"]
+    """List the signals that constructors make, each with the string after its assignment."""
+    for path, class_name, owners in _SIGNAL_MAKERS:
+        (maker,) = [n for n in ast.parse((ROOT / path).read_text()).body if getattr(n, "name", "") == class_name]
+        (made,) = [node for node in ast.iter_child_nodes(maker) if getattr(node, "name", "") == "__init__"]
         assert isinstance(made, ast.FunctionDef)
         for statement, after in zip(made.body, made.body[1:], strict=False):
             match statement:
@@ -146,16 +148,16 @@ def signals() -> Iterator[Signal]:
             call = inspect.signature(_named(path).__call__)
             keywords = [parameter for parameter in call.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
             arguments = tuple((keyword.name, str(keyword.annotation)) for keyword in keywords)
-            assert isinstance(after, ast.Expr), f"{owner}.{name} has no text"
-            yield Signal(owner, name, path, arguments, str(ast.literal_eval(after.value)))
+            assert isinstance(after, ast.Expr), f"{class_name}.{name} has no text"
+            for owner in owners:
+                yield Signal(owner, name, path, arguments, str(ast.literal_eval(after.value)))
 
 
 def signals_table() -> str:
     """Make the table of all signals: one row for those of several clients that differ in nothing else."""
     rows: dict[tuple[object, ...], list[Signal]] = {}
     for signal in signals():
-        text = signal.text.replace("The consumer has", "The sender has").replace("The producer has", "The sender has")
-        rows.setdefault((signal.name, signal.receiver, text), []).append(signal)
+        rows.setdefault((signal.name, signal.receiver, signal.text), []).append(signal)
     return _table(
         ("signal", "of", "arguments", "sent when", "type of receivers"),
         (

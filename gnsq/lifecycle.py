@@ -35,10 +35,11 @@ from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, checked_timeout, is_hub_greenlet
-from gnsq.errors import NSQConnectionClosed, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout
 from gnsq.logs import ClientLog, LogOwner
+from gnsq.nsqd.connection import Connection
 from gnsq.options import Seconds, check_flag
-from gnsq.signals import CloseReceiver, TypedSignal, notify
+from gnsq.signals import ClientSignals, notify
 
 __all__ = ["Client", "ClientGreenlets", "Lifecycle", "Runtime", "State"]
 
@@ -505,18 +506,16 @@ class Lifecycle(Generic[RuntimeT]):
             self._closed.set()
 
 
-class Client:
+class Client(ClientSignals):
     """What a Consumer and a Producer have in common."""
 
     logger: logging.Logger
     log_owner: LogOwner
     threaded: bool
-    on_close: TypedSignal[CloseReceiver]
-
     _lifecycle: Lifecycle[Any]  # Any: each has its own runtime
 
     def close(self, timeout: Seconds | None = None) -> object:
-        """Close the client, as both subclasses document."""
+        """See the subclasses."""
         raise NotImplementedError
 
     def join(self, timeout: Seconds | None = None, raise_error: bool = False) -> None:
@@ -549,6 +548,20 @@ class Client:
         """For a liveness probe: return why the client's thread does not run its hub within some seconds; "" if it does.
         Waits for that; in the client's own thread there is nothing to wait for."""
         return self._lifecycle.why_blocked(limit)
+
+    # --- methods that subclasses may override, as in gnsq 1.0. If one raises an exception, the exception is logged.
+
+    def handle_response(self, conn: Connection, response: bytes) -> None:
+        """Send on_response."""
+        notify(self.on_response, self, response=response)
+
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
+        """Send on_error."""
+        notify(self.on_error, self, error=error)
+
+    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
+        """Send on_auth."""
+        notify(self.on_auth, self, conn=conn, response=response)
 
 
 # --- the end of the program

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AuthReceiver",
     "BackoffReceiver",
+    "ClientSignals",
     "CloseReceiver",
+    "ConsumerSignals",
     "ErrorReceiver",
     "ExceptionReceiver",
     "FinishReceiver",
@@ -116,6 +118,39 @@ class CloseReceiver(Protocol):
     """Receives on_close. This signal is sent once."""
 
     def __call__(self, sender: Any, /) -> object: ...
+
+
+# --- the signals, each with the text of the reference. The signals for handlers are in the constructor of Consumer.
+
+
+class ClientSignals:
+    """The signals of a Consumer and a Producer."""
+
+    def __init__(self) -> None:
+        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        """nsqd sent a response frame."""
+        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        """nsqd sent an error frame."""
+        self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
+        """nsqd has accepted the AUTH of a connection. ``conn`` has the ``address`` of the nsqd."""
+        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
+        """The sender has closed. Sent once."""
+
+
+class ConsumerSignals(ClientSignals):
+    """Further signals of a Consumer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
+        """FIN was sent."""
+        self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
+        """REQ was sent. ``timeout`` is its delay in milliseconds."""
+        self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
+        """A handler raised an exception other than NSQRequeueMessage."""
+        self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
+        """A pause after failures starts (``phase`` is "start"), continues ("continue") or ends ("end").
+        ``duration`` is in seconds."""
 
 
 def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: each signal has its own keywords

@@ -23,7 +23,7 @@ from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, Delay, OptionAttribute
 from gnsq.consumer.runtime import ConsumerRuntime
 from gnsq.discovery import parse_lookupds
-from gnsq.errors import NSQConnectionClosed, NSQErrorCode
+from gnsq.errors import NSQConnectionClosed
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.lifecycle import Client, ClientGreenlets, Lifecycle, State
 from gnsq.logs import LogOwner
@@ -34,18 +34,7 @@ from gnsq.nsqd.pool import ReconnectOptions
 from gnsq.options import ConnectionOptions, Seconds
 from gnsq.protocol.commands import is_starved
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name, valid_channel_name
-from gnsq.signals import (
-    AuthReceiver,
-    BackoffReceiver,
-    CloseReceiver,
-    ErrorReceiver,
-    ExceptionReceiver,
-    FinishReceiver,
-    RequeueReceiver,
-    ResponseReceiver,
-    TypedSignal,
-    notify,
-)
+from gnsq.signals import ConsumerSignals, notify
 from gnsq.stats import ConsumerStats, MessageCounts
 from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
@@ -57,7 +46,7 @@ _IPV4 = re.compile(r"\d+(\.\d+){3}$")
 CLOSE_GRACE = 3.0
 
 
-class Consumer(Client):
+class Consumer(ConsumerSignals, Client):
     """Receive the messages of one channel.
 
     Args:
@@ -120,6 +109,7 @@ class Consumer(Client):
         clock: Clock | None = None,
         **keywords: Unpack[ConsumerOptionsDict],
     ) -> None:
+        super().__init__()
         self.topic = topic
         self.channel = channel
         self.nsqd_tcp_addresses = set(parse_addresses(nsqd_tcp_addresses))
@@ -158,25 +148,8 @@ class Consumer(Client):
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
         self.on_message = HandlerSignal("on_message")
         """A message was received and is to be handled."""
-        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
-        """nsqd sent a response frame."""
-        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
-        """nsqd sent an error frame."""
-        self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
-        """FIN was sent."""
-        self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
-        """REQ was sent. ``timeout`` is its delay in milliseconds."""
         self.on_giving_up = HandlerSignal("on_giving_up")
         """A message was delivered more than ``max_tries`` times. After the signal it is finished."""
-        self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
-        """nsqd has accepted the AUTH of a connection. ``conn`` has the ``address`` of the nsqd."""
-        self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
-        """A handler raised an exception other than NSQRequeueMessage."""
-        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
-        """The consumer has closed. Sent once."""
-        self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
-        """A pause after failures starts (``phase`` is "start"), continues ("continue") or ends ("end").
-        ``duration`` is in seconds."""
         methods = ("handle_message", "handle_messages", "handle_finish")
         self._overrides = overrides = {
             name for name in methods if getattr(type(self), name) is not getattr(Consumer, name)
@@ -397,8 +370,7 @@ class Consumer(Client):
         """
         return self._runtime.runner.last_failure(message)
 
-    # --- methods that subclasses may override. If handle_response() or one of the four methods after it raises an
-    # exception, the exception is logged.
+    # --- methods that subclasses may override. An exception of handle_finish() or handle_requeue() is logged.
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
         """Call the handlers, then finish or requeue the message unless it is answered or async. A worker greenlet calls
@@ -415,18 +387,6 @@ class Consumer(Client):
         """
         for message in messages:
             self._runtime.dispatcher.handle_one(message)
-
-    def handle_response(self, conn: Connection, response: bytes) -> None:
-        """Send on_response."""
-        notify(self.on_response, self, response=response)
-
-    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
-        """Send on_error."""
-        notify(self.on_error, self, error=error)
-
-    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
-        """Send on_auth."""
-        notify(self.on_auth, self, conn=conn, response=response)
 
     def handle_finish(self, conn: Connection, message_id: bytes) -> None:
         """Send on_finish."""

@@ -16,12 +16,11 @@ from gnsq.addresses import Addresses, checked_address, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.threads import CROSS_THREAD_GRACE, OwnerThread, checked_timeout, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
-from gnsq.errors import NSQErrorCode, NSQTimeout
+from gnsq.errors import NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.lifecycle import Client, ClientGreenlets, Lifecycle, State
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connect import load_certificates
-from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ReconnectOptions
 from gnsq.options import ConnectionOptions, Milliseconds, Seconds, check_flag
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
@@ -33,7 +32,6 @@ from gnsq.producer.runtime import ProducerRuntime, RuntimeConfig
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
 from gnsq.protocol.names import assert_valid_topic_name
-from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
 from gnsq.stats import ProducerConnectionStats, ProducerStats
 from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
@@ -91,6 +89,7 @@ class Producer(Client):
         clock: Clock | None = None,
         **keywords: Unpack[ProducerOptionsDict],
     ) -> None:
+        super().__init__()
         # Any: each option has its own type, which its class checks
         options: dict[str, Any] = dict(keywords, max_backoff_duration=max_backoff_duration)
         self.options = ProducerOptions.split_keywords(options)
@@ -114,14 +113,6 @@ class Producer(Client):
         self.connection_options = load_certificates(
             ConnectionOptions.from_keywords(Producer, options, ProducerOptions, ReconnectOptions)
         )
-        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
-        """nsqd sent a response frame."""
-        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
-        """nsqd sent an error frame."""
-        self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
-        """nsqd has accepted the AUTH of a connection. ``conn`` has the ``address`` of the nsqd."""
-        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
-        """The producer has closed. Sent once."""
         # While this is empty, handle_response() need not be called.
         overridden = type(self).handle_response is not Producer.handle_response
         self._response_receivers: Sized = (True,) if overridden else self.on_response.receivers
@@ -283,20 +274,6 @@ class Producer(Client):
         added = checked_address(address, port)
         runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
         runtime.owner_thread.call_and_wait(CROSS_THREAD_GRACE, runtime.add, added)
-
-    # --- methods that subclasses may override, as in gnsq 1.0
-
-    def handle_response(self, conn: Connection, response: bytes) -> None:
-        """Send on_response."""
-        notify(self.on_response, self, response=response)
-
-    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
-        """Send on_error."""
-        notify(self.on_error, self, error=error)
-
-    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
-        """Send on_auth."""
-        notify(self.on_auth, self, conn=conn, response=response)
 
     # --- publishing
 
