@@ -6,7 +6,6 @@ The shutdown waits a limited time until delivered messages are answered, then re
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 from collections.abc import Iterable, Set
 from typing import Protocol
@@ -29,8 +28,6 @@ from gnsq.options import ConnectionOptions
 from gnsq.texts import counted
 
 __all__ = ["ConsumerRuntime"]
-
-logger = logging.getLogger(__name__)
 
 # Seconds after the end of the timeout of a close, in which the REQs are sent and nsqd closes the connections.
 REQUEUE_GRACE = 2.0
@@ -76,6 +73,7 @@ class ConsumerRuntime:
         self._connection_options = connection
         self._greenlets = greenlets
         owner = self._owner = consumer.log_owner
+        self._log = owner.log(consumer.logger)
         self._first_attempts = FirstAttempts(clock, owner, looks_up=bool(consumer.lookupds))
         self.pool = ConnectionPool(
             reconnect,
@@ -171,7 +169,7 @@ class ConsumerRuntime:
         finally:
             self.unanswered = self._requeued + self._timed_out + self._lost
             self.workers.close()
-            self.runner.log_given_up_summary(at_once=True)
+        self.runner.log_given_up_summary(at_once=True)
         for lookupd in self._consumer.lookupds:
             lookupd.close()
 
@@ -180,7 +178,7 @@ class ConsumerRuntime:
         late = sum(map(_is_timed_out, self._unanswered()))
         text = "closing, with up to %g s for %s in flight%s on %s"
         what = counted(self.in_flight, "message"), f" and {late} timed out" if late else ""
-        owner.log(self._consumer.logger).info(text, timeout, *what, counted(len(connections), "connection"))
+        self._log.info(text, timeout, *what, counted(len(connections), "connection"))
         closer = spawn(f"gnsq-drain-{owner.label}", self.pool.close, timeout + REQUEUE_GRACE, on_failure="not drained")
         closer.rawlink(lambda _: self._drained.set())
         refused = _refused_requeues(connections)
@@ -208,7 +206,7 @@ class ConsumerRuntime:
             left.append(f"{counted(timed_out, 'message')} timed out")
         if self._lost:
             left.append(f"{counted(self._lost, 'message')} not answered, which nsqd delivers again")
-        self._owner.log(self._consumer.logger).info("closed; %s", " and ".join(left) or "nothing was left")
+        self._log.info("closed; %s", " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float) -> None:
         """For a handler: wait up to timeout seconds until only handlers in this method have unanswered messages."""
@@ -235,7 +233,7 @@ class ConsumerRuntime:
         if left:
             parts = [f"{len(left) - len(late)} requeued"] * (len(late) < len(left))
             parts += [f"{len(late)} timed out before"] * bool(late)
-            self._owner.log(logger).warning(
+            self._log.warning(
                 "%s not answered within %s s of close(), %d of them by handlers that still run; %s: nsqd delivers them "
                 "again",
                 counted(len(left), "message was", "messages were"),
