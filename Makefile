@@ -8,8 +8,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 # Tests start some hundred processes: each would compile all modules if none may keep the result. And they write to
 # stdout as they do for most users, through a buffer.
 unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
-# Three workers, since tests wait; and a line of progress in place of a dot for each test; see tests/suite.py.
-PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 3
+# Four workers, since tests wait, also on two cores; and a line of progress in place of a dot for each test; see
+# tests/suite.py.
+PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 4
 
 # All extras but java, which the recipes install if there is no other Java.
 EXTRAS := cli,fakensqd,opentelemetry,prometheus,sentry,spark
@@ -22,7 +23,7 @@ help:
 	@echo "make demo         publish, run the Spark pipeline, show what came out; writes demo/report.html"
 	@echo "                  (TOPIC_FILE=some.jsonl: your lines)"
 	@echo "make test         everything that needs no outside server"
-	@echo "make quick        the part of it that starts neither a JVM nor another process, in a minute"
+	@echo "make quick        the quick part of it, which starts neither a JVM nor another process: in a minute"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
 	@echo "make docs         the documentation, into site/; warnings are errors"
