@@ -417,19 +417,6 @@ def test_reset_sends_queued_data_first(clock):
     theirs.close()
 
 
-def test_reset_without_a_reset_function_closes_the_connection(clock):
-    ours, theirs = socket.socketpair()
-    connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print)
-    greenlet = gevent.spawn(connection.run)
-    connection.session.answers = [Reset()]
-
-    theirs.sendall(b"x")
-
-    assert theirs.recv(100) == b""
-    greenlet.join(timeout=10)
-    theirs.close()
-
-
 def test_processing_delay_is_before_the_session(clock):
     ours, theirs = socket.socketpair()
     connection = Connection(
@@ -482,12 +469,6 @@ def secured(ends, server_context, client_context):
     client.handshake()
     assert isinstance(starting.get(timeout=10), TlsEstablished)
     return stack, client
-
-
-def test_stack_carries_data_inside_tls(secured):
-    stack, client = secured
-
-    exchange(stack.top, client)
 
 
 def test_stack_compresses_on_tcp(ends):
