@@ -127,13 +127,6 @@ def test_failed_start_raises_and_leaves_no_thread():
         assert threading.active_count() == before
 
 
-def test_second_stop_does_nothing():
-    threaded = ServerThread(FakeLookupd())
-    threaded.start()
-    threaded.stop()
-    threaded.stop()
-
-
 class Leaking(Server):
     """A server that leaves a greenlet after its stop."""
 

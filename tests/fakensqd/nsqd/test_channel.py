@@ -395,23 +395,6 @@ def test_paused_channel_wakes_no_subscriber_until_it_is_unpaused(channel, reader
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_subscriber_beyond_max_channel_consumers_is_refused():
-    channel = make_channel(max_channel_consumers=1)
-    channel.add(Reader())
-
-    with pytest.raises(BrokerError, match=r"^consumers for t:c exceeds limit of 1$"):
-        channel.add(Reader())
-
-
-def test_ephemeral_channel_drops_messages_beyond_mem_queue_size():
-    channel = make_channel("c#ephemeral", mem_queue_size=2)
-
-    put(channel, 1, 2, 3)
-
-    assert (channel.depth, channel.message_count) == (2, 3)
-    assert ids(channel.deliver(Reader(), 3, 0.0, 60.0)) == [1, 2]
-
-
 def test_durable_channel_counts_messages_beyond_mem_queue_size_as_on_disk():
     channel = make_channel(mem_queue_size=2)
 
