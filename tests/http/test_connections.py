@@ -640,13 +640,6 @@ def wrapped(error):
     [
         pytest.param(wrapped(certificate_error()), "self-signed certificate (give the CA", True, id="certificate"),
         pytest.param(wrapped(ssl_error("WRONG_VERSION_NUMBER")), "(is it plain http", True, id="plain"),
-        pytest.param(
-            wrapped(ssl_error("TLSV13_ALERT_CERTIFICATE_REQUIRED")),
-            "cert_file and key_file",
-            True,
-            id="mtls",
-        ),
-        pytest.param(wrapped(ssl_error("NO_CIPHERS")), "TLS failed: NO_CIPHERS", True, id="tls"),
         pytest.param(wrapped(ssl.SSLEOFError(8, "EOF occurred")), "if it always does", False, id="tls ended"),
         pytest.param(
             requests.ConnectionError(urllib3.exceptions.ProtocolError("x", http.client.BadStatusLine("\0"))),
@@ -654,15 +647,6 @@ def wrapped(error):
             True,
             id="not http",
         ),
-        pytest.param(
-            requests.ConnectionError(
-                urllib3.exceptions.ProtocolError("Aborted", http.client.RemoteDisconnected("Remote end closed"))
-            ),
-            "Remote end closed",
-            False,
-            id="closed",
-        ),
-        pytest.param(requests.ConnectionError(socket.gaierror(-2, "Name unknown")), "Name unknown", False, id="name"),
         pytest.param(
             requests.ConnectionError(ConnectionResetError(104, "Reset by peer")),
             "Reset by peer (is it nsqd's TCP port",
