@@ -189,15 +189,6 @@ def test_topic_that_the_target_refuses_ends_the_command(fakensqd, other):
     assert fakensqd.messages("t", "copy") == [b"1"]
 
 
-def test_idle_command_that_reaches_no_nsqd_fails(fakensqd):
-    arguments = ["copy", "t", "--nsqd", f"127.0.0.1:{refused_port()}", "--to-nsqd", fakensqd.tcp_address]
-
-    result = command(*arguments, "--idle", "0.1", "--timeout", "0.2")
-
-    assert result.exit_code == 1
-    assert "Error: no nsqd can be reached: 127.0.0.1:" in result.stderr
-
-
 def test_idle_command_says_which_nsqds_it_has_not_reached(fakensqd):
     gone = f"127.0.0.1:{refused_port()}"
 

@@ -46,13 +46,6 @@ def test_all_steps_pass(fakensqd, gnsq_json):
     assert NsqdHTTPClient.from_url(fakensqd.http_address).stats()["topics"] == []
 
 
-def test_message_is_published_and_finished(fakensqd, gnsq):
-    gnsq("ping", *servers_of(fakensqd))
-
-    assert len(fakensqd.transcript.commands("PUB")) == 1
-    assert fakensqd.transcript.finished() == 1
-
-
 def test_output_names_each_step_with_its_time(fakensqd, gnsq):
     result = gnsq("ping", *servers_of(fakensqd))
 
@@ -398,13 +391,3 @@ def test_unknown_secret_is_explained_and_not_shown(auth_nsqd, secret, gnsq):
     assert result.exit_code == 1
     assert "nsqd's auth server does not accept the secret" in result.stdout
     assert "no-such-secret" not in result.output
-
-
-def test_topic_that_a_secret_does_not_allow_is_explained(auth_nsqd, secret, gnsq_json):
-    status, refused = gnsq_json("ping", *secret("orders"), *servers_of(auth_nsqd))
-    allowed, _ = gnsq_json("ping", "--topic", "orders", *secret("orders"), *servers_of(auth_nsqd))
-
-    assert (status, allowed) == (1, 0)
-    assert list(failed(refused)) == ["subscribe", "publish"]
-    assert failed(refused)["publish"][0].startswith("the secret does not allow this for topic gnsq-ping-")
-    assert "--topic NAME" in failed(refused)["publish"][1]

@@ -10,8 +10,8 @@ import pytest
 from fakensqd import on
 from fakensqd.faults import disconnect
 from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
-from tests.cli.programs import command, gnsq, started
-from tests.helpers import LIMIT, channel_stats, refused_port, run, wait_until
+from tests.cli.programs import gnsq, started
+from tests.helpers import LIMIT, channel_stats, run, wait_until
 
 
 def letter(body=b'{"n": 1}', *, age=0.0, error="ValueError", reason="bad country", topic="orders"):
@@ -73,14 +73,6 @@ def test_only_chosen_letters_are_requeued(fakensqd, arguments):
     assert "1 message left in the channel, deferred until 20" in result.stderr
 
 
-def test_newer_letters_are_chosen_by_the_time_of_giving_up(fakensqd):
-    fakensqd.publish("dead", letter(b"old", age=3600), letter(b"new", age=60))
-
-    requeue(fakensqd, "--newer", "30m")
-
-    assert fakensqd.messages("orders") == [b"new"]
-
-
 def test_class_within_a_class_or_function_is_found_by_its_own_name(fakensqd):
     fakensqd.publish("dead", letter(b"1", error="Client.Refused"))
 
@@ -127,13 +119,6 @@ def test_run_ends_when_letters_come_again(fakensqd):
     assert fakensqd.messages("orders") == []
     assert len(left(fakensqd)) == 20
     assert "20 messages left in the channel" in result.stderr
-
-
-def test_run_without_letters_says_why(fakensqd):
-    result = requeue(fakensqd, "--all")
-
-    assert result.exit_code == 0
-    assert "none came; those that an earlier run has left come again" in result.stderr
 
 
 def test_dry_run_lists_and_changes_nothing(fakensqd):
@@ -196,16 +181,6 @@ def test_letter_with_a_bad_topic_stays(fakensqd):
     assert len(left(fakensqd)) == 1
     assert "1 message refused and requeued, last error:" in result.stderr
     assert "not a topic" in result.stderr
-
-
-def test_nsqd_that_can_not_be_reached_is_an_error():
-    address = f"127.0.0.1:{refused_port()}"
-    arguments = ["requeue-dead", "dead", "--all", "--nsqd", address, "--idle", "0.1", "--timeout", "0.2"]
-
-    result = command(*arguments)
-
-    assert result.exit_code == 1
-    assert f"Error: no nsqd can be reached: {address}" in result.stderr
 
 
 @pytest.mark.parametrize(

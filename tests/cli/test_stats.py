@@ -109,14 +109,6 @@ def test_error_of_a_guessed_port_names_the_option(gnsq):
     assert "no nsqd could be reached" in result.stderr
 
 
-@pytest.mark.parametrize("address", ["/run/nsqd.sock", "127.0.0.1:65535"])
-def test_address_without_a_next_port_is_reported(address, gnsq):
-    result = gnsq("stats", "--nsqd", address)
-
-    assert result.exit_code == 1
-    assert f"nsqd {address}: {address} has no HTTP port one above it" in result.stderr
-
-
 def test_failure_of_one_nsqlookupd_hides_no_nsqd(cluster, gnsq_json):
     wrong = f"127.0.0.1:{refused_port()}"
 
