@@ -171,7 +171,7 @@ def logged():
 
     class Handler(logging.Handler):
         def emit(self, record):
-            written.append(record.getMessage())
+            written.extend((record.getMessage(), repr(vars(record))))
             if record.exc_info:
                 written.extend(texts_of(record.exc_info[1]))
 
