@@ -46,9 +46,10 @@ class NSQException(Exception):
 
     def __init__(self, *args: object, address: str = "", code: str = "", name: str = "", hint: str = "") -> None:
         super().__init__(*args)
-        # Facts that are not given are those of the class. All are in __dict__, for pickle and copy.
-        given = {"address": address, "code": code, "name": name, "_hint": hint}
-        self.__dict__.update((fact, value) for fact, value in given.items() if value)
+        # Facts that are not given are those of the class.
+        if address or code or name or hint:
+            given = {"address": address, "code": code, "name": name, "_hint": hint}
+            self.__dict__.update((fact, value) for fact, value in given.items() if value)
 
     @classmethod
     def after(cls, error: NSQException, reason: str) -> Self:
