@@ -70,12 +70,9 @@ class StartTLS:
 
 @dataclass(frozen=True, slots=True)
 class StartCompression:
-    """Send the queued bytes; compress all later output, and decompress all later input. The result is None.
+    """Send the queued bytes; compress all later output, and decompress all later input. The result is None."""
 
-    Without a codec, all later output goes over TCP as it is, and the input does not change.
-    """
-
-    codec: Codec | None
+    codec: Codec
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,16 +246,6 @@ class Connection:
             self._run_guarded(lambda: self._perform(self.session.tick(self._clock.monotonic())))
 
 
-class _ClearOutput:
-    """Receives by one transport, and sends by the TCP transport below it."""
-
-    def __init__(self, inner: Transport, tcp: Transport) -> None:
-        self.recv = inner.recv
-        self.sendall = tcp.sendall
-        self.shutdown_write = tcp.shutdown_write
-        self.close = tcp.close
-
-
 class TransportStack:
     """The transports of one connection: TCP, then TLS, then compression.
 
@@ -290,9 +280,6 @@ class TransportStack:
         """Start TLS or compression; return the result of the request."""
         if isinstance(request, StartTLS):
             return self._start_tls()
-        if request.codec is None:
-            self.top = _ClearOutput(self.top, self._tcp)
-            return None
         # Few clients need this import, which is slow.
         from gnsq.transport import CompressedTransport
 

@@ -206,10 +206,6 @@ class ClientHandshake:
         if not self.identified:
             self.identified = True
             self.delivery_settings = self.settings
-        elif asked["output_buffer_size"] and (self.tls is not None or self.snappy or self.deflate):
-            # nsqd makes the new buffer for the TCP connection itself, so the client gets clear bytes. Source:
-            # client_v2.go SetOutputBuffer.
-            yield StartCompression(None)
         return asked
 
     def negotiate(self, asked: Values) -> Read[None]:

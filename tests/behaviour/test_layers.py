@@ -132,17 +132,6 @@ def test_message_waits_in_deflate_if_nothing_flushes_it(start_nsqd, opened, topi
         pytest.fail(f"it came: {client.read_response()}")
 
 
-@pytest.mark.parametrize(("encrypted", "compression"), [(True, {}), (False, {"deflate": True})])
-def test_second_identify_with_a_buffer_size_is_answered_in_clear(
-    start_nsqd, server_certificate, tls, opened, encrypted, compression
-):
-    client = opened(start_nsqd(**server_certificate).tcp_address, **(tls if encrypted else {}), **compression)
-    client.send(commands.identify({"output_buffer_size": 1000}))
-
-    with pytest.raises(NSQException):
-        client.read_response()
-
-
 @pytest.mark.parametrize("level", [1, 6, 9])
 def test_deflate_level_is_limited_by_nsqd(start_nsqd, opened, topic, level):
     client = opened(start_nsqd(max_deflate_level=5).tcp_address, deflate=True, deflate_level=level)
@@ -257,7 +246,6 @@ def test_secret_is_not_sent_to_an_nsqd_without_auth(start_nsqd, opened, topic):
 
 
 def test_client_that_is_driven_by_hand_starts_tls_and_compression(start_nsqd, server_certificate, tls, topic):
-    from gnsq.protocol import commands
 
     nsqd = start_nsqd(**server_certificate)
     client = NsqdTCPClient(*parse_address(nsqd.tcp_address), timeout=10, **tls)
