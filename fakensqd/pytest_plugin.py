@@ -83,39 +83,25 @@ def _running(
     options: dict[str, Any],  # Any: options are of all types
 ) -> Iterator[_Server]:
     """Run a server in a test. Fail the test for internal errors, unfired required rules, or a thread's leftovers."""
+    from fakensqd.faults.control import RuleNeverActed
+
     marker = request.node.get_closest_marker(str(request.fixturename))
     options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
     threaded = options.pop("threaded", True)
     server = make(**options)
-    reports = request.node.stash.setdefault(_REPORTS, [])
-    if threaded:
-        from fakensqd.server import ServerThread
-
-        thread = ServerThread(server)
-        reports.append((str(request.fixturename), lambda: thread.call(server.report)))
-        yield thread.start()
-        # This also raises if a watcher of the hub is left over, such as that of a greenlet that still sleeps.
-        unfired = _stop(thread.stop)
-    else:
-        reports.append((str(request.fixturename), server.report))
-        server.start()
-        yield server
-        unfired = _stop(server.stop)
+    runner: Any = server.in_thread() if threaded else server  # Any: of two types
+    request.node.stash.setdefault(_REPORTS, []).append((str(request.fixturename), runner.report))
+    yield runner.start()
+    unfired = ""
+    try:
+        # This also raises if a watcher of the thread's hub is left over, such as that of a greenlet that still sleeps.
+        runner.stop()
+    except RuleNeverActed as told:
+        unfired = str(told)
     for error in server.errors:
         raise AssertionError(f"internal error of the emulator: {error!r}") from error
     if unfired and not request.node.stash.get(_FAILED, False):
         pytest.fail(f"{unfired}\n{server.report()}", pytrace=False)
-
-
-def _stop(stop: Callable[[], None]) -> str:
-    """Stop a server; return what it says about rules that never acted."""
-    from fakensqd.faults.control import RuleNeverActed
-
-    try:
-        stop()
-    except RuleNeverActed as error:
-        return str(error)
-    return ""
 
 
 @pytest.hookimpl(wrapper=True)
