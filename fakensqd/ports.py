@@ -204,9 +204,7 @@ class HttpPort(Port):
         self._context = context
 
     def serve(self, application: Application) -> None:
-        """Answer requests from now on. bind() must have been called. Does nothing if the address is ""."""
-        if self._is_off:
-            return
+        """Answer requests from now on. bind() must have been called."""
         arguments = {} if self._context is None else {"ssl_context": self._context}
         # log=None: requests are not logged. error_log=None: the application records its errors itself.
         self._start(_Server(self._socket, _wsgi(application), log=None, error_log=None, spawn=Pool(), **arguments))

@@ -143,11 +143,11 @@ class Daemon(Server):
                 port.stop()
             raise
         self._tcp.serve(supervised("fakensqd-serve", self._serve, self._record_error))
-        for http in (self._http, self._https):
+        for http in [port for port in (self._http, self._https) if port.address]:
             application = self._application(secure=http is self._https)
             application = self._apply_state(FaultyApplication(application, self.faults, self.clock))
             http.serve(FaultsEndpoint(self, application) if self._faults_over_http else application)
-        if not self._faults_port.is_serving:
+        if self._faults_port.address and not self._faults_port.is_serving:
             self._faults_port.serve(FaultsEndpoint(self, None))
         self._on_started()
         return self

@@ -138,5 +138,8 @@ def test_unix_socket_is_served_and_removed(tmp_path):
 
 
 def test_empty_address_is_no_port():
-    with serving("") as port:
-        assert (port.address, port.port) == ("", 0)
+    port = HttpPort("")
+    port.bind()
+    port.stop()
+
+    assert (port.address, port.port) == ("", 0)
