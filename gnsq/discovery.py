@@ -25,7 +25,6 @@ from gnsq.texts import shown_argument
 __all__ = [
     "MAX_NSQDS",
     "AllNodes",
-    "LookupReport",
     "TopicNodes",
     "listed_producers",
     "parse_lookupds",
@@ -44,7 +43,7 @@ MAX_ANSWER_SIZE = 16 * 1024 * 1024
 MAX_NSQDS = 1000
 # Other greenlets run after each 500 nsqds of an answer. To process 500 nsqds takes 1 to 2 ms.
 _NSQDS_PER_TURN = 500
-# A round is one query of all nsqlookupds. From this number of empty_rounds on, log_empty_round() logs at WARNING.
+# From this number of empty rounds on, log_empty_round() logs at WARNING.
 _WARN_AFTER_EMPTY_ROUNDS = 3
 
 
@@ -75,90 +74,6 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
     return [LookupdClient.from_url(item, **options) for item in items]
 
 
-class LookupReport:
-    """Result of the last query of each nsqlookupd.
-
-    Attributes:
-        failures: By address: why the last query failed, or a part of its answer can't be used. Otherwise no entry.
-        wrong: Addresses at which another server than nsqlookupd has answered, and no answer was ever wholly usable.
-        empty_rounds: Number of rounds with a wholly usable answer since an nsqd was known last.
-    """
-
-    def __init__(self, owner: LogOwner | None = None) -> None:
-        self._owner = owner if owner is not None else LogOwner("", time.monotonic)
-        self.failures: dict[str, str] = {}
-        self.wrong: set[str] = set()
-        self.empty_rounds = 0
-        # Addresses that have given a wholly usable answer, once or more often.
-        self._confirmed: set[str] = set()
-
-    def warn(self, address: str, text: str, *arguments: object) -> None:
-        """Log a WARNING about an nsqlookupd; after the first in a minute with this address and text, log at DEBUG."""
-        log = self._owner.log(logger, nsqlookupd=address)
-        log.limited(logging.WARNING, f"{address} {text}", text, *arguments)
-
-    def record(self, address: str, failure: str | None, *, is_other_server: bool = False) -> None:
-        """Record the result of a query.
-
-        Args:
-            failure: Why the query failed, or a part of the answer can't be used; None if all of it can be used.
-            is_other_server: True if the answer shows that the server is not nsqlookupd.
-        """
-        if failure is None:
-            self._confirmed.add(address)
-            self.failures.pop(address, None)
-        else:
-            self.failures[address] = failure
-        # An address that has given a wholly usable answer is not wrong: a proxy there may be restarting now.
-        if is_other_server and address not in self._confirmed:
-            self.wrong.add(address)
-        elif failure is None:
-            self.wrong.discard(address)
-
-    def end_round(self, *, answered: bool, known: bool) -> None:
-        """Record the end of a round: all nsqlookupds were queried.
-
-        Args:
-            answered: True if an nsqlookupd has given a wholly usable answer in this round.
-            known: True if an nsqd is known.
-        """
-        self.empty_rounds = 0 if known else self.empty_rounds + answered
-
-    def explanations(self, lookupds: Iterable[LookupdClient], topic: str = "") -> list[str]:
-        """Explain for each nsqlookupd why no nsqd is known through it.
-
-        Args:
-            topic: Topic of the nsqds; empty for all nsqds.
-        """
-        return [f"{lookupd.address}: {self._explanation(lookupd.address, topic)}" for lookupd in lookupds]
-
-    def _explanation(self, address: str, topic: str) -> str:
-        if address in self.failures:
-            return self.failures[address]
-        if address not in self._confirmed:
-            return "not answered yet"
-        return f"no nsqd with topic {topic} there" if topic else "no nsqd there"
-
-    def log_empty_round(
-        self, log: logging.Logger, lookupds: Sequence[LookupdClient], topic: str, seconds: float
-    ) -> None:
-        """Log that no nsqd is known, unless empty_rounds is 0. After the first line in a minute and level, use DEBUG.
-
-        Args:
-            topic: Topic of the nsqds; empty for all nsqds.
-            seconds: Seconds until the next round.
-        """
-        if not self.empty_rounds:
-            return
-        failed = f" ({len(self.failures)} failed)" if self.failures else ""
-        none = f"none of {len(lookupds)} nsqlookupds{failed} knows an nsqd"
-        if len(lookupds) == 1:
-            none = "the nsqlookupd knows no nsqd"
-        what = f"topic {topic}: {none} with it yet" if topic else f"{none} yet"
-        level = logging.WARNING if self.empty_rounds >= _WARN_AFTER_EMPTY_ROUNDS else logging.INFO
-        self._owner.log(log).limited(level, f"empty round {level}", "%s; asking again in %.3g s", what, seconds)
-
-
 class _Lookup:
     """Queries nsqlookupds for nsqds. Base class of TopicNodes and AllNodes, which remember the answers.
 
@@ -167,7 +82,9 @@ class _Lookup:
         port: Which port of an nsqd to use: ``tcp_port`` or ``http_port``.
 
     Attributes:
-        report: Result of the last query of each nsqlookupd.
+        failures: By address of an nsqlookupd: why the last query failed, or a part of its answer can't be used.
+            Otherwise no entry.
+        wrong: Addresses at which another server than nsqlookupd has answered, and no answer was ever wholly usable.
     """
 
     def __init__(
@@ -177,10 +94,66 @@ class _Lookup:
         port: str = "tcp_port",
         owner: LogOwner | None = None,
     ) -> None:
-        self.report = LookupReport(owner)
+        self.failures: dict[str, str] = {}
+        self.wrong: set[str] = set()
+        self._owner = owner if owner is not None else LogOwner("", time.monotonic)
         self._lookupds = lookupds
         self._topic = topic
         self._port = port
+        # Addresses that have given a wholly usable answer, once or more often.
+        self._confirmed: set[str] = set()
+        # Number of rounds with a wholly usable answer since an nsqd was known last. A round queries all nsqlookupds.
+        self._empty_rounds = 0
+
+    def explanations(self) -> list[str]:
+        """Explain for each nsqlookupd why no nsqd is known through it."""
+        return [f"{lookupd.address}: {self._explanation(lookupd.address)}" for lookupd in self._lookupds]
+
+    def _explanation(self, address: str) -> str:
+        if address in self.failures:
+            return self.failures[address]
+        if address not in self._confirmed:
+            return "not answered yet"
+        return f"no nsqd with topic {self._topic} there" if self._topic else "no nsqd there"
+
+    def log_empty_round(self, log: logging.Logger, seconds: float) -> None:
+        """If nsqlookupds have answered, but no nsqd is known, log that; after the first line in a minute and level, at
+        DEBUG.
+
+        Args:
+            seconds: Seconds until the next round.
+        """
+        if not self._empty_rounds:
+            return
+        failed = f" ({len(self.failures)} failed)" if self.failures else ""
+        none = f"none of {len(self._lookupds)} nsqlookupds{failed} knows an nsqd"
+        if len(self._lookupds) == 1:
+            none = "the nsqlookupd knows no nsqd"
+        what = f"topic {self._topic}: {none} with it yet" if self._topic else f"{none} yet"
+        level = logging.WARNING if self._empty_rounds >= _WARN_AFTER_EMPTY_ROUNDS else logging.INFO
+        self._owner.log(log).limited(level, f"empty round {level}", "%s; asking again in %.3g s", what, seconds)
+
+    def _end_round(self, answers: Iterable[bool], known: Collection[str]) -> None:
+        """Count the round if it is empty.
+
+        Args:
+            answers: For each nsqlookupd: whether it has given a wholly usable answer.
+        """
+        self._empty_rounds = 0 if known else self._empty_rounds + any(answers)
+
+    def _warn(self, address: str, text: str, *arguments: object) -> None:
+        """Log a WARNING about an nsqlookupd; after the first in a minute with this address and text, log at DEBUG."""
+        what = f"lookup of topic {self._topic}" if self._topic else "lookup of nodes"
+        log = self._owner.log(logger, nsqlookupd=address)
+        log.limited(logging.WARNING, f"{address} {text}", f"%s {text}", what, *arguments)
+
+    def _fail(self, address: str, failure: str, *, is_other_server: bool) -> None:
+        """Log and record a query that failed, or whose answer can't be used as a whole."""
+        self._warn(address, "failed: %s", failure)
+        self.failures[address] = failure
+        # An address that has given a wholly usable answer is not wrong: a proxy there may be restarting now.
+        if is_other_server and address not in self._confirmed:
+            self.wrong.add(address)
 
     def _query_all(self, query: Callable[[int], bool]) -> list[bool]:
         """Call a function with the index of each nsqlookupd, in one greenlet per call, and wait for all results."""
@@ -207,19 +180,16 @@ class _Lookup:
         Returns:
             True if an answer came and all nsqds in it are usable. If only some are, found() was called for these.
         """
-        lookupd, report = self._lookupds[number], self.report
+        lookupd = self._lookupds[number]
         address = lookupd.address
-        what = f"lookup of topic {self._topic}" if self._topic else "lookup of nodes"
         try:
             producers = listed_producers(self._ask(lookupd))
         except NSQHttpError as error:
-            text = error.explanation
-            report.warn(address, "%s failed: %s", what, text)
-            report.record(address, text, is_other_server=error.status == 200 or is_unknown_path(error))
+            is_other_server = error.status == 200 or is_unknown_path(error)
+            self._fail(address, error.explanation, is_other_server=is_other_server)
             return False
         except ValueError as error:
-            report.warn(address, "%s: answer is not nsqlookupd's: %s", what, error)
-            report.record(address, f"answer is not nsqlookupd's: {error}", is_other_server=True)
+            self._fail(address, f"answer is not nsqlookupd's: {error}", is_other_server=True)
             return False
         unusable, left_out, first = 0, 0, ""
         for index, producer in enumerate(producers, 1):
@@ -237,13 +207,16 @@ class _Lookup:
             else:
                 left_out += 1
         if left_out:
-            text = "%s: left out %d of %d nsqds: there are %d already, the limit"
-            report.warn(address, text, what, left_out, len(producers), MAX_NSQDS)
-        failure = f"answer is not nsqlookupd's: can't use {unusable} of {len(producers)} nsqds, such as {first}"
+            text = "left out %d of %d nsqds: there are %d already, the limit"
+            self._warn(address, text, left_out, len(producers), MAX_NSQDS)
         if unusable:
-            report.warn(address, "%s: %s", what, failure)
-        report.record(address, failure if unusable else None)
-        return not unusable
+            failure = f"answer is not nsqlookupd's: can't use {unusable} of {len(producers)} nsqds, such as {first}"
+            self._fail(address, failure, is_other_server=False)
+            return False
+        self._confirmed.add(address)
+        self.wrong.discard(address)
+        self.failures.pop(address, None)
+        return True
 
     def _ask(self, lookupd: LookupdClient) -> Answer:
         if not self._topic:
@@ -293,9 +266,9 @@ class TopicNodes(_Lookup):
             self._answers[number] = addresses
             return answered
 
-        answered = any(self._query_all(query))
-        self.report.end_round(answered=answered, known=any(self._answers))
-        return answered
+        answers = self._query_all(query)
+        self._end_round(answers, self.addresses)
+        return any(answers)
 
 
 class AllNodes(_Lookup):
@@ -336,7 +309,7 @@ class AllNodes(_Lookup):
         gone = missing & self._missing
         self._addresses = (self._addresses | new) - gone
         self._missing = missing - gone
-        self.report.end_round(answered=any(answers), known=bool(self._addresses))
+        self._end_round(answers, self._addresses)
         return new, gone
 
 

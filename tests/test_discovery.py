@@ -54,7 +54,7 @@ def refresh(known, lookupds):
         lookupd.address = f"http://{number}.lookupd/"
     found = []
     known.refresh(found.append)
-    return set(found), len(lookupds) - len(known.report.failures)
+    return set(found), len(lookupds) - len(known.failures)
 
 
 def ignore(address):
@@ -336,7 +336,7 @@ def test_another_server_is_wrong_and_a_failing_nsqlookupd_is_not(answer, failing
 
     known.refresh(ignore)
 
-    assert (bool(known.report.failures), bool(known.report.wrong)) == (failing, wrong)
+    assert (bool(known.failures), bool(known.wrong)) == (failing, wrong)
 
 
 def test_address_is_not_in_the_failure_of_a_client_that_was_closed_while_it_waited():
@@ -355,7 +355,7 @@ def test_address_is_not_in_the_failure_of_a_client_that_was_closed_while_it_wait
         asking.join()
         end.set()
 
-    assert known.report.failures == {client.address: "client was closed while it waited for a response"}
+    assert known.failures == {client.address: "client was closed while it waited for a response"}
 
 
 def test_nsqlookupd_that_answered_once_is_only_failing_while_a_proxy_answers_for_it():
@@ -366,8 +366,8 @@ def test_nsqlookupd_that_answered_once_is_only_failing_while_a_proxy_answers_for
     lookupd.answer = NSQHttpError("x", 404, b"<html>")
     known.refresh(ignore)
 
-    assert list(known.report.failures) == ["http://lookupd/"]
-    assert known.report.wrong == set()
+    assert list(known.failures) == ["http://lookupd/"]
+    assert known.wrong == set()
 
 
 def test_address_is_no_longer_wrong_when_an_nsqlookupd_answers_there():
@@ -376,12 +376,12 @@ def test_address_is_no_longer_wrong_when_an_nsqlookupd_answers_there():
     known.refresh()
     lookupd.answer = NSQHttpError("no answer")
     known.refresh()
-    assert known.report.wrong == {"http://lookupd/"}
+    assert known.wrong == {"http://lookupd/"}
 
     lookupd.answer = {"producers": []}
     known.refresh()
 
-    assert (known.report.wrong, known.report.failures) == (set(), {})
+    assert (known.wrong, known.failures) == (set(), {})
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_address_is_no_longer_wrong_when_an_nsqlookupd_answers_there():
             "topic t: none of 2 nsqlookupds (1 failed) knows an nsqd with it yet",
             id="failed",
         ),
-        pytest.param([NOT_KNOWN] * 2, "", "none of 2 nsqlookupds knows an nsqd yet", id="no topic"),
+        pytest.param([{"producers": []}] * 2, "", "none of 2 nsqlookupds knows an nsqd yet", id="no topic"),
     ],
 )
 def test_rounds_without_an_nsqd_are_logged_and_from_the_third_on_as_a_warning(answers, topic, line, caplog):
@@ -404,10 +404,11 @@ def test_rounds_without_an_nsqd_are_logged_and_from_the_third_on_as_a_warning(an
     lookupds = [Lookupd(answer) for answer in answers]
     for number, lookupd in enumerate(lookupds):
         lookupd.address = f"http://lookupd{number}/"
-    known = TopicNodes(lookupds, "t", owner=LogOwner("t/c", lambda: next(minutes)))
+    owner = LogOwner("t/c", lambda: next(minutes))
+    known = TopicNodes(lookupds, topic, owner) if topic else AllNodes(lookupds, owner=owner)
     for _ in range(4):
         known.refresh(ignore)
-        known.report.log_empty_round(LOG, lookupds, topic, 60.0)
+        known.log_empty_round(LOG, 60.0)
 
     lines = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == LOG.name]
     text = f"t/c: {line}; asking again in 60 s"
@@ -420,7 +421,7 @@ def test_rounds_are_not_empty_while_an_nsqd_is_known_or_no_nsqlookupd_answers(an
     known = TopicNodes([Lookupd(answer)], "t")
     known.refresh(ignore)
 
-    known.report.log_empty_round(LOG, [Lookupd(answer)], "t", 60.0)
+    known.log_empty_round(LOG, 60.0)
 
     assert [record for record in caplog.records if record.name == LOG.name] == []
 

@@ -161,7 +161,7 @@ def test_lookups_understand_answers_with_and_without_an_envelope():
         for lookupd in lookupds:
             lookupd.close()
 
-    assert (sorted(found), known.report.failures) == (["new-host:4150", "old-host:4150"], {})
+    assert (sorted(found), known.failures) == (["new-host:4150", "old-host:4150"], {})
 
 
 def test_lookups_have_a_short_timeout_and_a_size_limit_unless_options_differ():

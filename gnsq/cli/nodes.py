@@ -101,7 +101,7 @@ class NodePoller:
         now = time.monotonic()
         seconds = None if self._polled_at is None else now - self._polled_at
         self._polled_at = now
-        failures = self._nodes.report.failures if self._nodes is not None else {}
+        failures = self._nodes.failures if self._nodes is not None else {}
         return Snapshot(
             nodes=(*self._merged(), *self._unusable),
             lookupds={lookupd.address: failures.get(lookupd.address, "") for lookupd in self._lookups},

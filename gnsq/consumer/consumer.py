@@ -349,7 +349,7 @@ class Consumer(ConsumerSignals, Client):
             handlers_timed_out=runner.handlers_timed_out,
             async_timed_out=runner.async_timed_out,
             failures=runtime.failures(),
-            lookupd_failures=dict(runtime.nodes.report.failures),
+            lookupd_failures=dict(runtime.nodes.failures),
             not_ready=self._lifecycle.why_not_running() or runtime.why_not_ready(),
             unanswered=runtime.unanswered,
             counts_by_nsqd=counts,

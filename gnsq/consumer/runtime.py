@@ -276,7 +276,7 @@ class ConsumerRuntime:
         self._looked_up = self.nodes.refresh(add, self.pool.connections.keys() - consumer.nsqd_tcp_addresses)
         self.pool.retain_only(self.nodes.addresses)
         if not self.pool.connections:
-            self.nodes.report.log_empty_round(consumer.logger, consumer.lookupds, consumer.topic, self._poll_interval)
+            self.nodes.log_empty_round(consumer.logger, self._poll_interval)
 
     @property
     def _poll_interval(self) -> float:
@@ -329,12 +329,12 @@ class ConsumerRuntime:
     def waits_for_topic(self) -> bool:
         """True if an nsqlookupd has answered that no nsqd has the topic, and none has had it."""
         known = self._consumer.nsqd_tcp_addresses or self.nodes.addresses or self._lost_nsqds or self.pool.failures()
-        return self._looked_up and not (known or self.nodes.report.wrong)
+        return self._looked_up and not (known or self.nodes.wrong)
 
     @property
     def can_receive(self) -> bool:
         """True if an nsqd is connected, or an nsqlookupd answered the last query, and no server has failed."""
-        if self.nodes.report.wrong:
+        if self.nodes.wrong:
             return False
         return bool(self.pool.connections) or (self._looked_up and not self.pool.failures())
 
@@ -351,7 +351,7 @@ class ConsumerRuntime:
         connecting = sorted((consumer.nsqd_tcp_addresses | self.nodes.addresses) - failures.keys())
         reasons += [f"{address}: still connecting" for address in connecting]
         if not self.nodes.addresses:
-            reasons += self.nodes.report.explanations(consumer.lookupds, consumer.topic)
+            reasons += self.nodes.explanations()
         return "; ".join(reasons)
 
 

@@ -269,7 +269,7 @@ class NsqdCollector:
         families = {name: family.make() for name, family in _NSQD_FAMILIES.items()}
         self._find_nsqds()
         for lookupd in self._lookupds:
-            is_up = lookupd.address not in self._nodes.report.failures
+            is_up = lookupd.address not in self._nodes.failures
             families["lookupd_up"].add_metric((format_address(lookupd.host, lookupd.port),), is_up)
         nsqds = {format_address(client.host, client.port): client for client in (*self._given, *self._found.values())}
         answers = Group().map(_samples_of, nsqds.values())

@@ -333,7 +333,7 @@ class ProducerRuntime(ConnectionListener):
     @property
     def lookup_failures(self) -> dict[str, str]:
         """Return why the last queries of nsqlookupds failed, by address of the nsqlookupd. Others are left out."""
-        return dict(self._nodes.report.failures)
+        return dict(self._nodes.failures)
 
     def why_not_ready(self) -> str:
         """Return the reason why no nsqd takes publishes now. Empty if an nsqd takes them."""
@@ -342,7 +342,7 @@ class ProducerRuntime(ConnectionListener):
         failures = self.failures()
         reasons = [f"{address}: {error.explanation}" for address, error in sorted(failures.items())]
         reasons += [f"{address}: still connecting" for address in sorted(self._addresses - set(failures))]
-        return "; ".join(reasons or self._nodes.report.explanations(self._config.lookupds))
+        return "; ".join(reasons or self._nodes.explanations())
 
     def _no_connection_error(self, limit: str) -> NSQException:
         return NSQNoConnections(f"no connection to any nsqd {limit}; tried {self.why_not_ready()}")
@@ -359,7 +359,7 @@ class ProducerRuntime(ConnectionListener):
             longest = self._options.lookupd_poll_interval * (1 - JITTER * random.random())
             wait = min(self._config.reconnect.delay(failures), longest) if failures else longest
             if failures:
-                self._nodes.report.log_empty_round(logger, self._config.lookupds, "", wait)
+                self._nodes.log_empty_round(logger, wait)
             self._clock.sleep(wait)
             self._query_lookupds()
 
