@@ -12,23 +12,15 @@ import functools
 import gc
 import logging
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ParamSpec, Self, TypeVar
 
 import gevent
 from gevent.event import Event
 
-from gnsq.concurrency.greenlets import spawn
-from gnsq.concurrency.threads import (
-    NO_TIMEOUT,
-    CrossThreadFuture,
-    HubCallQueue,
-    get_ident,
-    hub_call_queue,
-    start_thread,
-)
+from gnsq.concurrency.threads import NO_TIMEOUT, OwnerThread, ThreadEvent, hub_call_queue, start_thread
+from gnsq.errors import NSQConnectionClosed
 
 __all__ = ["HubThread"]
 
@@ -68,27 +60,23 @@ class HubThread:
         self._on_end = on_end
         self._kills_greenlets = kill_greenlets
         self._process = os.getpid()
-        # Id of the thread; None before it runs and when it has ended.
-        self._ident: int | None = None
         # True if further calls are refused.
         self._stopped = False
         self._stop_timeout = STOP_TIMEOUT
-        self._queue: HubCallQueue
+        self._owner: OwnerThread
         self._stop: Event
-        # Futures that other threads wait for. When the thread ends, futures that are not done get an exception.
-        self._awaited: dict[CrossThreadFuture[Any], None] = {}  # Any: a called function may return anything
+        self._begun, self._ended = ThreadEvent(), ThreadEvent()
         # None if the thread is not registered with the threading module, as in a monkey-patched process.
-        self._thread: threading.Thread | None = None
+        self._thread = start_thread(self._run, name=self.name if is_known else "")
+        self._begun.wait(NO_TIMEOUT)
+        if self._ended.is_set:
+            raise self._stopped_error()
         _running.add(self)
-        with self._future() as started:
-            self._thread = start_thread(self._run, started, name=self.name if is_known else "")
-            started.wait(NO_TIMEOUT)
-        started.result()
 
     @property
     def is_current(self) -> bool:
         """True if the caller runs in this thread."""
-        return get_ident() == self._ident and self._process == os.getpid()
+        return self._owner.is_current and self._process == os.getpid()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a greenlet of the hub, and wait for its result. In the thread itself, call it directly.
@@ -100,25 +88,13 @@ class HubThread:
             Exception: What the function raises.
         """
         __tracebackhide__ = True
-        if self.is_current:
-            return function(*args, **kwargs)
-        begun: list[gevent.Greenlet] = []
-        with self._future() as future:
-            call = functools.partial(future.set_from, function, *args, **kwargs)
-            self.call_soon(lambda: begun.append(spawn("gnsq-call", call, on_failure=None)))
-            try:
-                future.wait(NO_TIMEOUT)
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    self.call_soon(lambda: begun[0].kill(block=False))
-                raise
+        self._check()
         try:
-            result: T = future.result()
-        except gevent.GreenletExit:
-            if self._stopped:
-                raise self._ended() from None
-            raise RuntimeError(f"a call was killed in thread {self.name}") from None
-        return result
+            return self._owner.call_and_wait(NO_TIMEOUT, functools.partial(function, *args, **kwargs))
+        except NSQConnectionClosed as error:
+            if self._stopped or self._owner.has_ended:
+                raise self._stopped_error() from error
+            raise
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: arguments of any function
         """Let the hub itself call a function soon. The hub keeps the order of the calls. The function must not wait.
@@ -128,15 +104,18 @@ class HubThread:
         Raises:
             RuntimeError: If the thread was stopped.
         """
+        self._check()
+        try:
+            self._owner.call_soon(function, *args)
+        except NSQConnectionClosed as error:
+            raise self._stopped_error() from error
+
+    def _check(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(f"thread {self.name} was started before the fork; make a new one in this process")
-        # After stop(), only this thread's greenlets, which are being killed, may still call this method.
+        # After stop(), only this thread's greenlets, which are being killed, may still use it.
         if self._stopped and not self.is_current:
-            raise self._ended()
-        try:
-            self._queue.call_soon_threadsafe(function, *args)
-        except ValueError as error:  # raised by gevent for a loop that was destroyed
-            raise self._ended() from error
+            raise self._stopped_error()
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """End the thread: kill its greenlets (see kill_greenlets), and raise RuntimeError in calls that still wait.
@@ -150,16 +129,15 @@ class HubThread:
             return
         self._stopped = True
         self._stop_timeout = timeout
-        with contextlib.suppress(ValueError):  # raised if the thread has ended
-            self._queue.call_soon_threadsafe(self._stop.set)
+        with contextlib.suppress(NSQConnectionClosed):  # raised if the thread has ended
+            self._owner.call_soon(self._stop.set)
         if self.is_current:
             return
-        with self._future() as ended:
-            if self._ident is not None and not ended.wait(timeout):
-                logger.warning("thread %s has not ended within %g s", self.name, timeout)
-            elif self._thread is not None:
-                # The thread has executed all except its last lines, so it ends soon.
-                self._thread.join(_JOIN_TIMEOUT)
+        if not self._ended.wait(timeout):
+            logger.warning("thread %s has not ended within %g s", self.name, timeout)
+        elif self._thread is not None:
+            # The thread has executed all except its last lines, so it ends soon.
+            self._thread.join(_JOIN_TIMEOUT)
 
     def __enter__(self) -> Self:
         return self
@@ -167,39 +145,25 @@ class HubThread:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    @contextlib.contextmanager
-    def _future(self) -> Iterator[CrossThreadFuture[Any]]:  # Any: a called function may return anything
-        """Make a future that gets an exception when the thread ends.
-
-        The future is registered before the caller checks if the thread has ended. So no future is missed: in its last
-        step the thread fails the registered futures.
-        """
-        future: CrossThreadFuture[Any] = CrossThreadFuture()
-        self._awaited[future] = None
-        try:
-            yield future
-        finally:
-            del self._awaited[future]
-
-    def _ended(self) -> RuntimeError:
+    def _stopped_error(self) -> RuntimeError:
         return RuntimeError(f"thread {self.name} was stopped")
 
     # --- in the thread
 
-    def _run(self, started: CrossThreadFuture[None]) -> None:
+    def _run(self) -> None:
         try:
-            self._serve(started)
+            self._serve()
         except BaseException:
             # For example, one of the greenlets has raised SystemExit or KeyboardInterrupt.
             logger.exception("thread %s has failed", self.name)
         finally:
-            self._stopped, self._ident = True, None
-            for future in list(self._awaited):
-                future.set_exception(self._ended())
+            self._stopped = True
+            self._ended.set()
+            self._begun.set()
 
-    def _serve(self, started: CrossThreadFuture[None]) -> None:
+    def _serve(self) -> None:
         hub = gevent.get_hub()
-        self._queue, self._stop, self._ident = hub_call_queue(), Event(), get_ident()
+        self._owner, self._stop = OwnerThread(), Event()
         # Keeps the event loop running while it has nothing to do, for example before the first call.
         keep_alive = hub.loop.async_()
         keep_alive.start(lambda: None)
@@ -211,7 +175,7 @@ class HubThread:
             if self._on_end is not None:
                 at_end.callback(self._on_end)
             at_end.callback(setattr, self, "_stopped", True)
-            started.set_result(None)
+            self._begun.set()
             self._stop.wait()  # without a timeout: until stop() is called
 
     def _kill_greenlets(self, hub: Any) -> None:  # Any: gevent has no types
@@ -220,7 +184,7 @@ class HubThread:
                 gevent.killall(left)
 
     def _destroy(self, hub: Any) -> None:  # Any: gevent has no types
-        self._queue.close()
+        hub_call_queue().close()
         hub.destroy(destroy_loop=True)
         # End the hub, which gevent leaves suspended: a greenlet that is suspended when its thread ends leaks 10 KiB.
         hub.throw()

@@ -6,6 +6,7 @@ Only this module imports from gevent._hub_local: gevent has no public function t
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -419,6 +420,8 @@ class OwnerThread:
     def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: any arguments
         """Call a function in a greenlet of the owner thread's hub, or directly in the owner thread. Return its result.
 
+        If the caller is interrupted, for example by a gevent.Timeout, the greenlet is killed.
+
         Args:
             limit: Seconds to wait; no limit in the owner thread itself.
 
@@ -426,16 +429,27 @@ class OwnerThread:
             NSQTimeout: If the function takes longer; it is not interrupted.
             NSQConnectionClosed: If the thread ended before the call or during it, or if its hub is gone.
         """
+        __tracebackhide__ = True
         if self.is_current:
             return function(*arguments)
         future: CrossThreadFuture[T] = CrossThreadFuture()
-        self.call_soon(lambda: spawn("gnsq-call", future.set_from, function, *arguments, on_failure=None))
+        begun: list[gevent.Greenlet] = []
+        call = functools.partial(spawn, "gnsq-call", future.set_from, function, *arguments, on_failure=None)
+        self.call_soon(lambda: begun.append(call()))
         end = time.monotonic() + limit
-        while not future.wait(min(end - time.monotonic(), ALIVE_CHECK_INTERVAL)):
-            self._check_not_ended()
-            if time.monotonic() >= end:
-                raise NSQTimeout(f"a call to another thread's hub was not done within {limit:g} s; does that hub run?")
-        return future.result()
+        try:
+            while not future.wait(min(end - time.monotonic(), ALIVE_CHECK_INTERVAL)) and time.monotonic() < end:
+                self._check_not_ended()
+        except BaseException:
+            with contextlib.suppress(NSQConnectionClosed):
+                self.call_soon(lambda: begun[0].kill(block=False))
+            raise
+        if not future.is_done:
+            raise NSQTimeout(f"a call to another thread's hub was not done within {limit:g} s; does that hub run?")
+        try:
+            return future.result()
+        except gevent.GreenletExit:
+            raise NSQConnectionClosed("the call was killed in its thread, which may be ending") from None
 
     def _check_not_ended(self) -> None:
         if self.has_ended:

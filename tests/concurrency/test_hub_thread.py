@@ -11,6 +11,7 @@ from gevent._hub_local import get_hub_if_exists
 
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import HubCallQueue, hub_call_queue
+from gnsq.errors import NSQConnectionClosed
 from tests.helpers import run_program, wait_until
 
 LIMIT = 30.0
@@ -109,7 +110,7 @@ def test_call_that_is_interrupted_is_killed(hub):
 
 
 def test_call_whose_greenlet_is_killed_raises(hub):
-    with pytest.raises(RuntimeError, match="a call was killed in thread test"):
+    with pytest.raises(NSQConnectionClosed, match="the call was killed in its thread"):
         hub.call(lambda: greenlet.getcurrent().kill())
 
 
