@@ -425,8 +425,7 @@ class HandlerRunner:
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:
         if not message.has_responded():
-            delay = 0 if at_once else self._consumer.options.requeue_after(message.attempts, self._consumer.log_owner)
-            message.requeue(delay, backoff)
+            message.requeue(0 if at_once else None, backoff)
 
 
 def _remember(memory: OrderedDict[Key, Value], key: Key, value: Value, limit: int) -> None:

@@ -188,24 +188,17 @@ class WorkerPool:
     def _may_start(self) -> bool:
         return self._starting is None and len(self._workers) - len(self._parked) < self._limit
 
-    def _start(self) -> None:
-        """Start a worker soon, in this round of the event loop."""
-        if self._parked:
-            gevent.get_hub().loop.run_callback(self._unpark().switch)
-        else:
-            self._spawn_worker()
-
-    def _start_in_next_round(self) -> None:
-        if self._parked:
+    def _start(self, *, in_next_round: bool = False) -> None:
+        """Start a worker soon: in this round of the event loop, or in the next one."""
+        if not self._parked:
+            delay = 0 if in_next_round else None
+            worker = self._starting = spawn(self._name, self._run_worker, on_failure=self._on_bug, delay=delay)
+            self._workers[worker] = _Work(worker)
+            worker.rawlink(self._on_worker_end)
+        elif in_next_round:
             gevent.get_hub().loop.timer(0.0).start(self._unpark().switch)
         else:
-            self._spawn_worker(delay=0)
-
-    def _spawn_worker(self, delay: float | None = None) -> None:
-        worker = spawn(self._name, self._run_worker, on_failure=self._on_bug, delay=delay)
-        self._starting = worker
-        self._workers[worker] = _Work(worker)
-        worker.rawlink(self._on_worker_end)
+            gevent.get_hub().loop.run_callback(self._unpark().switch)
 
     def _unpark(self) -> gevent.Greenlet:
         work = self._parked.pop()
@@ -232,7 +225,7 @@ class WorkerPool:
     def _continue_in_another(self) -> None:
         self._limit = self._concurrency()
         if self.inbox and self._may_start():
-            self._start_in_next_round()
+            self._start(in_next_round=True)
 
     def _run_worker(self) -> None:
         work, hub = self._workers[gevent.getcurrent()], gevent.get_hub()

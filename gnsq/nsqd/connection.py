@@ -252,7 +252,7 @@ class Connection:
         self._hub_monitor = HubMonitor.acquire()
         for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("liveness", self._liveness_loop)):
             name = f"gnsq-{name}-{self.address}"
-            self._greenlets.append(spawn(name, self._run, loop, on_failure=self._abort_after_bug))
+            self._greenlets.append(spawn(name, self._run, loop, on_failure=self._lose))
         for warning in self.identity.warnings:
             self._logger.limited(logging.WARNING, f"{self.address} {warning}", "%s", warning)
         self._logger.info("connected, %s", self.identity.summary)
@@ -464,18 +464,15 @@ class Connection:
     # --- loops
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """Run one of the loops in its greenlet. When it ends, close the connection: callers may wait for responses."""
+        """Run a loop in its greenlet. If that is killed, close the connection: callers may wait for responses."""
         try:
             loop()
-        except NSQException as error:
-            self._log_loss_while_closing(error)
-            self.abort(error)
         except (gevent.GreenletExit, KeyboardInterrupt, SystemExit):
             self.abort()
             raise
 
-    def _abort_after_bug(self, error: Exception) -> None:
-        failure = InternalError.of(error)
+    def _lose(self, error: Exception) -> None:
+        failure = error if isinstance(error, NSQException) else InternalError.of(error)
         self._log_loss_while_closing(failure)
         self.abort(failure)
 
