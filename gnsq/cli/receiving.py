@@ -2,6 +2,32 @@
 to the command, and ends at a signal, a count, an idle time or an error.
 """
 
+# The way of the messages of `gnsq copy orders orders-test`, from the command line to the last FIN:
+#
+#  1. `main` in __main__.py runs the program, inside `program` in cli/running.py, which receives SIGINT and SIGTERM.
+#     click finds the command in the group `command_line` in cli/main.py.
+#  2. `Command.invoke` in cli/command.py makes a Cluster by `load_cluster` in cli/cluster.py: of the command line, for
+#     what it lacks of the environment, and then of the file. Whatever the command raises becomes one line on stderr in
+#     `running` in cli/running.py.
+#  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/cluster.py), makes a `Receiver`, and passes it
+#     to `Republisher.run` in cli/republish.py, which calls `Receiver.run`.
+#  4. `start` in cli/starting.py asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on stderr
+#     what cannot be undone later. Then it starts the consumer, and waits until it has a connection.
+#  5. The consumer calls `_Consumer.handle_messages` with all messages that it has read. The first comment in
+#     nsqd/connection.py has the steps before. `Inbox.add` pauses the consumer if too many bytes wait.
+#  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes it
+#     to `Republisher._handle` in cli/republish.py.
+#  7. `_Decision.__call__` in cli/copy.py chooses the messages to copy. `Receiver.pace` waits for the rate.
+#     `Republisher._publish` in cli/republish.py publishes them at the same time, and waits for each response of nsqd.
+#     The first comment in producer/dispatcher.py has the steps of a publish.
+#  8. `Receiver.done` counts what is confirmed, and ends the run after the last one of --count. After that,
+#     `Republisher._finish` in cli/republish.py calls `finish_all` in message.py: FIN. A message whose publish failed is
+#     requeued by `Republisher._on_failure` in cli/republish.py.
+#  9. Meanwhile `Receiver._watch` touches what is held for too long, and ends the run when nothing comes any more.
+# 10. At the end, also that of a signal, `Receiver._close` lets the batches that are being copied end, requeues what
+#     waits, and closes the consumer, which sends the last FIN.
+# 11. `summary` in cli/republish.py says what was not copied, and `Receiver.status` gives the exit status.
+
 from __future__ import annotations
 
 import contextlib
