@@ -20,8 +20,8 @@ def main() -> None:
     """Run the command that the arguments name, and exit."""
     with ending_at_signals():
         try:
+            from gnsq.cli.command import program
             from gnsq.cli.main import command_line
-            from gnsq.cli.running import program
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in ("click", "rich"):
                 raise

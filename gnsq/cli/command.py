@@ -1,18 +1,22 @@
-"""Command: the class of the commands. Reads the connection options, and runs the command in a frame that is the same
-for all of them: the log on stderr, signals, errors, and the exit status.
-"""
+"""The frame in which all commands run: connection options, the log on stderr, signals, errors and the exit status."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
 
 from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster
-from gnsq.cli.running import log_to_stderr, running
+from gnsq.errors import NSQException
+from gnsq.running import StopSignals
+from gnsq.texts import option_names
 
-__all__ = ["Command"]
+__all__ = ["Command", "program"]
 
 _VERBOSE = click.Option(
     ["-v", "--verbose"], count=True, help="Log connections, too. Twice: also each command and frame."
@@ -20,6 +24,36 @@ _VERBOSE = click.Option(
 _SHARED = [*CONNECTION_OPTIONS, _VERBOSE]
 # Levels of the log on stderr, by the number of -v.
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+# The options that errors of gnsq ask for, by their names in Python.
+_OPTIONS = {
+    "auth_secret": "--auth-secret-file",
+    "ca_certs": "--tls-ca",
+    "ca_certs in tls_options": "--tls-ca",
+    "cert_file and key_file": "--tls-cert and --tls-key",
+    "cert_reqs=CERT_NONE": "--tls-insecure",
+    "cert_reqs=ssl.CERT_NONE": "--tls-insecure",
+    "certfile and keyfile in tls_options": "--tls-cert and --tls-key",
+    "server_hostname": "--tls-server-name",
+    "tls_options": "the --tls options",
+    "tls_v1=True": "--tls",
+}
+
+
+@contextlib.contextmanager
+def program() -> Iterator[StopSignals]:
+    """Receive SIGINT and SIGTERM around a whole command, which gets them as click's context object; and let errors name
+    the command line's options.
+
+    So a signal that comes before the command begins its work, or after it, does not end the process in another way.
+    """
+    with option_names(_OPTIONS), StopSignals(before_end=_show_cursor) as stop:
+        yield stop
+
+
+def _show_cursor() -> None:
+    """Show the cursor again, which rich hides while it shows progress."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")
 
 
 class Command(click.Command):
@@ -40,15 +74,25 @@ class Command(click.Command):
         self.params += _SHARED
 
     def invoke(self, ctx: click.Context) -> NoReturn:
-        """Run the command, and exit."""
+        """Run the command, and exit. An expected error is one line on stderr."""
         names = {parameter.name for parameter in _SHARED}
         values = {name: value for name, value in ctx.params.items() if name not in names}
-        log_to_stderr(_LEVELS[min(ctx.params["verbose"], len(_LEVELS) - 1)])
+        level = _LEVELS[min(ctx.params["verbose"], len(_LEVELS) - 1)]
+        _log_to_stderr(logging.ERROR if self._says_why and level == logging.WARNING else level)
         cluster = load_cluster(ctx.params["cluster"], ctx.params["config_file"], given_settings(ctx))
+        stop = ctx.find_object(StopSignals)
+        assert stop is not None  # see program()
         assert self.callback is not None  # that of the decorated function
-        with running(says_why=self._says_why) as stop:
-            status = ctx.invoke(self.callback, cluster=cluster, stop=stop, **values)
-        ctx.exit(status or 0)
+        try:
+            ctx.exit(ctx.invoke(self.callback, cluster=cluster, stop=stop, **values) or 0)
+        except BrokenPipeError:
+            # The reader of stdout or stderr, such as head, has ended. Python would write the rest at its end, and fail
+            # again.
+            with contextlib.suppress(OSError):
+                sys.stdout.close()
+            sys.exit(1)
+        except (NSQException, OSError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in two sections."""
@@ -63,3 +107,15 @@ class Command(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _log_to_stderr(level: int) -> None:
+    """Log lines of gnsq from a level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.getLogger("gnsq")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(level)
+    if level >= logging.WARNING:
+        # The commands do not block their hub. On a busy machine the warning of a blocked hub says nothing to do.
+        logging.getLogger("gnsq.concurrency.hub_monitor").setLevel(logging.ERROR)

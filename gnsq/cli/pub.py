@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import click
 import gevent
@@ -18,7 +19,7 @@ from gnsq.cli.parameters import DURATION, RATE, FilePath
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.topics import TOPIC
 from gnsq.concurrency.greenlets import spawn
-from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
+from gnsq.errors import NSQErrorCode, NSQException, NSQInvalid, NSQUnknown
 from gnsq.producer import Producer
 from gnsq.running import StopSignals
 from gnsq.texts import counted
@@ -49,8 +50,13 @@ class _Stopped(Exception):
         """Say which lines are published, and how to go on."""
         text = f"stopped at line {self.first}: {self.error}\nAll lines before it are published. "
         if self.first == self.last and not isinstance(self.error, NSQUnknown):
-            # If the set-up is wrong or nsqd can't store now, the next line would fail in the same way.
-            is_line_bad = isinstance(self.error, ValueError) or getattr(self.error, "at_fault", None) == "message"
+            # If the set-up is wrong or nsqd can't store now, the next line would fail in the same way; also if nsqd
+            # refuses the time of --defer.
+            is_line_bad = isinstance(self.error, ValueError) or (
+                isinstance(self.error, NSQException)
+                and self.error.at_fault == "message"
+                and not isinstance(self.error, NSQInvalid)
+            )
             without = f"; without this line: --from-line {self.first + 1}" if is_line_bad else ""
             return f"{text}To go on: --from-line {self.first}{without}"
         lines = f"Line {self.first}" if self.first == self.last else f"Lines {self.first} to {self.last}"
@@ -98,9 +104,7 @@ def pub(
         counter = opened.enter_context(Counter("published", size))
         with cluster.producer() as producer:
             limiter = RateLimiter(rate, stop.requested)
-            publisher = _Publisher(
-                *(producer, topic, defer_ms, counter, limiter, stop), is_raw=raw, from_line=from_line
-            )
+            publisher = _Publisher(producer, topic, defer_ms, counter, limiter, stop, raw, from_line)
             publisher.publish(descriptor)
         return publisher.report()
 
@@ -109,56 +113,53 @@ def _is_file(descriptor: int) -> bool:
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
+@dataclass
 class _Publisher:
-    """Publishes the lines of one input."""
+    """Publishes the lines of one input.
 
-    def __init__(
-        self,
-        producer: Producer,
-        topic: str,
-        defer: int | None,
-        counter: Counter,
-        limiter: RateLimiter,
-        stop: StopSignals,
-        *,
-        is_raw: bool,
-        from_line: int,
-    ) -> None:
-        self._producer = producer
-        self._is_raw = is_raw
-        self._from_line = from_line
-        self._topic = topic
-        self._defer = defer
-        self._counter = counter
-        self._limiter = limiter
-        self._stop = stop
-        self._empty = 0
-        self._line = 0  # number of the last line that was published or left out
-        self._failure: _Stopped | None = None
-        self._is_complete = False
+    Attributes:
+        defer: Milliseconds; None: publish without a delay.
+        empty: Number of lines that were left out.
+        line: Number of the last line that was published or left out.
+        failure: Why not all lines were published.
+        is_complete: True at the end of the input.
+    """
+
+    producer: Producer
+    topic: str
+    defer: int | None
+    counter: Counter
+    limiter: RateLimiter
+    stop: StopSignals
+    is_raw: bool
+    from_line: int
+    empty: int = 0
+    line: int = 0
+    failure: _Stopped | None = None
+    is_complete: bool = False
 
     def publish(self, descriptor: int) -> None:
         """Publish the input until its end, a failure, or a signal."""
         try:
-            if self._is_raw:
+            if self.is_raw:
                 body = b"".join(self._reads(descriptor))
-                if self._stop.number is None:
+                if self.stop.number is None:
                     self._publish([(1, body)])
             else:
                 self._publish_lines(descriptor)
-            self._is_complete = self._stop.number is None
+            self.is_complete = self.stop.number is None
         except _Stopped as stopped:
-            self._failure = stopped
+            self.failure = stopped
 
     def _publish_lines(self, descriptor: int) -> None:
-        step = DEFERRED_AT_ONCE if self._defer is not None else None
-        if self._limiter.step is not None:
-            step = min(self._limiter.step, step or self._limiter.step)
+        step = DEFERRED_AT_ONCE if self.defer is not None else None
+        if self.limiter.step is not None:
+            step = min(self.limiter.step, step or self.limiter.step)
         begun: list[bytes] = []  # parts of a line whose end was not read yet
         size = 0  # their bytes
         for data in self._reads(descriptor):
             first, *others = data.split(b"\n")
-            if self._line + 1 < self._from_line:
+            if self.line + 1 < self.from_line:
                 first = first[:1]  # it is not published: whether it is empty is enough
             begun.append(first)
             size += len(first)
@@ -169,29 +170,29 @@ class _Publisher:
                 *lines, rest = b"".join(begun), *others
                 begun, size = [rest], len(rest)
                 self._publish_some(lines, step)
-            self._counter.add(0, len(data))
-        if self._stop.number is not None:
+            self.counter.add(0, len(data))
+        if self.stop.number is not None:
             return
         if any(begun):
             self._publish_some([b"".join(begun)], step)
         # After the last line nothing is left to do, as when "without this line" was advised for it.
-        if self._line + 1 < self._from_line:
-            text = f"there is no line {self._from_line}: the input has {counted(self._line, 'line')}"
+        if self.line + 1 < self.from_line:
+            text = f"there is no line {self.from_line}: the input has {counted(self.line, 'line')}"
             raise click.ClickException(text)
 
     def _publish_some(self, lines: Sequence[bytes], step: int | None) -> None:
-        numbered = [(number, line) for number, line in enumerate(lines, self._line + 1) if number >= self._from_line]
+        numbered = [(number, line) for number, line in enumerate(lines, self.line + 1) if number >= self.from_line]
         wanted = [(number, line) for number, line in numbered if line]
-        self._empty += len(numbered) - len(wanted)
+        self.empty += len(numbered) - len(wanted)
         step = step or len(wanted) or 1
         for start in range(0, len(wanted), step):
             some = wanted[start : start + step]
-            self._limiter.wait(len(some))
-            if self._stop.number is not None:
-                self._line = some[0][0] - 1
+            self.limiter.wait(len(some))
+            if self.stop.number is not None:
+                self.line = some[0][0] - 1
                 return
             self._publish(some)
-        self._line += len(lines)
+        self.line += len(lines)
 
     def _publish(self, lines: Sequence[tuple[int, bytes]]) -> None:
         """Publish numbered lines.
@@ -201,15 +202,15 @@ class _Publisher:
         """
         if not lines:
             return
-        if self._defer is not None:
+        if self.defer is not None:
             self._publish_deferred(lines)
         else:
             bodies = [body for _, body in lines]
             try:
                 if len(bodies) == 1:
-                    self._producer.publish(self._topic, bodies[0])
+                    self.producer.publish(self.topic, bodies[0])
                 else:
-                    self._producer.multipublish(self._topic, bodies)
+                    self.producer.multipublish(self.topic, bodies)
             except (NSQException, ValueError) as error:
                 if len(lines) > 1 and isinstance(error, (NSQErrorCode, ValueError)):
                     # nsqd has stored none of them: find the line that it refuses, and publish those before it.
@@ -220,14 +221,14 @@ class _Publisher:
                 first, last = lines[0][0], lines[-1][0]
                 # All of them or none is published; only of an unknown outcome it is not known which.
                 raise _Stopped(first, last if isinstance(error, NSQUnknown) else first, error) from error
-            self._counter.add(len(bodies))
+            self.counter.add(len(bodies))
 
     def _publish_deferred(self, lines: Sequence[tuple[int, bytes]]) -> None:
         results, failed = [], None
         last = 0  # the last line that is or may be published
         for number, body in lines:
             try:
-                results.append((number, self._producer.publish_async(self._topic, body, self._defer)))
+                results.append((number, self.producer.publish_async(self.topic, body, self.defer)))
             except (NSQException, ValueError) as error:
                 failed = _Stopped(number, number, error)
                 break
@@ -239,7 +240,7 @@ class _Publisher:
                 last = number if isinstance(error, NSQUnknown) else last
             else:
                 last = number
-                self._counter.add(1)
+                self.counter.add(1)
         if failed is not None:
             failed.last = max(failed.first, last)
             raise failed
@@ -247,7 +248,7 @@ class _Publisher:
     def _reads(self, descriptor: int) -> Iterator[bytes]:
         """Read until the end of the input or a signal."""
         is_file = _is_file(descriptor)
-        while self._stop.number is None:
+        while self.stop.number is None:
             if is_file:
                 gevent.sleep(0)  # other greenlets, such as the one that reads responses, run meanwhile
             elif not self._wait_readable(descriptor):
@@ -265,28 +266,28 @@ class _Publisher:
     def _wait_readable(self, descriptor: int) -> bool:
         waiter = spawn("gnsq-stdin", wait_read, descriptor, on_failure=None)
         try:
-            gevent.wait([waiter, self._stop.requested], count=1)
+            gevent.wait([waiter, self.stop.requested], count=1)
             if waiter.ready():
                 waiter.get()
-            return self._stop.number is None
+            return self.stop.number is None
         finally:
             waiter.kill()
 
     @property
     def _next_line(self) -> int:
         """Number of the first line that is to be published next."""
-        return max(self._line + 1, self._from_line)
+        return max(self.line + 1, self.from_line)
 
     def report(self) -> int:
         """Write to stderr what was published, and where to go on. Return the exit status."""
-        skipped = f"; {counted(self._empty, 'empty line', spec=',')} left out" if self._empty else ""
-        click.echo(self._counter.summary() + skipped, err=True)
-        if self._failure is not None:
-            text = str(self._failure.error) if self._is_raw else self._failure.advice()
+        skipped = f"; {counted(self.empty, 'empty line', spec=',')} left out" if self.empty else ""
+        click.echo(self.counter.summary() + skipped, err=True)
+        if self.failure is not None:
+            text = str(self.failure.error) if self.is_raw else self.failure.advice()
             click.echo(f"Error: {text}", err=True)
             return 1
-        if not self._is_complete and self._stop.number is not None:
-            then = "nothing was published" if self._is_raw else f"to go on: --from-line {self._next_line}"
-            click.echo(f"{self._stop.number.name}: stopped; {then}", err=True)
-            return 128 + self._stop.number
+        if not self.is_complete and self.stop.number is not None:
+            then = "nothing was published" if self.is_raw else f"to go on: --from-line {self._next_line}"
+            click.echo(f"{self.stop.number.name}: stopped; {then}", err=True)
+            return 128 + self.stop.number
         return 0

@@ -4,11 +4,10 @@ to the command, and ends at a signal, a count, an idle time or an error.
 
 # The way of the messages of `gnsq copy orders orders-test`, from the command line to the last FIN:
 #
-#  1. `main` in __main__.py runs the program, inside `program` in cli/running.py, which receives SIGINT and SIGTERM.
+#  1. `main` in __main__.py runs the program, inside `program` in cli/command.py, which receives SIGINT and SIGTERM.
 #     click finds the command in the group `command_line` in cli/main.py.
 #  2. `Command.invoke` in cli/command.py makes a Cluster by `load_cluster` in cli/cluster.py: of the command line, for
-#     what it lacks of the environment, and then of the file. Whatever the command raises becomes one line on stderr in
-#     `running` in cli/running.py.
+#     what it lacks of the environment, and then of the file. An error of the command becomes one line on stderr.
 #  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/cluster.py), makes a `Receiver`, and passes it
 #     to `Republisher.run` in cli/republish.py, which calls `Receiver.run`.
 #  4. `start` in cli/starting.py asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on stderr
@@ -32,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import time
 from collections import deque
@@ -307,7 +307,9 @@ class Receiver:
             click.echo(f"{stop.name}: stopped before the end", err=True)
             return 128 + stop
         if self.is_idle and self.failures:
-            text = "; ".join(f"{address}: {error}" for address, error in self.failures.items())
+            # Warnings, if they are logged, have said why.
+            is_said = logging.getLogger("gnsq").isEnabledFor(logging.WARNING)
+            text = "; ".join(f"{address}{'' if is_said else f': {error}'}" for address, error in self.failures.items())
             click.echo(f"Error: not all nsqds could be reached, so messages may be left there: {text}", err=True)
             return 1
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import click
@@ -109,35 +109,35 @@ def requeue_dead(
             reconnect_initial=1.0,
         )
         producer = None if dry_run else opened.enter_context(cluster.producer(batch_messages=BATCH))
-        run = _Run(choice, to, leave_for, receiver.end, is_dry=dry_run, count=count)
+        run = _Run(choice, to, leave_for, dry_run, count, receiver.end)
         requeuer = Republisher(receiver, producer, run.decide, policy)
         try:
             requeuer.run()
         finally:
-            _report(run, requeuer.counts, receiver, leave_for, is_dry=dry_run)
+            _report(run, requeuer.counts, receiver)
     # The letters are given back before this, since the reader of stdout may be slow.
     if Output(stop).write([f"{line}\n".encode() for line in run.lines]) < len(run.lines):
         receiver.is_complete = False  # if a signal has ended it
     if dry_run and receiver.is_idle and receiver.was_starved:
-        text = f"a dry run keeps the letters in flight, so it looked at the first {len(run.seen):,} only"
+        text = f"a dry run keeps the letters in flight, so it looked at the first {len(run.due):,} only"
         click.echo(f"{text}; there may be more", err=True)
     return receiver.status() or (1 if requeuer.counts.failed else 0)
 
 
-def _report(run: _Run, counts: RepublishCounts, receiver: Receiver, leave_for: float, *, is_dry: bool) -> None:
-    if is_dry:
+def _report(run: _Run, counts: RepublishCounts, receiver: Receiver) -> None:
+    if run.is_dry:
         would = counted(run.chosen, "message", spec=",")
         click.echo(
             f"{would} would be requeued, {run.not_chosen:,} left; dry run: none was published or finished", err=True
         )
         return
-    until = datetime.now().astimezone() + timedelta(seconds=leave_for)
+    until = datetime.now().astimezone() + timedelta(seconds=run.leave_for)
     left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
     counts = replace(counts, left=run.not_chosen)  # a letter that came again counts once
     parts = [receiver.counter.summary(), *summary(counts, left=left)]
     if run.without_topic:
         parts.append(f"{counted(run.without_topic, 'message', spec=',')} of these without an envelope: give --to")
-    if not run.seen and receiver.is_idle:
+    if not run.due and receiver.is_idle:
         parts.append("none came; those that an earlier run has left come again after its --leave-for")
     click.echo("; ".join(parts), err=True)
 
@@ -174,89 +174,58 @@ class _Choice:
         return self.body_filter.chooses(message.body if letter is None else letter.body)
 
 
-@dataclass(slots=True)
-class _Seen:
-    """A message that has come.
-
-    Attributes:
-        due: When it comes again if it was left; monotonic seconds.
-        times: How often it has come.
-    """
-
-    due: float
-    times: int = 1
-
-
+@dataclass
 class _Run:
     """Decides what happens to each message, and ends the run when messages come again.
 
-    Args:
+    Attributes:
         to: Topic for all of them.
         leave_for: Seconds until a message comes again that was left.
         end: Ends the run.
-
-    Attributes:
-        seen: The messages that have come, by nsqd and id.
+        due: The messages that have come, by nsqd and id: monotonic time at which they come again if they were left.
         chosen, not_chosen: Numbers of messages.
         without_topic: Number of the messages that are not chosen only since they have no topic to be published to.
         lines: What a dry run shows.
     """
 
-    def __init__(
-        self,
-        choice: _Choice,
-        to: str | None,
-        leave_for: float,
-        end: Callable[[], object],
-        *,
-        is_dry: bool,
-        count: int | None,
-    ) -> None:
-        self.seen: dict[tuple[str | None, bytes], _Seen] = {}
-        self.chosen = 0
-        self.not_chosen = 0
-        self.without_topic = 0
-        self.lines: list[str] = []
-        self._choice = choice
-        self._to = to
-        self._leave_for = leave_for
-        self._is_dry = is_dry
-        self._count = count
-        self._end = end
+    choice: _Choice
+    to: str | None
+    leave_for: float
+    is_dry: bool
+    count: int | None
+    end: Callable[[], object]
+    due: dict[tuple[str | None, bytes], float] = field(default_factory=dict)
+    chosen: int = 0
+    not_chosen: int = 0
+    without_topic: int = 0
+    lines: list[str] = field(default_factory=list)
 
     def decide(self, received: Received) -> Step:
         """Decide about a message."""
-        message = received.message
+        message, key = received.message, (received.message.nsqd, received.message.id)
         now = time.monotonic()
-        seen = self.seen.get((message.nsqd, message.id))
-        if seen is not None:
-            return self._decide_again(seen, now)
-        if self._is_dry and self.chosen == self._count:
-            self._end()
+        if key in self.due:
+            # If it was left, the others have come, too. It may also come too early: its answer was lost with a
+            # connection.
+            if now >= self.due[key]:
+                self.end()
+            return Answer.KEEP if self.is_dry else Answer.LEAVE
+        if self.is_dry and self.chosen == self.count:
+            self.end()
             return Answer.KEEP
-        self.seen[message.nsqd, message.id] = _Seen(now + self._leave_for)
+        self.due[key] = now + self.leave_for
         letter = decode_dead_letter(message.body)
-        topic = self._to or (None if letter is None else letter.topic)
-        is_chosen = self._choice.chooses(message, letter, time.time())
+        topic = self.to or (None if letter is None else letter.topic)
+        is_chosen = self.choice.chooses(message, letter, time.time())
         self.without_topic += is_chosen and topic is None
         self.chosen += is_chosen and topic is not None
         self.not_chosen += not is_chosen or topic is None
-        if self._is_dry:
+        if self.is_dry:
             self.lines.append(_line(message, letter, topic, is_chosen=is_chosen))
             return Answer.KEEP
         if not is_chosen or topic is None:
             return Answer.LEAVE
         return Publication(topic, message.body if letter is None else letter.body)
-
-    def _decide_again(self, seen: _Seen, now: float) -> Step:
-        """Decide about a message that has come before. If it was left, the others have come, too, and the run ends.
-
-        It may also come too early, since its answer was lost with a connection.
-        """
-        seen.times += 1
-        if now >= seen.due or seen.times > 2:
-            self._end()
-        return Answer.KEEP if self._is_dry else Answer.LEAVE
 
 
 def _line(message: Message, letter: DeadLetter | None, topic: str | None, *, is_chosen: bool) -> str:

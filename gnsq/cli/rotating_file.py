@@ -28,10 +28,8 @@ from pathlib import Path
 
 from gnsq.localfiles import sync_directory
 
-__all__ = ["LEVELS", "Compression", "Recovery", "RotatingFile", "compression", "file_stem", "recover"]
+__all__ = ["COMPRESSIONS", "Compression", "Recovery", "RotatingFile", "file_stem", "recover"]
 
-# Lowest and highest level of each compression, and the default.
-LEVELS = {"gzip": (1, 9, 6), "zstd": (1, 22, 3)}
 # Bytes of a read of recover(). It copies the rest of a read after each member, so that large reads are slow.
 _READ_SIZE = 16 * 1024
 # Bytes that recover() decompresses at a time: a member of 98 KB may have 1 GB.
@@ -53,39 +51,36 @@ class Compression:
 
     Attributes:
         suffix: End of the names of files.
-        encode: Returns the bytes to store.
-        overhead: The most bytes by which encode() makes data of a size longer.
+        complete_size: Returns the size of all complete records or members of an open file, for recover().
+        levels: The lowest and the highest level, and the default; None: it has none.
+        encoder: Makes, for a level, the function that returns the bytes to store.
     """
 
     suffix: str
-    encode: Callable[[bytes], bytes]
-    overhead: Callable[[int], int]
+    complete_size: Callable[[int], int]
+    levels: tuple[int, int, int] | None = None
+    encoder: Callable[[int], Callable[[bytes], bytes]] = lambda level: lambda data: data
 
+    def encode(self, level: int | None = None) -> Callable[[bytes], bytes]:
+        """Return the function that returns the bytes to store.
 
-def compression(name: str, level: int | None = None) -> Compression:
-    """Return a compression: none, gzip or zstd.
+        Raises:
+            ValueError: If the level is out of bounds, or the compression has no levels.
+        """
+        if self.levels is None:
+            if level is not None:
+                raise ValueError(f"level {level} needs a compression: gzip or zstd")
+            return self.encoder(0)
+        lowest, highest, default = self.levels
+        if level is None:
+            level = default
+        if not lowest <= level <= highest:
+            raise ValueError(f"level {level} must be {lowest} to {highest}")
+        return self.encoder(level)
 
-    Raises:
-        ValueError: If the level is out of bounds, or the compression has no levels.
-    """
-    if name == "none":
-        if level is not None:
-            raise ValueError(f"level {level} needs a compression: gzip or zstd")
-        return Compression("", lambda data: data, lambda size: 0)
-    lowest, highest, default = LEVELS[name]
-    if level is None:
-        level = default
-    if not lowest <= level <= highest:
-        raise ValueError(f"level {level} of {name} must be {lowest} to {highest}")
-
-    def overhead(size: int) -> int:
-        return size // 1000 + 64
-
-    if name == "gzip":
-        return Compression(".gz", lambda data: gzip.compress(data, level, mtime=0), overhead)
-    import zstandard  # imported here, since most commands do not need it
-
-    return Compression(".zst", zstandard.ZstdCompressor(level=level, write_checksum=True).compress, overhead)
+    def overhead(self, size: int) -> int:
+        """Return the most bytes by which data of a size may get longer."""
+        return 0 if self.levels is None else size // 1000 + 64
 
 
 # --- names
@@ -150,6 +145,7 @@ class RotatingFile:
         stem: Returns the name of a new file without suffix, for the Unix time at which it is begun. If the directory
             has this name already, a number is added: no file is ever replaced.
         kind: Suffix of the names before that of the compression: .log or .jsonl.
+        level: Of the compression; None: its default.
         max_size: Bytes. No file is larger than this, unless one record is.
         interval: Seconds. A file is complete at the first multiple of this since 1970-01-01 UTC: 3600 is the full hour.
         clock: Returns the Unix time.
@@ -164,7 +160,8 @@ class RotatingFile:
         directory: Path,
         stem: Callable[[float], str],
         kind: str,
-        compressed: Compression,
+        compression: Compression,
+        level: int | None = None,
         *,
         max_size: int | None = None,
         interval: float | None = None,
@@ -174,8 +171,9 @@ class RotatingFile:
         self.completed = 0
         self._directory = directory
         self._stem = stem
-        self._suffix = kind + compressed.suffix
-        self._compressed = compressed
+        self._suffix = kind + compression.suffix
+        self._compression = compression
+        self._encode = compression.encode(level)
         self._max_size = max_size
         self._interval = interval
         self._clock = clock
@@ -252,13 +250,13 @@ class RotatingFile:
             return len(sizes)
         before = sizes[first - 1] if first else 0
         left = self._max_size - (0 if self._file is None else self._file.size)
-        left -= self._compressed.overhead(max(left, 0))
+        left -= self._compression.overhead(max(left, 0))
         return bisect.bisect_right(sizes, before + left, first)
 
     def _append(self, data: bytes) -> None:
         if self._file is None:
             self._file = self._begin()
-        file, rest = self._file, memoryview(self._compressed.encode(data))
+        file, rest = self._file, memoryview(self._encode(data))
         with _path_in_error(file.part):
             while rest:
                 written = os.write(file.descriptor, rest)
@@ -372,13 +370,15 @@ def recover(directory: Path, kinds: Iterable[str]) -> list[Recovery]:
     A file that is not compressed is cut after its last newline. So if records have newlines themselves, the beginning
     of one that was not synced may stay.
     """
-    any_kind, any_compression = ("|".join(map(re.escape, suffixes)) for suffixes in (kinds, _COMPLETE_SIZES))
+    by_suffix = {each.suffix: each for each in COMPRESSIONS.values()}
+    any_kind, any_compression = ("|".join(map(re.escape, suffixes)) for suffixes in (kinds, by_suffix))
     pattern = re.compile(rf"\.(.+((?:{any_kind})({any_compression})))\.part")
     found = [(part, match) for part in sorted(directory.iterdir()) if (match := pattern.fullmatch(part.name))]
     recoveries = []
     for part, match in found:
+        name, suffix, compressed = match.groups()
         try:
-            recovery = _recover(part, *match.groups())
+            recovery = _recover(part, name, suffix, by_suffix[compressed])
         except OSError as error:
             recovery = Recovery(part, error=error)
         if recovery is not None:
@@ -386,7 +386,7 @@ def recover(directory: Path, kinds: Iterable[str]) -> list[Recovery]:
     return recoveries
 
 
-def _recover(part: Path, name: str, suffix: str, compressed: str) -> Recovery | None:
+def _recover(part: Path, name: str, suffix: str, compression: Compression) -> Recovery | None:
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -405,7 +405,7 @@ def _recover(part: Path, name: str, suffix: str, compressed: str) -> Recovery | 
                 # The process was killed between the two steps of _give_name().
                 part.unlink()
                 return Recovery(part, path, found)
-            size = _COMPLETE_SIZES[compressed](descriptor)
+            size = compression.complete_size(descriptor)
             if not size:
                 part.unlink()
                 return Recovery(part, cut=found)
@@ -417,8 +417,7 @@ def _recover(part: Path, name: str, suffix: str, compressed: str) -> Recovery | 
         os.close(descriptor)
 
 
-# Each of these functions returns the size of all complete records or members of an open file, of which it holds only a
-# part in memory at a time.
+# --- the compressions. Of an open file, each function holds only a part in memory at a time.
 
 
 def _size_to_last_newline(descriptor: int) -> int:
@@ -476,5 +475,20 @@ def _size_of_zstd_frames(descriptor: int) -> int:
 
 _ZSTD_HEADER_SIZE = 18  # at most
 _ZSTD_REPEATED = 1  # type of a block that is one byte, many times
-# By the suffix of a compression.
-_COMPLETE_SIZES = {"": _size_to_last_newline, ".gz": _size_of_gzip_members, ".zst": _size_of_zstd_frames}
+
+
+def _gzip_encoder(level: int) -> Callable[[bytes], bytes]:
+    return lambda data: gzip.compress(data, level, mtime=0)
+
+
+def _zstd_encoder(level: int) -> Callable[[bytes], bytes]:
+    import zstandard  # imported here, since most commands do not need it
+
+    return zstandard.ZstdCompressor(level=level, write_checksum=True).compress
+
+
+COMPRESSIONS = {
+    "none": Compression("", _size_to_last_newline),
+    "gzip": Compression(".gz", _size_of_gzip_members, (1, 9, 6), _gzip_encoder),
+    "zstd": Compression(".zst", _size_of_zstd_frames, (1, 22, 3), _zstd_encoder),
+}

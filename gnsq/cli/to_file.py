@@ -21,7 +21,7 @@ from gnsq.cli.formats import message_record
 from gnsq.cli.parameters import COUNT, DURATION, SIZE, FilePath
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
-from gnsq.cli.rotating_file import LEVELS, Recovery, RotatingFile, compression, file_stem, recover
+from gnsq.cli.rotating_file import COMPRESSIONS, Recovery, RotatingFile, file_stem, recover
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
@@ -87,13 +87,17 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
     type=DURATION,
     help="Complete a file at each multiple of this time in UTC, such as 10m or 1d; 0: never.",
 )
-@click.option("--compress", default="none", show_default=True, type=click.Choice(["none", *LEVELS]))
+@click.option("--compress", default="none", show_default=True, type=click.Choice(list(COMPRESSIONS)))
 @click.option(
     "--level",
     metavar="N",
     type=int,
     help="Level of the compression. "
-    + " ".join(f"{name}: {low} to {high}, default {default}." for name, (low, high, default) in LEVELS.items()),
+    + " ".join(
+        f"{name}: {each.levels[0]} to {each.levels[1]}, default {each.levels[2]}."
+        for name, each in COMPRESSIONS.items()
+        if each.levels is not None
+    ),
 )
 @click.option(
     "--name",
@@ -143,23 +147,19 @@ def to_file(
     """
     fields = {"topic": topic, "channel": channel, "host": _host(), "pid": str(os.getpid())}
     stem = functools.partial(file_stem, name, fields)
-    try:
-        compressed = compression(compress, level)
-        stem(time.time())
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     if rotate_size is not None and rotate_size < 1:
         raise click.UsageError(f"--rotate-size {rotate_size:g} must be at least 1 byte")
     suffix, encode = FORMATS[kind]
-    files = RotatingFile(
-        directory,
-        stem,
-        suffix,
-        compressed,
-        max_size=None if rotate_size is None else int(rotate_size),
-        interval=rotate_interval or None,
-        on_complete=_log_complete,
-    )
+    try:
+        stem(time.time())
+        files = RotatingFile(
+            *(directory, stem, suffix, COMPRESSIONS[compress], level),
+            max_size=None if rotate_size is None else int(rotate_size),
+            interval=rotate_interval or None,
+            on_complete=_log_complete,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     io_thread = BlockingIOThread()
     for recovery in io_thread.call(_prepare, directory, files):
         click.echo(_recovery_text(recovery), err=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import gevent
 from click.testing import CliRunner
 
+from gnsq.cli.command import program
 from gnsq.cli.main import command_line
-from gnsq.cli.running import program
 from tests.helpers import child, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -265,7 +265,7 @@ def test_deferred_lines_that_are_all_refused_are_not_called_published(fakensqd, 
     assert result.exit_code == 1
     assert "Error: stopped at line 1: " in result.stderr
     assert "7200000 out of range" in result.stderr
-    assert "To go on: --from-line 1; without this line: --from-line 2" in result.stderr
+    assert result.stderr.endswith("To go on: --from-line 1\n")  # each line has this delay
 
 
 def test_line_is_not_blamed_for_a_wrong_set_up(fakensqd, pub):

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from gnsq.cli.rotating_file import RotatingFile, compression, file_stem, recover
+from gnsq.cli.rotating_file import COMPRESSIONS, RotatingFile, file_stem, recover
 
 # 2023-11-14 22:13:20 UTC.
 NOW = 1_700_000_000.0
@@ -40,7 +40,7 @@ def make(tmp_path, now):
                 tmp_path,
                 lambda time: file_stem(template, {}, time),
                 ".log",
-                compression(compress),
+                COMPRESSIONS[compress],
                 clock=now,
                 **options,
             )
@@ -65,7 +65,7 @@ def content(path):
     return data
 
 
-COMPRESSIONS = pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
+EACH_COMPRESSION = pytest.mark.parametrize("compress", ["none", "gzip", "zstd"])
 
 
 # --- names
@@ -137,7 +137,7 @@ def test_name_that_is_not_valid_is_refused(template):
 # --- rotation
 
 
-@COMPRESSIONS
+@EACH_COMPRESSION
 def test_no_file_is_larger_than_the_limit_and_all_records_are_in_order(make, names, tmp_path, compress):
     noise = [os.urandom(80).hex().encode() + b"\n" for _ in range(300)]
     files = make(compress, max_size=5000)
@@ -195,7 +195,7 @@ def test_there_is_no_time_to_rotate_without_a_file_or_an_interval(make):
 # --- compression
 
 
-@COMPRESSIONS
+@EACH_COMPRESSION
 def test_records_of_a_write_can_be_read_before_the_file_is_complete(make, tmp_path, compress):
     files = make(compress)
 
@@ -209,13 +209,13 @@ def test_records_of_a_write_can_be_read_before_the_file_is_complete(make, tmp_pa
 def test_higher_level_makes_smaller_files():
     data = b"".join(LINES)
 
-    assert len(compression("gzip", 9).encode(data)) < len(compression("gzip", 1).encode(data))
+    assert len(COMPRESSIONS["gzip"].encode(9)(data)) < len(COMPRESSIONS["gzip"].encode(1)(data))
 
 
 @pytest.mark.parametrize(("name", "level"), [("none", 1), ("gzip", 10), ("gzip", 0), ("zstd", 23)])
 def test_level_out_of_bounds_is_refused(name, level):
     with pytest.raises(ValueError, match=f"level {level}"):
-        compression(name, level)
+        COMPRESSIONS[name].encode(level)
 
 
 # --- durability
@@ -245,7 +245,7 @@ def largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@COMPRESSIONS
+@EACH_COMPRESSION
 def test_file_keeps_what_was_synced_before_a_write_failed(make, names, tmp_path, compress):
     files, noise = make(compress), [os.urandom(8000).hex().encode() + b"\n"]
     files.write([b"1\n"])
@@ -299,7 +299,7 @@ SUFFIXES = [("none", ".log"), ("gzip", ".jsonl.gz"), ("zstd", ".log.zst")]
 @pytest.mark.parametrize(("compress", "suffix"), SUFFIXES)
 @pytest.mark.parametrize("writes", [1, 100], ids=["one write", "many writes"])
 def test_incomplete_end_is_cut_at_any_byte(leave, tmp_path, compress, suffix, writes):
-    encode = compression(compress).encode
+    encode = COMPRESSIONS[compress].encode()
     complete = b"".join(encode(b"".join(LINES)) for _ in range(writes))
     torn = encode(b"torn record\n" * 3)[:-1] if compress != "none" else b"torn"
 
@@ -314,7 +314,7 @@ def test_incomplete_end_is_cut_at_any_byte(leave, tmp_path, compress, suffix, wr
 
 @pytest.mark.parametrize(("compress", "suffix"), SUFFIXES[1:])
 def test_member_with_a_wrong_byte_is_cut(leave, tmp_path, compress, suffix):
-    encode = compression(compress).encode
+    encode = COMPRESSIONS[compress].encode()
     first, second = encode(b"1\n"), bytearray(encode(b"".join(LINES)))
     second[-1] ^= 1
 
@@ -326,7 +326,7 @@ def test_member_with_a_wrong_byte_is_cut(leave, tmp_path, compress, suffix):
 
 @pytest.mark.parametrize(("compress", "suffix"), SUFFIXES[1:])
 def test_recovery_of_a_small_file_takes_little_memory(leave, tmp_path, compress, suffix):
-    leave(compression(compress).encode(bytes(32 << 20)), f"x{suffix}")
+    leave(COMPRESSIONS[compress].encode()(bytes(32 << 20)), f"x{suffix}")
 
     tracemalloc.start()
     try:

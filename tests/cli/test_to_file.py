@@ -252,7 +252,7 @@ def test_place_where_no_file_can_be_made_is_an_error_before_a_message_comes(fake
     ("arguments", "text"),
     [
         (["--level", "3"], "level 3 needs a compression"),
-        (["--compress", "gzip", "--level", "11"], "level 11 of gzip must be 1 to 9"),
+        (["--compress", "gzip", "--level", "11"], "level 11 must be 1 to 9"),
         (["--name", "a/b"], "leave out /"),
         (["--rotate-size", "10X"], "such as 500000, 100M or 1G, not '10X'"),
         (["--rotate-size", "0"], "must be at least 1 byte"),
