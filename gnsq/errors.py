@@ -125,7 +125,8 @@ class NSQUnknown(NSQException):
 
 
 class NSQNoConnections(NSQNotSent):
-    """There is no connection over which to send. The text of the error says why, if that is known.
+    """There is no connection over which to send. The text of the error says why, if that is known. If it is the same
+    for all nsqds, ``code``, ``name`` and ``at_fault`` say so.
 
     What to do: start nsqd, or correct the address; the text has each address with its error. Then publish again.
     """

@@ -345,7 +345,12 @@ class ProducerRuntime(ConnectionListener):
         return "; ".join(reasons or self._nodes.explanations())
 
     def _no_connection_error(self, limit: str) -> NSQException:
-        return NSQNoConnections(f"no connection to any nsqd {limit}; tried {self.why_not_ready()}")
+        error = NSQNoConnections(f"no connection to any nsqd {limit}; tried {self.why_not_ready()}")
+        # The facts that all nsqds have in common: a missing secret, for example.
+        common = {(failure.code, failure.name, failure.at_fault) for failure in self.failures().values()}
+        if len(common) == 1:
+            error.code, error.name, error.at_fault = common.pop()
+        return error
 
     def _poll_lookupds(self) -> None:
         try:

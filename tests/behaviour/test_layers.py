@@ -205,9 +205,10 @@ def test_tls_that_is_not_offered_is_never_clear_text(start_nsqd, opened, topic):
         opened(nsqd.tcp_address, tls_v1=True)
     with (
         Producer(nsqd.tcp_address, tls_v1=True) as producer,
-        pytest.raises(NSQNoConnections, match="TLS was asked for and nsqd does not offer it"),
+        pytest.raises(NSQNoConnections, match="TLS was asked for and nsqd does not offer it") as caught,
     ):
         producer.publish(topic, b"x", timeout=0.1)
+    assert (caught.value.code, caught.value.name, caught.value.at_fault) == ("TLS_NOT_OFFERED", "tls_v1", "setup")
 
 
 def test_refusal_for_missing_tls_has_a_hint(start_nsqd, server_certificate, opened, topic):
