@@ -84,6 +84,9 @@ class TcpTransport:
         self._poller = ReplyPoller()
         self._readable: Any = None  # Any: a watcher of gevent's
         self._reader: Any = None  # Any: a greenlet; gevent has no types
+        # While the reader waits: what reads without waiting, and what handles the bytes.
+        self._read_now: Callable[[], bytes] = bytes
+        self._handle: Callable[[bytes], bool] = bool
 
     def recv(self, size: int) -> bytes:
         # Before the read, not after it: if a timeout of the caller is raised here, no bytes are lost.
@@ -137,7 +140,7 @@ class TcpTransport:
                 return
             reader.switch(data)
 
-        self._reader = reader
+        self._reader, self._read_now, self._handle = reader, read_now, handle
         watcher.start(read)
         try:
             data: bytes = hub.switch()  # returns after read() or close()
@@ -149,19 +152,19 @@ class TcpTransport:
                 watcher.stop()
         return data
 
-    def poll_reply(self, size: int, handle: Callable[[bytes], bool]) -> None:
-        """If it is worth it, poll for the reply to what was just sent, and pass it to handle().
+    def poll_reply(self) -> None:
+        """If it is worth it, poll for the reply to what was just sent, and handle it as recv_unless_handled() does.
 
-        Does nothing while no greenlet waits in recv_unless_handled(), which returns what handle() does not handle.
+        Does nothing while no greenlet waits in recv_unless_handled(), which returns what is not handled.
         """
         reader, watcher = self._reader, self._readable
         if reader is None or watcher is None:
             return
         try:
-            data = self._poller.poll(functools.partial(os.read, self._socket.fileno(), size))
+            data = self._poller.poll(self._read_now)
         except OSError:
             return  # the reader finds the same error
-        if data is None or (data and handle(data)):
+        if data is None or (data and self._handle(data)):
             return
         # The bytes are no longer in the socket: nothing else may be read before the reader has got them.
         self._reader = None

@@ -80,7 +80,7 @@ def ready_to_poll(transport, peer, take):
     """Start to read, and let replies come at once until a poll is worth it; returns the reader."""
     reading = gevent.spawn(transport.recv_unless_handled, 100, take)
     while not transport._poller.polls:
-        transport.poll_reply(100, take)
+        transport.poll_reply()
         peer.sendall(b"ok")
         gevent.sleep(1e-6)
     return reading
@@ -98,7 +98,7 @@ def test_greenlet_that_polls_handles_the_reply(pair):
     greenlets.clear()
     while gevent.getcurrent() not in greenlets:
         peer.sendall(b"ok")
-        transport.poll_reply(100, take)
+        transport.poll_reply()
         gevent.sleep(1e-6)
 
 
@@ -112,7 +112,7 @@ def test_what_a_poll_finds_and_nobody_handles_is_returned_to_the_reader(pair):
     reading = ready_to_poll(transport, peer, take)
     while not reading.ready():
         peer.sendall(b"ok")
-        transport.poll_reply(100, take)
+        transport.poll_reply()
         peer.sendall(b"later")
         gevent.sleep(1e-6)
 

@@ -421,7 +421,7 @@ class Connection:
         """Handle the response to the only pending request now, if it is worth polling for it."""
         transport = self._stack.transport
         if isinstance(transport, TcpTransport):
-            transport.poll_reply(READ_SIZE, self._handle_few)
+            transport.poll_reply()
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
         """Send a command and wait for its response.
@@ -520,13 +520,12 @@ class Connection:
         OK frames are handled here only if the listener wants no responses. The decoder must have no bytes left.
         """
         if data[4:8] != _MESSAGE_TYPE:
-            if self._listener.response_receivers:
+            listener = self._listener
+            if listener.response_receivers or not (requests := self.writer.pending.take_confirmed(data)):
                 return False
-            requests = self.writer.pending.take_confirmed(data)
-            if requests:
-                self._last_read = self._now()
-                self._listener.on_oks(self, requests)
-            return bool(requests)
+            self._last_read = self._now()
+            listener.on_oks(self, requests)
+            return True
         if len(data) > FEW_BYTES or not self._listener.may_handle_in_hub():
             return False
         if self.in_flight > self.highest_ready_count:

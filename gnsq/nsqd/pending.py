@@ -282,11 +282,13 @@ class PendingRequests:
         """If the data is only complete OK frames for sent requests, remove and return these; otherwise return []."""
         sent = self.sent
         count = len(data) // _OK_FRAME_SIZE
-        requests: list[PendingRequest] = []
         if count > len(sent) or data != _OK_FRAME * count:
-            return requests
-        for _ in range(count):
-            requests.append(sent.popleft())
+            return []
+        if count == len(sent):
+            requests = list(sent)
+            sent.clear()
+        else:
+            requests = [sent.popleft() for _ in range(count)]
         if self.blocked or self._resolved is not None:
             self._unblock_after(requests[-1])
         return requests

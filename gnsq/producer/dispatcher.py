@@ -102,6 +102,7 @@ class Dispatcher:
         owner: The Producer whose name is in the log lines.
 
     Attributes:
+        hub: The hub in which the dispatcher runs.
         links: The links that publishes are submitted to.
         stalled_links: Links without a response for too long. They get no publishes while there are other links.
         batcher: Collects batches; None if batch_messages is not set.
@@ -114,11 +115,11 @@ class Dispatcher:
     # Slots save 6 % of a publish's time: with more than 30 attributes CPython makes a dict, which is slower to read.
     __slots__ = (
         *("_add_latency", "_choose", "_clock", "_closed", "_closing", "_completed", "_confirmed", "_counts", "_failed"),
-        *("_hub", "_is_submitting", "_max_pending_bytes", "_no_connection_error", "_now", "_nsqd_count", "_options"),
+        *("_is_submitting", "_max_pending_bytes", "_no_connection_error", "_now", "_nsqd_count", "_options"),
         *("_owner",),
         *("_publishing", "_removed", "_run_callback", "_send_or_batch", "_stall_detector", "_to_retry"),
         *("_unconfirmed", "_waiting_for_capacity", "_waiting_for_connection", "_will_resume", "batcher", "deadlines"),
-        *("links", "pending", "pending_bytes", "signal_greenlets", "stalled_links"),
+        *("hub", "links", "pending", "pending_bytes", "signal_greenlets", "stalled_links"),
     )
 
     def __init__(
@@ -149,8 +150,8 @@ class Dispatcher:
         self._choose = strategy
         self._nsqd_count = nsqd_count
         self._no_connection_error = no_connection_error
-        self._hub = gevent.get_hub()
-        self._run_callback = self._hub.loop.run_callback
+        self.hub = gevent.get_hub()
+        self._run_callback = self.hub.loop.run_callback
         self._waiting_for_capacity: deque[PendingPublish] = deque()
         self._waiting_for_connection: deque[PendingPublish] = deque()
         self._to_retry: list[PendingPublish] = []
@@ -185,7 +186,7 @@ class Dispatcher:
         fails, the failure is logged.
         """
         publish.waiter = waiter = getcurrent()
-        if waiter is self._hub or (self.signal_greenlets and waiter in self.signal_greenlets):
+        if waiter is self.hub or (self.signal_greenlets and waiter in self.signal_greenlets):
             raise RuntimeError(
                 "nothing can wait for a publish in the hub itself or a receiver of signals; let a greenlet do it"
             )
@@ -198,7 +199,7 @@ class Dispatcher:
                 publish.waiter = waiter
             # _wake() resumes this greenlet, at the deadline at the latest. Then the result is the publish; otherwise
             # another greenlet has switched here by mistake: wait again.
-            while not publish.done and self._hub.switch() is not publish:
+            while not publish.done and self.hub.switch() is not publish:
                 self._publishing = waiter
         finally:
             publish.waiter = self._publishing = None
@@ -288,7 +289,7 @@ class Dispatcher:
         """
         if publish.reserved_bytes or publish.done:
             return
-        if (greenlet := getcurrent()) is self._hub or greenlet in self.signal_greenlets:
+        if (greenlet := getcurrent()) is self.hub or greenlet in self.signal_greenlets:
             self._waiting_for_capacity.remove(publish)
             self.pending -= 1
             raise self._no_capacity_error(publish, "now")
@@ -364,7 +365,7 @@ class Dispatcher:
                 self.pending -= 1
                 ended.append(publish)
             self.pending_bytes -= publish.reserved_bytes
-            confirmed_by_nsqd[publish.address] += messages
+            confirmed_by_nsqd[publish.link.address] += messages  # type: ignore[union-attr]  # it has a link
             self._add_latency(now - publish.started, messages)
         if self._waiting_for_capacity or self._completed is not None:
             self._resume_soon()
@@ -382,7 +383,7 @@ class Dispatcher:
                 try:
                     waiter.switch(publish)
                 except BaseException:  # noqa: BLE001  # a greenlet that is not gevent's own may raise anything at its end
-                    self._hub.handle_error(waiter, *sys.exc_info())
+                    self.hub.handle_error(waiter, *sys.exc_info())
             elif publish.result is not None:
                 publish.result.end(publish.error)
 

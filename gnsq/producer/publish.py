@@ -332,7 +332,7 @@ class PendingPublish:
 
     def encode(self) -> bytes:
         """Build the bytes to send. Called when they are sent; before that, only the bodies take memory."""
-        return commands.publish(self.topic, self.body)
+        return commands.publish(self.topic, self.body, check=False)  # Producer has checked it
 
     @property
     def bodies(self) -> Sequence[bytes]:

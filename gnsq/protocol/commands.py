@@ -58,6 +58,7 @@ STARVED_AT: Final = 0.85
 MAX_LINE_SIZE: Final = 16384
 
 _SIZE = struct.Struct(">i")
+_pack = _SIZE.pack
 _MAX_SIZE: Final = 2**31 - 1
 
 
@@ -80,9 +81,15 @@ def subscribe(topic_name: str, channel_name: str) -> bytes:
     return b"SUB %s %s\n" % (topic_name.encode(), channel_name.encode())
 
 
-def publish(topic_name: str, data: bytes) -> bytes:
-    """Build PUB. An empty body is a ValueError, since nsqd refuses it ("invalid message body size 0")."""
-    return _pub_line(topic_name) + _sized(_checked_body(data), "message body")
+def publish(topic_name: str, data: bytes, *, check: bool = True) -> bytes:
+    """Build PUB. An empty body is a ValueError, since nsqd refuses it ("invalid message body size 0").
+
+    Args:
+        check: If False, the body must have been checked: a bytes object that is neither empty nor too long.
+    """
+    if check:
+        return _pub_line(topic_name) + _sized(_checked_body(data), "message body")
+    return _pub_line(topic_name) + _pack(len(data)) + data
 
 
 @functools.lru_cache(1000)
