@@ -245,13 +245,6 @@ def test_answer_that_never_comes_is_a_timeout(transport):
     connection.abort()
 
 
-def test_expected_answer_is_checked(connection, transport):
-    transport.answer(OK)
-
-    with pytest.raises(NSQProtocolError, match="b'OK' to CLS, expected b'CLOSE_WAIT'"):
-        connection.call(commands.close(), expected=b"CLOSE_WAIT")
-
-
 def test_ready_above_nsqds_limit_is_refused_before_it_is_sent(connection):
     with pytest.raises(ValueError, match="RDY 2501 exceeds max_rdy_count 2500 of nsqd:4150"):
         connection.ready(2501)
@@ -299,17 +292,6 @@ def test_close_aborts_after_its_timeout(connection, transport, listener):
     assert connection.state is ConnectionState.CLOSED
     with pytest.raises(NSQConnectionClosed):
         listener.messages[0].finish()
-
-
-def test_close_of_a_connection_that_breaks_ends(connection, transport):
-    connection.request(commands.publish("t", b"1"))
-    closing = gevent.spawn(connection.close, 5)
-    wait_until(lambda: transport.sends)
-
-    transport.feed(b"")
-    closing.join(2)
-
-    assert connection.state is ConnectionState.CLOSED
 
 
 def test_second_close_and_abort_do_nothing(connection):
@@ -432,11 +414,6 @@ def test_nothing_listens():
         connection.open()
     assert caught.value.errno == 111
     assert connection.state is ConnectionState.CLOSED
-
-
-def test_unknown_host():
-    with pytest.raises(OSError, match=r"nsqd.invalid:4150: can't connect"):
-        Connection("nsqd.invalid", 4150, ConnectionOptions(timeout=5)).open()
 
 
 def test_http_server_is_named_in_the_error():
@@ -603,13 +580,6 @@ def test_peer_that_sends_and_does_not_read_is_given_up():
     assert "nsqd does not read: 200000 commands wait to be sent" in str(connection.error)
 
 
-def test_long_answer_in_the_handshake_is_refused():
-    transport = MemoryTransport(encode_frame(RESPONSE, b'{"a":[' + b"[]," * 30_000 + b"1]}"))
-
-    with pytest.raises(NSQFrameError, match=r"frame size \d+ .* is not within 4 to 65536"):
-        Connection("nsqd", 4150).open(transport)
-
-
 def test_long_answer_is_refused_before_sub(connection, transport):
     reply = connection.request(commands.publish("t", b"x"))
 
@@ -658,14 +628,6 @@ def test_peer_can_not_forge_log_lines(caplog):
     assert len(caplog.messages) == 2
     assert all(message.isprintable() for message in caplog.messages)
     assert str(connection.error).isprintable()
-
-
-def test_messages_in_front_of_an_unknown_frame_type_count(connection, transport, listener):
-    transport.feed(message_frame() + encode_frame(9, b"x") + message_frame())
-
-    assert connection.wait_closed(1)
-    assert len(listener.messages) == 1
-    assert "frame type 9" in str(connection.error)
 
 
 # --- life in the wrong order

@@ -219,13 +219,6 @@ def test_several_flushes_at_once_all_wait_until_the_end(producer):
     assert [flush.value for flush in flushes] == [True] * 50
 
 
-def test_flush_ends_with_its_timeout():
-    with silent_nsqd() as address, Producer(address, close_timeout=0.01) as producer:
-        producer.publish_async("t", b"x")
-
-        assert not producer.flush(0.01)
-
-
 def test_flush_of_a_producer_that_does_not_run_has_nothing_to_wait_for():
     assert Producer("host").flush(LIMIT)
 
@@ -296,16 +289,6 @@ def test_close_refuses_publishes_while_it_waits():
         assert len(closer.get(timeout=LIMIT)) == 1
 
 
-def test_close_in_the_hub_itself_goes_on_in_the_background(producer, closed, fakensqd):
-    result = producer.publish_async("t", b"x")
-
-    gevent.get_hub().loop.run_callback(producer.close)
-    producer.join(LIMIT)
-
-    assert result.get(timeout=0) == b"OK"
-    assert closed == [producer]
-
-
 def test_close_by_a_receiver_of_its_signals_holds_nothing_up(producer, closed):
     producer.on_response.connect(lambda sender, response: sender.close(), weak=False)
 
@@ -331,12 +314,6 @@ def test_producer_that_never_started_sends_no_on_close():
     assert producer.close() == []
     producer.join()
     assert closed_producers == []
-
-
-def test_join_ends_with_its_timeout(producer):
-    producer.join(timeout=0.01)
-
-    assert producer.is_running
 
 
 def test_rounds_of_start_and_close_leave_no_file_open(fakensqd):
