@@ -76,11 +76,6 @@ def test_commands_to_old_servers_use_the_old_paths(call, query, path, old_path):
     ]
 
 
-def test_ping_returns_ok():
-    with http_peer(lambda asked, sock: reply()) as served, LookupdClient.from_url(served.address) as client:
-        assert client.ping() == b"OK"
-
-
 @pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
 def test_unknown_topic_of_an_old_server_is_404(status):
     """The server calls the argument invalid."""

@@ -8,8 +8,6 @@ import gevent
 import pytest
 from gevent import socket
 
-from fakensqd import on
-from fakensqd.faults import drop
 from gnsq import Consumer, Producer
 from gnsq.contrib.health import HealthApplication, serve_health
 from tests.helpers import LIMIT, refused_port, wait_until
@@ -122,17 +120,6 @@ def test_consumer_that_drains_is_live_but_not_ready(fakensqd, consumer, threaded
     assert states(application) == (200, 503)
     assert ask(application, "/ready")[2] == "t/c: closing\n"
     released.append(True)
-
-
-def test_producer_that_drains_is_live_but_not_ready(fakensqd, producer):
-    application = HealthApplication(one := producer())
-    with fakensqd.add(on.reply("PUB"), drop()):
-        one.publish_async("t", b"1")
-        closer = gevent.spawn(one.close, 0.2)
-        wait_until(lambda: one.stats().state == "closing")
-
-        assert states(application) == (200, 503)
-        closer.join()
 
 
 def test_closed_client_is_neither_until_it_is_removed(consumer, producer):
