@@ -4,7 +4,7 @@ import pytest
 
 from fakensqd import FakeLookupd, FakeNsqd
 from tests.fakensqd.wire import request
-from tests.helpers import peer, refused_port, wait_until
+from tests.helpers import peer, wait_until
 
 
 @pytest.fixture
@@ -103,14 +103,6 @@ def test_registration_reconnects_to_nsqlookupd(nsqd, lookupd):
     post(nsqd, "/topic/create?topic=u")
 
     wait_until(lambda: len(nodes(lookupd)) == 1)
-
-
-def test_missing_nsqlookupd_is_logged():
-    with FakeNsqd(lookupd_tcp_addresses=[f"127.0.0.1:{refused_port()}"]) as nsqd:
-        post(nsqd, "/topic/create?topic=t")
-
-        assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"
-    assert nsqd.errors == []
 
 
 def test_lookupd_tcp_addresses_may_be_one_string(lookupd):

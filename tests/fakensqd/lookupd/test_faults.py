@@ -117,14 +117,6 @@ def test_body_is_corrupted_before_nsqlookupd_reads_it(lookupd):
     assert nsqd.answer() == b""
 
 
-def test_size_of_a_response_is_corrupted(lookupd, nsqd):
-    lookupd.add(on.reply("PING"), corrupt("size", 1))
-
-    nsqd.send(b"PING\n")
-
-    assert nsqd.answer() == b"O"
-
-
 def test_delayed_response_delays_those_after_it(lookupd, nsqd, clock):
     lookupd.add(on.reply("REGISTER"), delay(0.5))
     lookupd.add(on.command("PING"), delay(0.5))
@@ -174,11 +166,6 @@ OTHERS = [
 def test_rule_for_events_that_nsqlookupd_does_not_have_is_refused(match, action, words):
     with pytest.raises(ValueError, match=words):
         FakeLookupd().add(match, action)
-
-
-def test_nsqd_has_no_commands_of_nsqlookupd():
-    with pytest.raises(ValueError, match="FakeNsqd has no REGISTER"):
-        FakeNsqd().add(on.command("REGISTER"), drop())
 
 
 def test_rule_over_http_may_name_commands_of_nsqlookupd():

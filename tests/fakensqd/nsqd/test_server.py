@@ -32,14 +32,6 @@ def test_message_is_published_delivered_and_finished(nsqd):
     wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 0)
 
 
-def test_message_published_over_http_is_delivered(nsqd):
-    reader = consumer(nsqd.tcp_address)
-
-    assert request(nsqd.http_address, "POST", "/pub?topic=t", b"hello") == "OK"
-
-    assert body_and_attempts(reader.frame()) == (b"hello", 1)
-
-
 def test_many_messages_are_delivered_to_two_consumers(nsqd):
     readers = [consumer(nsqd.tcp_address, ready=2500) for _ in range(2)]
     writer = Client(nsqd.tcp_address)
@@ -74,16 +66,6 @@ def test_message_times_out_after_a_minute_of_the_manual_clock(nsqd, clock):
     frames = [reader.frame(), reader.frame()]
     assert sorted(kind for kind, _ in frames) == [RESPONSE, MESSAGE]
     assert body_and_attempts(max(frames)) == (b"x", 2)
-
-
-def test_message_is_delivered_after_an_hour_of_delay(nsqd, clock):
-    channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
-    request(nsqd.http_address, "POST", "/pub?topic=t&defer=3600000", b"x")
-
-    clock.advance(3599.0)
-    assert (channel.depth, channel.deferred_count) == (0, 1)
-    clock.advance(1.0)
-    assert (channel.depth, channel.deferred_count) == (1, 0)
 
 
 def test_silent_client_is_disconnected(nsqd, clock):
@@ -139,13 +121,6 @@ def test_options_are_those_of_nsqd():
         FakeNsqd(max_rdy=1)
     with pytest.raises(ValueError, match="node_id 1024 must be within 0 to 1023"):
         FakeNsqd(node_id=1024)
-
-
-def test_two_servers_share_nothing():
-    with FakeNsqd() as one, FakeNsqd() as two:
-        request(one.http_address, "POST", "/pub?topic=t", b"x")
-
-        assert (list(one.broker.topics), list(two.broker.topics)) == (["t"], [])
 
 
 CODECS = [pytest.param(None, id="plain"), pytest.param(Snappy, id="snappy"), pytest.param(Deflate, id="deflate")]

@@ -7,7 +7,7 @@ from gevent import socket
 
 from fakensqd import FakeNsqd
 from fakensqd.nsqd.broker import Broker
-from fakensqd.nsqd.storage import DataPath, DataPathError, encode, restore
+from fakensqd.nsqd.storage import DataPathError, encode, restore
 from gnsq.protocol import commands
 from gnsq.protocol.frames import decode_message
 from tests.fakensqd.wire import Client, consumer, request
@@ -168,21 +168,6 @@ def test_messages_are_restored_after_a_stop(started):
     assert got[1][2] == in_flight[2]
 
 
-def test_messages_of_a_paused_topic_are_restored(started):
-    nsqd = started()
-    consumer(nsqd.tcp_address)
-    post(nsqd, "/topic/pause?topic=t")
-    post(nsqd, "/pub?topic=t", b"x")
-    nsqd.stop()
-
-    again = started()
-    topic = again.broker.topics["t"]
-    assert (topic.paused, topic.depth, topic.channels["c"].depth) == (True, 1, 0)
-    post(again, "/topic/unpause?topic=t")
-
-    assert consumer(again.tcp_address).frame()[1].endswith(b"x")
-
-
 def test_finished_messages_are_not_restored_at_a_second_start(started):
     nsqd = started()
     post(nsqd, "/pub?topic=t", b"x")
@@ -203,16 +188,6 @@ def test_data_path_is_locked_by_one_nsqd(started, tmp_path):
     nsqd.stop()
 
     started()
-
-
-def test_data_path_may_be_unlocked_twice(tmp_path):
-    path = DataPath(str(tmp_path))
-    path.lock()
-    path.unlock()
-    path.unlock()
-
-    path.lock()
-    path.unlock()
 
 
 def test_data_path_that_does_not_exist_is_refused(tmp_path):
