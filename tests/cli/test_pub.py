@@ -167,15 +167,6 @@ def test_refused_option(pub, options, text):
     assert text in result.stderr
 
 
-def test_refused_topic_and_file(invoke):
-    topic = invoke("pub", "a b", "--nsqd", "a")
-    file = invoke("pub", "t", "no-file", "--nsqd", "a")
-
-    assert (topic.exit_code, file.exit_code) == (2, 2)
-    assert "'a b'" in topic.stderr
-    assert "'no-file' does not exist" in file.stderr
-
-
 # --- failures
 
 
@@ -204,15 +195,6 @@ def test_refused_line_among_many_costs_few_publishes(fakensqd, pub):
 
     assert fakensqd.messages("t") == lines[:7000]
     assert len([command for command in fakensqd.transcript.commands() if command.endswith("PUB")]) < 40
-
-
-@pytest.mark.fakensqd(max_msg_size=10)
-def test_refused_raw_input_is_an_error(pub):
-    result = pub(b"x" * 11, "--raw")
-
-    assert result.exit_code == 1
-    assert "E_BAD_MESSAGE" in result.stderr
-    assert "line" not in result.stderr
 
 
 BEFORE = "All lines before it are published."
