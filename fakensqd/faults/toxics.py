@@ -1,13 +1,12 @@
 """Toxics imitate a bad network: they delay, limit, cut, stall, end, reset or corrupt one direction of a connection.
 
 Pure: takes ``now`` and a random generator; knows no socket and no clock. A toxic has only settings. Its start() makes
-the state for one direction of one connection. A ToxicChain passes the bytes from one state to the next.
+a function for one direction of one connection. A ToxicChain passes the bytes from one function to the next.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -19,10 +18,10 @@ __all__ = [
     "ConnectionReset",
     "Deliver",
     "Outcome",
+    "Passage",
     "StreamEnd",
     "Toxic",
     "ToxicChain",
-    "ToxicState",
     "bandwidth",
     "corrupt_bytes",
     "latency",
@@ -58,23 +57,16 @@ class ConnectionReset:
 Outcome = Deliver | StreamEnd | ConnectionReset
 
 
-class ToxicState(Protocol):
-    """State of a toxic for one direction of one connection."""
-
-    @abstractmethod
-    def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
-        """Return the outcomes for a chunk that arrives now."""
-
-    def on_end(self, now: float) -> float:
-        """Return the time at which an end or a reset that arrives now is passed on, if all bytes are delivered."""
-        return now
+# What a toxic does with a chunk that arrives now, in one direction of one connection. b"" is an end or a reset: it is
+# passed on at the latest time in these outcomes, and otherwise now, but never before earlier bytes.
+Passage = Callable[[bytes, float], Iterable[Outcome]]
 
 
 class Toxic(Protocol):
     """Settings of a toxic."""
 
-    def start(self, rng: Random) -> ToxicState:
-        """Make the state for one direction of one connection."""
+    def start(self, rng: Random) -> Passage:
+        """Make the function for one direction of one connection, with its own state."""
 
 
 # --- delayed and slow -------------------------------------------------------------------------------------------------
@@ -101,21 +93,11 @@ class latency:
         _check("seconds", self.seconds)
         _check("jitter", self.jitter)
 
-    def start(self, rng: Random) -> ToxicState:
-        return _LatencyState(self, rng)
+    def start(self, rng: Random) -> Passage:
+        def delay(data: bytes, now: float) -> Iterable[Outcome]:
+            return [Deliver(data, now + max(0.0, self.seconds + rng.uniform(-self.jitter, self.jitter)))]
 
-
-@dataclass
-class _LatencyState(ToxicState):
-    toxic: latency
-    rng: Random
-
-    def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
-        return [Deliver(data, self.on_end(now))]
-
-    def on_end(self, now: float) -> float:
-        jitter = self.toxic.jitter
-        return now + max(0.0, self.toxic.seconds + self.rng.uniform(-jitter, jitter))
+        return delay
 
 
 @dataclass(frozen=True)
@@ -127,21 +109,18 @@ class bandwidth:
     def __post_init__(self) -> None:
         _check("bytes_per_second", self.bytes_per_second, minimum=1)
 
-    def start(self, rng: Random) -> ToxicState:
-        return _BandwidthState(self.bytes_per_second)
+    def start(self, rng: Random) -> Passage:
+        size = max(1, int(self.bytes_per_second * _PIECE_SECONDS))
+        free_at = -math.inf
 
+        def slow_down(data: bytes, now: float) -> Iterator[Outcome]:
+            nonlocal free_at
+            for start in range(0, len(data), size):
+                piece = data[start : start + size]
+                free_at = max(free_at, now) + len(piece) / self.bytes_per_second
+                yield Deliver(piece, free_at)
 
-class _BandwidthState(ToxicState):
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._size = max(1, int(rate * _PIECE_SECONDS))
-        self._free_at = -math.inf
-
-    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        for start in range(0, len(data), self._size):
-            piece = data[start : start + self._size]
-            self._free_at = max(self._free_at, now) + len(piece) / self._rate
-            yield Deliver(piece, self._free_at)
+        return slow_down
 
 
 @dataclass(frozen=True)
@@ -154,8 +133,8 @@ class stall:
     def __post_init__(self) -> None:
         _check("after", self.after)
 
-    def start(self, rng: Random) -> ToxicState:
-        return _CutState(self.after, None)
+    def start(self, rng: Random) -> Passage:
+        return _cut(self.after, None)
 
 
 # --- cut to pieces ----------------------------------------------------------------------------------------------------
@@ -175,24 +154,19 @@ class slice_bytes:
         _check("variation", self.variation, maximum=self.size - 1)
         _check("delay", self.delay)
 
-    def start(self, rng: Random) -> ToxicState:
-        return _SliceState(self, rng)
+    def start(self, rng: Random) -> Passage:
+        last_at = -math.inf
 
+        def cut_up(data: bytes, now: float) -> Iterator[Outcome]:
+            nonlocal last_at
+            start = 0
+            while start < len(data):
+                stop = start + self.size + rng.randint(-self.variation, self.variation)
+                last_at = max(now, last_at + self.delay)
+                yield Deliver(data[start:stop], last_at)
+                start = stop
 
-@dataclass
-class _SliceState(ToxicState):
-    toxic: slice_bytes
-    rng: Random
-    last_at: float = -math.inf
-
-    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        toxic = self.toxic
-        start = 0
-        while start < len(data):
-            stop = start + toxic.size + self.rng.randint(-toxic.variation, toxic.variation)
-            self.last_at = max(now, self.last_at + toxic.delay)
-            yield Deliver(data[start:stop], self.last_at)
-            start = stop
+        return cut_up
 
 
 # --- ended, reset, corrupted ------------------------------------------------------------------------------------------
@@ -207,8 +181,8 @@ class limit_bytes:
     def __post_init__(self) -> None:
         _check("count", self.count)
 
-    def start(self, rng: Random) -> ToxicState:
-        return _CutState(self.count, StreamEnd)
+    def start(self, rng: Random) -> Passage:
+        return _cut(self.count, StreamEnd)
 
 
 @dataclass(frozen=True)
@@ -221,31 +195,29 @@ class reset:
     def __post_init__(self) -> None:
         _check("after", self.after)
 
-    def start(self, rng: Random) -> ToxicState:
-        return _CutState(self.after, ConnectionReset)
+    def start(self, rng: Random) -> Passage:
+        return _cut(self.after, ConnectionReset)
 
 
-@dataclass
-class _CutState(ToxicState):
-    """Passes a number of bytes. Then comes ``end``; if that is None, later bytes wait until the toxic is removed."""
+def _cut(left: int, end: type[StreamEnd | ConnectionReset] | None) -> Passage:
+    """Pass a number of bytes. Then comes ``end``; if that is None, later bytes wait until the toxic is removed."""
+    has_ended = False
 
-    left: int
-    end: type[StreamEnd | ConnectionReset] | None
-    has_ended: bool = False
-
-    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        passing, held = data[: self.left], data[self.left :]
-        self.left -= len(passing)
+    def pass_some(data: bytes, now: float) -> Iterator[Outcome]:
+        nonlocal left, has_ended
+        passing, held = data[:left], data[left:]
+        left -= len(passing)
         if passing:
             yield Deliver(passing, now)
-        if self.end is None and held:
+        if left:
+            return
+        if end is None and (held or not data):
             yield Deliver(held, math.inf)
-        elif self.end is not None and not self.left and not self.has_ended:
-            self.has_ended = True
-            yield self.end(now)
+        elif end is not None and data and not has_ended:
+            has_ended = True
+            yield end(now)
 
-    def on_end(self, now: float) -> float:
-        return now if self.left or self.end is not None else math.inf
+    return pass_some
 
 
 @dataclass(frozen=True)
@@ -261,25 +233,20 @@ class corrupt_bytes:
         for position in self.at:
             _check("at", position)
 
-    def start(self, rng: Random) -> ToxicState:
-        return _CorruptState(self, rng)
+    def start(self, rng: Random) -> Passage:
+        passed = 0
 
+        def change(data: bytes, now: float) -> Iterable[Outcome]:
+            nonlocal passed
+            positions = {at - passed for at in self.at if 0 <= at - passed < len(data)}
+            positions |= {position for position in range(len(data) if self.share else 0) if rng.random() < self.share}
+            changed = bytearray(data)
+            for position in positions:
+                changed[position] ^= rng.randint(1, 255)
+            passed += len(data)
+            return [Deliver(bytes(changed), now)]
 
-@dataclass
-class _CorruptState(ToxicState):
-    toxic: corrupt_bytes
-    rng: Random
-    passed: int = 0
-
-    def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
-        share, rng = self.toxic.share, self.rng
-        positions = {at - self.passed for at in self.toxic.at if 0 <= at - self.passed < len(data)}
-        positions |= {position for position in range(len(data) if share else 0) if rng.random() < share}
-        changed = bytearray(data)
-        for position in positions:
-            changed[position] ^= rng.randint(1, 255)
-        self.passed += len(data)
-        return [Deliver(bytes(changed), now)]
+        return change
 
 
 TOXICS: dict[str, Callable[..., Toxic]] = {
@@ -292,10 +259,10 @@ TOXICS: dict[str, Callable[..., Toxic]] = {
 
 @dataclass(slots=True)
 class _Stage:
-    """State of one toxic in a chain, and the outcomes that wait for their time."""
+    """One toxic in a chain, and its outcomes that wait for their time."""
 
     key: Hashable
-    state: ToxicState
+    passage: Passage
     waiting: deque[Outcome] = field(default_factory=deque)
 
 
@@ -314,9 +281,9 @@ class ToxicChain:
         self._ready: deque[Outcome] = deque()
         self._has_ended = False
 
-    def add(self, key: Hashable, state: ToxicState) -> None:
+    def add(self, key: Hashable, passage: Passage) -> None:
         """Append a toxic. It does not get bytes that have already passed the other toxics."""
-        self._stages.append(_Stage(key, state))
+        self._stages.append(_Stage(key, passage))
 
     def remove(self, key: Hashable, now: float) -> None:
         """Remove the toxic with this key, and pass on the bytes that it holds. Does nothing if there is none."""
@@ -370,8 +337,9 @@ class ToxicChain:
             return
         stage = self._stages[index]
         if isinstance(outcome, Deliver):
-            outcomes = list(stage.state.on_data(outcome.data, now))
+            outcomes = list(stage.passage(outcome.data, now))
             self.held_bytes += sum(len(each.data) for each in outcomes if isinstance(each, Deliver)) - len(outcome.data)
             stage.waiting += outcomes
         else:
-            stage.waiting.append(replace(outcome, at=stage.state.on_end(now)))
+            at = max((each.at for each in stage.passage(b"", now)), default=now)
+            stage.waiting.append(replace(outcome, at=at))
