@@ -13,6 +13,7 @@ from blinker import ANY, Signal
 
 if TYPE_CHECKING:
     from gnsq.errors import NSQErrorCode
+    from gnsq.logs import ClientLog
     from gnsq.message import Message
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "TcpAuthReceiver",
     "TcpRequeueReceiver",
     "TypedSignal",
+    "call_override",
     "notify",
 ]
 
@@ -161,3 +163,11 @@ def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: eac
         signal.send(sender, **keywords)
     except Exception:
         logger.exception("a receiver of a signal of %r raised", sender)
+
+
+def call_override(log: ClientLog, function: Callable[..., object], *arguments: object) -> None:
+    """Call a method of a client that a subclass may have overridden. Log its exceptions instead of raising them."""
+    try:
+        function(*arguments)
+    except Exception:  # a subclass may raise anything
+        log.exception("%s of a subclass raised", getattr(function, "__name__", function))

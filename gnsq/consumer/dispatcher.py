@@ -23,7 +23,7 @@ from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.nsqd.pool import ConnectionPool
 from gnsq.options import ConnectionOptions
-from gnsq.signals import BackoffReceiver, FinishReceiver, TypedSignal, notify
+from gnsq.signals import BackoffReceiver, FinishReceiver, TypedSignal, call_override, notify
 from gnsq.stats import MessageCounts
 
 __all__ = ["MessageDispatcher"]
@@ -102,14 +102,6 @@ class MessageDispatcher(ConnectionListener):
         """Return the consumer's delay of a REQ in milliseconds. Its options may be replaced while it runs."""
         return self._consumer.options.requeue_after(attempts, self._consumer.log_owner)
 
-    def call_hook(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method that a subclass may have overridden. Log its exceptions instead of raising them."""
-        try:
-            function(*arguments)
-        except Exception:  # a subclass may raise anything
-            name = getattr(function, "__name__", function)
-            self._logger.exception("%s of a subclass raised", name)
-
     # --- connections
 
     def make_connection(self, address: str, options: ConnectionOptions) -> Connection:
@@ -140,11 +132,11 @@ class MessageDispatcher(ConnectionListener):
 
     def on_response(self, connection: Connection, data: bytes) -> None:
         """Call handle_response(), which may be overridden."""
-        self.call_hook(self._consumer.handle_response, connection, data)
+        call_override(self._logger, self._consumer.handle_response, connection, data)
 
     def on_error(self, connection: Connection, error: NSQErrorCode) -> None:
         """Call handle_error(), which may be overridden."""
-        self.call_hook(self._consumer.handle_error, connection, error)
+        call_override(self._logger, self._consumer.handle_error, connection, error)
 
     # --- messages
 
@@ -192,7 +184,7 @@ class MessageDispatcher(ConnectionListener):
             self.rdy.record_neutral(connection)
         else:
             self.rdy.record_success()
-        self.call_hook(self._consumer.handle_finish, connection, message_id)
+        call_override(self._logger, self._consumer.handle_finish, connection, message_id)
 
     def on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Handle that REQ was sent."""
@@ -203,7 +195,7 @@ class MessageDispatcher(ConnectionListener):
             self.rdy.record_failure()
         else:
             self.rdy.record_neutral(connection)
-        self.call_hook(self._consumer.handle_requeue, connection, message_id, timeout, backoff)
+        call_override(self._logger, self._consumer.handle_requeue, connection, message_id, timeout, backoff)
 
     def _on_backoff_phase(self, phase: str, failures: int, duration: float, worked: bool) -> None:
         if phase != "continue":

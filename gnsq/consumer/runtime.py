@@ -25,6 +25,7 @@ from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
+from gnsq.signals import call_override
 from gnsq.texts import counted
 
 __all__ = ["ConsumerRuntime"]
@@ -306,7 +307,7 @@ class ConsumerRuntime:
     def _setup_connection(self, connection: Connection) -> None:
         consumer = self._consumer
         if connection.identity.auth:
-            self.dispatcher.call_hook(consumer.handle_auth, connection, dict(connection.identity.auth))
+            call_override(self._log, consumer.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(consumer.topic, consumer.channel)
         self._lost_nsqds.pop(connection.address, None)
         self.dispatcher.add(connection)

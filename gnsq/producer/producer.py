@@ -34,7 +34,7 @@ from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish,
 from gnsq.producer.publish_many import Chunk, publish_chunks
 from gnsq.producer.result import PublishResult
 from gnsq.producer.routing import Key, checked_key, make_strategy
-from gnsq.producer.runtime import ProducerRuntime, RuntimeConfig
+from gnsq.producer.runtime import ProducerRuntime
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
 from gnsq.protocol.names import assert_valid_topic_name
@@ -114,32 +114,35 @@ class Producer(Client):
         for option, default in (("reconnect_initial", 0.1), ("reconnect_maximum", max(longest, 0.1))):
             if options.get(option) is None:
                 options[option] = default
-        self.reconnect = ReconnectOptions.split_keywords(options)
+        self._reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
-        self.connection_options = load_certificates(
+        connection = load_certificates(
             ConnectionOptions.from_keywords(Producer, options, ProducerOptions, ReconnectOptions)
         )
         # While this is empty, handle_response() need not be called.
         overridden = type(self).handle_response is not Producer.handle_response
-        self._response_receivers: Sized = (True,) if overridden else self.on_response.receivers
-        self.clock = clock if clock is not None else RealClock()
+        response_receivers: Sized = (True,) if overridden else self.on_response.receivers
+        clock = clock if clock is not None else RealClock()
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name of a producer must be a str, not {name!r}")
         self.name = name if name is not None else f"producer-{next(_numbers)}"
-        self.log_owner = LogOwner(self.name, self.clock.monotonic)
+        self.log_owner = LogOwner(self.name, clock.monotonic)
         self._counts = PublishCounts()
-        self._now = self.clock.monotonic
+        self._now = clock.monotonic
         self._timeout = self.options.publish_timeout
         # Cached: checking a name takes 1 us, and most programs publish to a few topics.
         self._check_topic = functools.lru_cache(1000)(assert_valid_topic_name)
         self._max_message = self.options.max_msg_size or LARGE_BODY
         self._needs_key = self.options.strategy == "consistent"
-        self._greenlets = ClientGreenlets(self.log_owner, self.clock, self.logger)
+        greenlets = ClientGreenlets(self.log_owner, clock, self.logger)
+        self._make_runtime = functools.partial(
+            ProducerRuntime, self, clock, connection, self._reconnect, response_receivers, greenlets
+        )
         self._lifecycle: Lifecycle[ProducerRuntime] = Lifecycle(
             self,
             "producer",
             self._start_runtime,
-            self._greenlets,
+            greenlets,
             grace=CROSS_THREAD_GRACE,
             on_fork=self._reset_counts,
             is_last=True,
@@ -167,18 +170,7 @@ class Producer(Client):
         self._lifecycle.start()
 
     def _start_runtime(self, owner_thread: OwnerThread) -> ProducerRuntime:
-        config = RuntimeConfig(
-            options=self.options,
-            reconnect=self.reconnect,
-            connection=self.connection_options,
-            addresses=self.addresses,
-            lookupds=self.lookupds,
-            clock=self.clock,
-            owner=self.log_owner,
-            counts=self._counts,
-            greenlets=self._greenlets,
-        )
-        runtime = ProducerRuntime(config, self, owner_thread, self._response_receivers)
+        runtime = self._make_runtime(self._counts, owner_thread)
         runtime.start()
         return runtime
 

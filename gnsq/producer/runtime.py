@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Sized
 from typing import Protocol
 
 import gevent
@@ -41,9 +40,10 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Link, PendingPublish, PublishCounts, Unconfirmed, is_node_error
 from gnsq.producer.result import PublishResult, ResultWaiters
 from gnsq.producer.routing import make_strategy
+from gnsq.signals import call_override
 from gnsq.texts import counted
 
-__all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
+__all__ = ["ProducerRuntime"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,46 +51,26 @@ logger = logging.getLogger(__name__)
 CLOSE_GRACE = 0.5
 
 
-@dataclass(frozen=True)
-class RuntimeConfig:
-    """Settings and counters of a producer, made by its constructor.
-
-    Attributes:
-        connection: Options of each connection.
-        addresses: Addresses that the user gave.
-        owner: The Producer whose name is in the log lines.
-        counts: Counts of messages by outcome.
-    """
+class RuntimeOwner(Protocol):
+    """The part of a Producer that its runtime uses. Subclasses of Producer may override the methods."""
 
     options: ProducerOptions
-    reconnect: ReconnectOptions
-    connection: ConnectionOptions
-    addresses: Sequence[str]
-    lookupds: Sequence[LookupdClient]
-    clock: Clock
-    owner: LogOwner
-    counts: PublishCounts
-    greenlets: ClientGreenlets
+    addresses: list[str]
+    lookupds: list[LookupdClient]
+    log_owner: LogOwner
 
-
-class ProducerEvents(Protocol):
-    """Methods of a producer that are called when a response is read; subclasses may override them."""
-
-    def handle_response(self, conn: Connection, response: bytes) -> None:
-        """Handle a response."""
-
-    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
-        """Handle an error of nsqd."""
-
-    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
-        """Handle the response to AUTH."""
+    def handle_response(self, conn: Connection, response: bytes) -> None: ...
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None: ...
+    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None: ...
 
 
 class ProducerRuntime(ConnectionListener):
     """The connections and greenlets of a running producer. Made in its thread; other threads only read it or abort it.
 
     Args:
-        response_receivers: While this collection is empty, handle_response() of the events is not called.
+        response_receivers: While this collection is empty, handle_response() is not called.
+        greenlets: Those of the producer.
+        counts: Counts of messages by outcome.
 
     Attributes:
         unconfirmed: After the end: the publishes that were not confirmed.
@@ -101,42 +81,53 @@ class ProducerRuntime(ConnectionListener):
     """
 
     def __init__(
-        self, config: RuntimeConfig, events: ProducerEvents, owner_thread: OwnerThread, response_receivers: Sized
+        self,
+        producer: RuntimeOwner,
+        clock: Clock,
+        connection: ConnectionOptions,
+        reconnect: ReconnectOptions,
+        response_receivers: Sized,
+        greenlets: ClientGreenlets,
+        counts: PublishCounts,
+        owner_thread: OwnerThread,
     ) -> None:
         self.owner_thread = owner_thread
         self.unconfirmed: list[Unconfirmed] = []
-        options = self._options = config.options
-        self._config = config
-        self._events = events
+        self._producer = producer
+        self._clock = clock
+        self._connection_options = connection
+        self._reconnect = reconnect
         self.response_receivers = response_receivers
-        self._clock = config.clock
+        self._greenlets = greenlets
+        self._counts = counts
+        options, owner = producer.options, producer.log_owner
+        self._log = owner.log(logger)
         self.now = self._clock.monotonic
-        self.waiters = ResultWaiters(self.owner_thread, self.now, config.owner.label)
+        self.waiters = ResultWaiters(self.owner_thread, self.now, owner.label)
         self.dispatcher = Dispatcher(
             options,
             self._clock,
-            make_strategy(options.strategy, config.addresses),
-            config.counts,
+            make_strategy(options.strategy, producer.addresses),
+            counts,
             nsqd_count=lambda: len(self._addresses),
             no_connection_error=self._no_connection_error,
-            owner=config.owner,
+            owner=owner,
         )
         self._addresses: set[str] = set()
         self._links: dict[Connection, Link] = {}
-        self._first_attempts = FirstAttempts(self._clock, config.owner, looks_up=bool(config.lookupds))
+        self._first_attempts = FirstAttempts(self._clock, owner, looks_up=bool(producer.lookupds))
         # Each pool has one connection to each nsqd.
         self._pools = [self._make_pool() for _ in range(options.connections_per_nsqd)]
-        self._nodes = AllNodes(config.lookupds, owner=config.owner)
-        self._greenlets = config.greenlets
+        self._nodes = AllNodes(producer.lookupds, owner=owner)
 
     def _make_pool(self) -> ConnectionPool:
         return ConnectionPool(
-            self._config.reconnect,
+            self._reconnect,
             self._clock,
             make=self._make_connection,
             setup=self._setup,
             closed_without_fault=_is_blameless,
-            owner=self._config.owner,
+            owner=self._producer.log_owner,
             first_attempts=self._first_attempts,
         )
 
@@ -144,12 +135,12 @@ class ProducerRuntime(ConnectionListener):
 
     def start(self) -> None:
         """Start the greenlets that connect, check deadlines, send batches and query nsqlookupds. Does not wait."""
-        for address in self._config.addresses:
+        for address in self._producer.addresses:
             self.add(address)
         self._greenlets.run_loop("deadlines", self.dispatcher.deadlines.run)
         if self.dispatcher.batcher is not None:
             self._greenlets.run_loop("batches", self.dispatcher.batcher.run)
-        if self._config.lookupds:
+        if self._producer.lookupds:
             self._greenlets.run_loop("lookup", self._poll_lookupds)
 
     def add(self, address: str) -> None:
@@ -186,7 +177,7 @@ class ProducerRuntime(ConnectionListener):
         """Refuse further publishes. Any thread may call this, since it only sets a flag."""
         self.dispatcher.stop_accepting()
         pending = counted(self.dispatcher.pending, "publish", "publishes")
-        self._config.owner.log(logger).info("closing, with up to %g s for %s pending", timeout, pending)
+        self._log.info("closing, with up to %g s for %s pending", timeout, pending)
 
     def close(self, timeout: float) -> None:
         """Wait for pending publishes, up to the timeout in seconds, then close all connections."""
@@ -227,7 +218,7 @@ class ProducerRuntime(ConnectionListener):
         self.unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in pending]
         for publish in pending:
             publish.done, publish.error = True, error
-            self._config.counts.count_failed(error, publish.messages)
+            self._counts.count_failed(error, publish.messages)
             # Suppress errors: greenlets of the owner thread that waited for this publish no longer exist.
             with contextlib.suppress(Exception):
                 if publish.result is not None:
@@ -252,12 +243,11 @@ class ProducerRuntime(ConnectionListener):
         self._greenlets.kill_loops()
 
     def _log_end(self) -> None:
-        log = self._config.owner.log(logger)
         if not self.unconfirmed:
-            log.info("closed; nothing was left")
+            self._log.info("closed; nothing was left")
             return
         first, what = self.unconfirmed[0], counted(len(self.unconfirmed), "publish", "publishes")
-        log.warning("closed with %s not confirmed, the first of them to %s: %s", what, first.topic, first.error)
+        self._log.warning("closed with %s not confirmed, the first of them to %s: %s", what, first.topic, first.error)
 
     # --- publishes from other threads
 
@@ -361,8 +351,8 @@ class ProducerRuntime(ConnectionListener):
         while True:
             # While no nsqd is known, query at the intervals of reconnects: nsqds may start later than this program.
             failures = 0 if self._addresses else failures + 1
-            longest = self._options.lookupd_poll_interval * (1 - JITTER * random.random())
-            wait = min(self._config.reconnect.delay(failures), longest) if failures else longest
+            longest = self._producer.options.lookupd_poll_interval * (1 - JITTER * random.random())
+            wait = min(self._reconnect.delay(failures), longest) if failures else longest
             if failures:
                 self._nodes.log_empty_round(logger, wait)
             self._clock.sleep(wait)
@@ -371,8 +361,8 @@ class ProducerRuntime(ConnectionListener):
     def _query_lookupds(self) -> None:
         # refresh() calls add() as soon as a response names an nsqd: other nsqlookupds may take long to respond.
         _, gone = self._nodes.refresh(self.add)
-        for address in gone - set(self._config.addresses):
-            self._config.owner.log(logger, nsqd=address).info("no nsqlookupd names it any more")
+        for address in gone - set(self._producer.addresses):
+            self._producer.log_owner.log(logger, nsqd=address).info("no nsqlookupd names it any more")
             self._addresses.discard(address)
             for pool in self._pools:
                 pool.release(address)
@@ -381,11 +371,13 @@ class ProducerRuntime(ConnectionListener):
 
     def _make_connection(self, address: str) -> Connection:
         host, port = parse_address(address)
-        return Connection(host, port, self._config.connection, self._clock, listener=self, owner=self._config.owner)
+        return Connection(
+            host, port, self._connection_options, self._clock, listener=self, owner=self._producer.log_owner
+        )
 
     def _setup(self, connection: Connection) -> None:
         if connection.identity.auth:
-            self._call(self._events.handle_auth, connection, dict(connection.identity.auth))
+            self._call(self._producer.handle_auth, connection, dict(connection.identity.auth))
         if connection.is_open:
             link = self._links[connection] = Link(connection)
             self.dispatcher.add(link)
@@ -396,11 +388,11 @@ class ProducerRuntime(ConnectionListener):
 
     def on_response(self, connection: Connection, data: bytes) -> None:
         """Call handle_response(), which may be overridden."""
-        self._call(self._events.handle_response, connection, data)
+        self._call(self._producer.handle_response, connection, data)
 
     def on_error(self, connection: Connection, error: NSQErrorCode) -> None:
         """Call handle_error(), which may be overridden."""
-        self._call(self._events.handle_error, connection, error)
+        self._call(self._producer.handle_error, connection, error)
 
     def on_closed(self, connection: Connection) -> None:
         """Submit no more publishes to a connection."""
@@ -409,15 +401,11 @@ class ProducerRuntime(ConnectionListener):
             self.dispatcher.remove(link)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method of ``events``. It must not wait for a response: this greenlet connects or reads responses."""
+        """Call a method of the producer. It must not wait for a response: this greenlet connects or reads responses."""
         greenlet, signal_greenlets = gevent.getcurrent(), self.dispatcher.signal_greenlets
         signal_greenlets.add(greenlet)
         try:
-            function(*arguments)
-        except Exception:  # a subclass may raise anything
-            name = getattr(function, "__name__", function)
-            log = self._config.owner.log(logger)
-            log.exception("%s of a subclass raised", name)
+            call_override(self._log, function, *arguments)
         finally:
             signal_greenlets.discard(greenlet)
 

@@ -110,7 +110,7 @@ def test_nsqds_of_a_lookupd_are_known_when_start_returns(fakecluster):
 
 def with_lifecycle(producer, **arguments):
     """Give a producer a lifecycle with other arguments."""
-    greenlets = producer._greenlets
+    greenlets = producer._lifecycle._greenlets
     options = {"grace": 1.0, **arguments}
     producer._lifecycle = Lifecycle(producer, "producer", producer._start_runtime, greenlets, **options)
     return producer
@@ -528,7 +528,7 @@ def test_subclass_may_override_the_handle_methods(fakensqd, caplog):
 
 
 def test_reconnect_maximum_is_below_the_deadline_of_a_publish():
-    assert Producer("host").reconnect.reconnect_maximum == 15.0
-    assert Producer("host", max_backoff_duration=3).reconnect.reconnect_maximum == 3.0
-    assert Producer("host", reconnect_maximum=100.0).reconnect.reconnect_maximum == 100.0
-    assert Producer("host", reconnect_maximum=None, reconnect_initial=None).reconnect == Producer("host").reconnect
+    assert Producer("host")._reconnect.reconnect_maximum == 15.0
+    assert Producer("host", max_backoff_duration=3)._reconnect.reconnect_maximum == 3.0
+    assert Producer("host", reconnect_maximum=100.0)._reconnect.reconnect_maximum == 100.0
+    assert Producer("host", reconnect_maximum=None, reconnect_initial=None)._reconnect == Producer("host")._reconnect
