@@ -6,10 +6,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQNoConnections
+from gnsq.httpclient import arguments_of
 from gnsq.lookupd import LookupdClient
 from gnsq.message import Message
 from gnsq.nsqd import NsqdHTTPClient, NsqdTCPClient
@@ -156,11 +156,7 @@ class Lookupd(LookupdClient):
 
     def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:  # Any: options of any type
         _warn("gnsq.Lookupd", "gnsq.LookupdClient")
-        # The client ``parsed`` only parses the URL, and opens no connection.
-        parsed = LookupdClient.from_url(address, **options)
-        options["auth"] = parsed.options.auth
-        path = urlsplit(parsed.address).path
-        super().__init__(parsed.host, parsed.port, scheme=parsed.scheme, path=path, **options)
+        super().__init__(**arguments_of(address, options))
 
     @classmethod
     def from_url(cls, url: str, **kwargs: Any) -> Self:  # Any: arguments of the constructor

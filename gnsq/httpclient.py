@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gnsq.http.connections import Call, Connections
 
-__all__ = ["HTTPClient", "HttpClientOptionsDict", "HttpOptions", "HttpOptionsDict", "USERAGENT"]
+__all__ = ["HTTPClient", "HttpClientOptionsDict", "HttpOptions", "HttpOptionsDict", "USERAGENT", "arguments_of"]
 
 USERAGENT = USER_AGENT
 
@@ -108,33 +108,7 @@ class HTTPClient:
             TypeError: If the URL is not a str, and in the cases of the constructor.
             ValueError: If the URL can't be used, a password is given twice, and in the cases of the constructor.
         """
-        if not isinstance(url, str):
-            raise TypeError(f"URL must be a str, not {shown_argument(url)}")
-        kwargs: dict[str, Any] = dict(keywords)  # Any: each option has its own type
-        # No error text shows a URL with a password.
-        shown = repr(url) if "@" not in url else "a URL (not shown: it holds a password)"
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            port, host = parts.port, parts.hostname
-        except ValueError:
-            raise ValueError(f"{shown}: port must be a number from 1 to 65535, IPv6 stands in brackets") from None
-        if parts.scheme not in ("http", "https"):
-            raise ValueError(f"{shown}: scheme must be http or https")
-        if "@" in parts.path:
-            raise ValueError(f"{shown}: the characters / ? # @ of a password must be quoted with %")
-        if parts.query or parts.fragment:
-            raise ValueError(f"{shown}: must have neither a query (?) nor a fragment (#)")
-        if parts.username is not None or parts.password is not None:
-            if kwargs.get("auth") is not None:
-                raise ValueError("a password is given twice: in the URL and as auth")
-            kwargs["auth"] = (unquote(parts.username or ""), unquote(parts.password or ""))
-        if host:
-            kwargs["host"] = host
-        if port is not None:
-            kwargs["port"] = port
-        if parts.path.strip("/"):
-            kwargs["path"] = parts.path
-        return cls(scheme=parts.scheme, **kwargs)
+        return cls(**arguments_of(url, dict(keywords)))
 
     @property
     def address(self) -> str:
@@ -235,6 +209,32 @@ class HTTPClient:
 
 
 # --- helpers
+
+
+@clears_locals
+def arguments_of(url: str, keywords: dict[str, Any]) -> dict[str, Any]:  # Any: each option has its own type
+    """Return arguments of the constructor: the parts of a URL, and keywords."""
+    if not isinstance(url, str):
+        raise TypeError(f"URL must be a str, not {shown_argument(url)}")
+    # No error text shows a URL with a password.
+    shown = repr(url) if "@" not in url else "a URL (not shown: it holds a password)"
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        raise ValueError(f"{shown}: port must be a number from 1 to 65535, IPv6 stands in brackets") from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{shown}: scheme must be http or https")
+    if "@" in parts.path:
+        raise ValueError(f"{shown}: the characters / ? # @ of a password must be quoted with %")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{shown}: must have neither a query (?) nor a fragment (#)")
+    if parts.username is not None or parts.password is not None:
+        if keywords.get("auth") is not None:
+            raise ValueError("a password is given twice: in the URL and as auth")
+        keywords["auth"] = (unquote(parts.username or ""), unquote(parts.password or ""))
+    found = {"scheme": parts.scheme, "host": host, "port": port, "path": parts.path.strip("/")}
+    return keywords | {name: value for name, value in found.items() if value not in (None, "")}
 
 
 def _host_and_port(host: str, port: int) -> tuple[str, int]:

@@ -44,7 +44,7 @@ def test_url_parts_have_defaults(url, address):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://host:1", "scheme 'ftp' must be http or https"),
+        ("ftp://host:1", "'ftp://host:1': scheme must be http or https"),
         ("http://host:port", "'http://host:port': port must be a number"),
         ("http://host:70000", "port must be a number"),
         ("http://host:0", "port '0' of address 'host:0' is not a number from 1 to 65535"),

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from weakref import WeakKeyDictionary
 import gevent
 
 from gnsq.addresses import parse_address
+from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import CrossThreadFuture, is_hub_greenlet
 from gnsq.consumer.handlers import check_handler
@@ -283,37 +283,36 @@ class _SpanFinisher:
     """
 
     def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._process = os.getpid()
         self._open: set[trace.Span] = set()
         # Spans to end, each with the error of its publish, and the end of the publish in nanoseconds of Unix time.
         self._due: deque[tuple[trace.Span, BaseException | None, int]] = deque()
         self._ender: gevent.Greenlet | None = None
         self._none_open: CrossThreadFuture[None] | None = None
+        register_after_fork(self)
+
+    def after_fork_in_child(self, parent: int) -> None:
+        """Forget the spans of the parent, which ends them itself."""
+        self._open.clear()
+        self._due.clear()
+        self._ender = None
 
     def add(self, span: trace.Span, result: PublishResult) -> None:
         """End a span when the publish has a result."""
-        if self._process != os.getpid():
-            # This is a forked child. The parent ends its own spans.
-            self._reset()
         self._open.add(span)
         result.add_done_callback(functools.partial(self._note, span))
 
     def wait(self, timeout: float) -> None:
         """Wait until all spans have ended, or the timeout (seconds) is over."""
-        if self._process == os.getpid():
-            # Set _none_open, then read _open. _end() changes _open, then reads _none_open. So no end is missed.
-            none_open = self._none_open = CrossThreadFuture()
-            # End the spans in _due in this thread, since the producer's thread may have ended without doing that.
-            self._end_due()
-            if self._open:
-                none_open.wait(timeout)
+        # Set _none_open, then read _open. _end() changes _open, then reads _none_open. So no end is missed.
+        none_open = self._none_open = CrossThreadFuture()
+        # End the spans in _due in this thread, since the producer's thread may have ended without doing that.
+        self._end_due()
+        if self._open:
+            none_open.wait(timeout)
 
     def _note(self, span: trace.Span, result: PublishResult) -> None:
-        if self._process != os.getpid() or span not in self._open:
-            return
+        if span not in self._open:
+            return  # it is the parent's, and this is a forked child
         self._due.append((span, result.exception, time.time_ns()))
         if not is_hub_greenlet():
             # The publish had ended before add() was called, so this code runs in the thread of add(), which may wait.
