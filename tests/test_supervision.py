@@ -142,15 +142,17 @@ def test_producer_tells_of_a_dead_greenlet_and_goes_on(nsqd, caplog, name):
         assert producer.publish("u", b"2") == b"OK"
 
 
-def test_batch_handler_requeues_what_its_dead_watcher_would_have_run(nsqd, caplog):
+def test_next_message_replaces_the_dead_watcher_of_a_batch_handler(nsqd, caplog):
     handler = BatchHandler(10, handle_batch=lambda batch: None)
-    with Consumer("t", "c", nsqd.tcp_address, message_handler=handler, max_in_flight=20, requeue_delay=0) as consumer:
+    with Consumer("t", "c", nsqd.tcp_address, message_handler=handler, max_in_flight=20) as consumer:
         wait_until(lambda: consumer.total_in_flight == 1)
-
         throw("gnsq-batch")
-        wait_until(lambda: consumer.stats().counts.requeued == 1)
+        wait_until(lambda: is_told(caplog))
 
-    assert is_told(caplog)
+        nsqd.publish("t", b"2")
+        wait_until(lambda: greenlets("gnsq-batch"))
+
+    assert consumer.stats().counts.finished == 2
 
 
 @pytest.mark.parametrize("name", ["fakensqd-writer", "fakensqd-link-up", "fakensqd-link-down", "fakensqd-serve"])
