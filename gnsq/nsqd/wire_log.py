@@ -11,7 +11,7 @@ from gnsq.errors import NSQFrameError
 from gnsq.logs import ClientLog, LogOwner
 from gnsq.protocol.commands import MAGIC_V2, CommandDecoder
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_message
-from gnsq.texts import MAX_SHOWN, counted, printable
+from gnsq.texts import MAX_SHOWN, counted, id_text, printable
 from gnsq.transport import Transport
 
 __all__ = ["LoggedTransport", "logged"]
@@ -42,7 +42,8 @@ class LoggedTransport:
         data = self._below.recv(size)
         if self._frames.failure is None:
             for frame in self._frames.feed(data):
-                self._logger.debug("received %s", _frame_text(*frame))
+                text, fields = _described(*frame)
+                self._logger.debug("received %s", text, extra=fields)
             if self._frames.failure is not None:  # the client itself closes the connection, and says why
                 self._logger.debug("received %s", _not_a_frame(self._frames.pending))
         return data
@@ -86,20 +87,23 @@ class LoggedTransport:
         return text
 
 
-def _frame_text(kind: int, data: bytes) -> str:
+def _described(kind: int, data: bytes) -> tuple[str, dict[str, object]]:
+    """Return the text of a frame, and the fields of its line."""
     if kind == ERROR:
-        return f"error {printable(data)}"
+        return f"error {printable(data)}", {}
     if kind == RESPONSE:
         # Responses to IDENTIFY and AUTH are JSON, with what the auth server says about the secret's owner.
         is_word = len(data) < MAX_SHOWN and not data.startswith(b"{")
-        return f"response {printable(data)}" if is_word else f"response, {counted(len(data), 'byte')}"
+        return f"response {printable(data)}" if is_word else f"response, {counted(len(data), 'byte')}", {}
     if kind != MESSAGE:
-        return _not_a_frame(8 + len(data))
+        return _not_a_frame(8 + len(data)), {}
     try:
         _, attempts, message_id, body = decode_message(data)
     except NSQFrameError:
-        return _not_a_frame(8 + len(data))
-    return f"message {printable(message_id)}, attempt {attempts}, {counted(len(body), 'byte')}"
+        return _not_a_frame(8 + len(data)), {}
+    shown = id_text(message_id)
+    text = f"message {shown}, attempt {attempts}, {counted(len(body), 'byte')}"
+    return text, {"message_id": shown, "attempt": attempts}
 
 
 def _not_a_frame(size: int) -> str:

@@ -77,6 +77,13 @@ def test_frame_is_one_line_however_it_is_cut(lines, frame, text, size):
     assert lines() == ["received response OK", f"received {text}"]
 
 
+def test_line_of_a_message_has_its_fields(lines, caplog):
+    LoggedTransport(MemoryTransport(encode_frame(MESSAGE, encode_message(1, 3, ID, b"BODY"))), LOG).recv(1)
+
+    (record,) = [record for record in caplog.records if record.name == "gnsq.nsqd.wire_log"]
+    assert (record.nsqd, record.message_id, record.attempt) == ("a:1", ID.decode(), 3)
+
+
 def test_bytes_that_are_no_frame_are_counted(lines):
     data = b"HTTP/1.1 400 Bad Request"
 
