@@ -16,11 +16,13 @@ from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.parameters import COUNT, PAUSE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
-from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, Republisher, Step, summary
+from gnsq.cli.republish import BATCH, Outcome, Publication, Republisher
 from gnsq.cli.topics import CHANNEL, TOPIC
+from gnsq.message import finish_all
 from gnsq.producer import Producer
 from gnsq.producer.publish import is_topic_error
 from gnsq.running import StopSignals
+from gnsq.texts import counted
 
 __all__ = ["copy"]
 
@@ -77,7 +79,6 @@ def copy(
         raise click.UsageError("source and target are the same topic: give another TARGET, or a --to option")
     if target is not None and topic == source and (same := _resolved(cluster.nsqds) & _resolved(target.nsqds)):
         raise click.UsageError(f"source and target are the same topic of the nsqd {_shown(same)}: give another TARGET")
-    policy = FailurePolicy(0.0, REFUSED_DELAY, RETRY_DELAY, True, is_topic_error)
     with (target or cluster).producer(batch_messages=BATCH) as producer:
         receiver = Receiver(
             *(cluster, [source], channel, stop, Counter("copied")),
@@ -92,31 +93,43 @@ def copy(
             reconnect_maximum=MAX_PAUSE,
         )
         decide = _Decision(topic, body_filter, producer if topic == source else None)
-        copier = Republisher(receiver, producer, decide, policy)
+        copier = Republisher(
+            *(receiver, producer, decide),
+            refused_delay=REFUSED_DELAY,
+            retry_delay=RETRY_DELAY,
+            tries_again=True,
+            is_fatal=is_topic_error,
+        )
         try:
             copier.run()
         finally:
-            parts = summary(copier.counts, finished="not chosen, and finished")
-            click.echo("; ".join([receiver.counter.summary(), *parts]), err=True)
-    return receiver.status() or (1 if copier.counts.refused else 0)
+            parts = [receiver.counter.summary()]
+            if decide.finished:
+                parts.append(f"{counted(decide.finished, 'message', spec=',')} not chosen, and finished")
+            click.echo("; ".join([*parts, *copier.summary()]), err=True)
+    return receiver.status() or (1 if copier.counts[Outcome.REFUSED] else 0)
 
 
 class _Decision:
-    """Decides which messages are copied.
+    """Decides which messages are copied, and finishes the others.
 
     Args:
         loops_to: The producer, if the topic has the same name: then the target must not have an nsqd of the source.
+
+    Attributes:
+        finished: Number of messages that were not chosen.
     """
 
     def __init__(self, topic: str, body_filter: BodyFilter, loops_to: Producer | None) -> None:
+        self.finished = 0
         self._topic = topic
         self._filter = body_filter
         self._producer = loops_to
         self._targets: set[tuple[str, int]] = set()
         self._checked = -LOOP_CHECK_INTERVAL
 
-    def __call__(self, received: Received) -> Step:
-        """Return the copy, or FINISH.
+    def __call__(self, received: Received) -> Publication | None:
+        """Return the copy, if the message is chosen.
 
         Raises:
             click.ClickException: If the nsqd of the message is one of the target's.
@@ -127,7 +140,10 @@ class _Decision:
                 f"source and target have the nsqd {message.nsqd}, so its topic {self._topic} would be copied onto "
                 "itself: give another TARGET"
             )
-        return Publication(self._topic, message.body) if self._filter.chooses(message.body) else Answer.FINISH
+        if self._filter.chooses(message.body):
+            return Publication(self._topic, message.body)
+        self.finished += not finish_all([message])
+        return None
 
     def _target_addresses(self, producer: Producer) -> set[tuple[str, int]]:
         if (now := time.monotonic()) - self._checked >= LOOP_CHECK_INTERVAL:

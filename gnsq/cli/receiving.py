@@ -25,7 +25,7 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #  9. Meanwhile `Receiver._watch` touches what is held for too long, and ends the run when nothing comes any more.
 # 10. At the end, also that of a signal, `Receiver._close` lets the batches that are being copied end, requeues what
 #     waits, and closes the consumer, which sends the last FIN.
-# 11. `summary` in cli/republish.py says what was not copied, and `Receiver.status` gives the exit status.
+# 11. `Republisher.summary` in cli/republish.py says what was not copied, and `Receiver.status` gives the exit status.
 
 from __future__ import annotations
 

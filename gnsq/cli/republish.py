@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gnsq.cli.receiving import Received, Receiver, requeue_all
 from gnsq.errors import NSQErrorCode, NSQException, NSQUnknown
@@ -21,7 +22,7 @@ from gnsq.producer import Producer
 from gnsq.producer.publish import is_node_error
 from gnsq.texts import counted
 
-__all__ = ["Answer", "FailurePolicy", "Publication", "Republisher", "RepublishCounts", "Step", "summary"]
+__all__ = ["BATCH", "Outcome", "Publication", "Republisher"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,73 +37,23 @@ REQUEUE_LATENESS = 5.0
 MAX_REMEMBERED = 20_000
 
 
-class Answer(enum.Enum):
-    """Answer to a message that is not published."""
-
-    FINISH = "finish it"
-    LEAVE = "requeue it with the delay of the policy"
-    KEEP = "leave it in flight until the end"
-
-
-@dataclass(frozen=True)
-class Publication:
+class Publication(NamedTuple):
     """Body and topic to publish for a message."""
 
     topic: str
     body: bytes
 
 
-Step = Publication | Answer
+class Outcome(enum.Enum):
+    """What has happened to messages that were not just published and finished: what a summary says after their number.
+    A message that came twice counts twice."""
 
-
-@dataclass(frozen=True)
-class FailurePolicy:
-    """When a message comes again that was not published.
-
-    Attributes:
-        leave_delay: Seconds, for Answer.LEAVE.
-        refused_delay: Seconds, if nsqd has refused the message: it would refuse the next attempt, too.
-        retry_delay: Seconds, for all other failures.
-        tries_again: True if the command itself is to publish these: the consumer pauses, and the end waits for them.
-        is_fatal: Returns True for an error that ends the command.
-    """
-
-    leave_delay: float
-    refused_delay: float
-    retry_delay: float
-    tries_again: bool
-    is_fatal: Callable[[Exception], bool]
-
-
-@dataclass
-class RepublishCounts:
-    """Numbers of messages by what happened to them. A message that came twice counts twice.
-
-    Attributes:
-        published: Confirmed.
-        unfinished: Published, but nsqd delivers them again: the connection was lost before FIN, or their time was over.
-        again: Came again after they were published, and were only finished. They are not unfinished any more.
-        finished, left: Not chosen.
-        refused: nsqd or the producer has refused them.
-        unknown: No response came, so nsqd may have them. They are requeued.
-        not_sent: nsqd does not have them. They are requeued.
-        error: Text of the last failure.
-    """
-
-    published: int = 0
-    unfinished: int = 0
-    again: int = 0
-    finished: int = 0
-    left: int = 0
-    refused: int = 0
-    unknown: int = 0
-    not_sent: int = 0
-    error: str = ""
-
-    @property
-    def failed(self) -> int:
-        """Number of the failures."""
-        return self.refused + self.unknown + self.not_sent
+    REFUSED = "refused and requeued"
+    NOT_SENT = "not published and requeued"
+    UNKNOWN = "requeued without a response, so they may be doubled"
+    AGAIN = "came again after being published: finished, and not published again"
+    # The connection was lost before FIN, or their time was over. They are no longer counted after they came again.
+    UNFINISHED = "published but not finished, as the connection was lost, so they may be doubled"
 
 
 class Republisher:
@@ -110,24 +61,36 @@ class Republisher:
 
     Args:
         producer: None if decide never returns a Publication.
-        decide: Called with each message.
+        decide: Returns what to publish for a message; None if it has answered the message, or leaves it in flight.
+        refused_delay: Seconds until a message comes again that nsqd has refused: it would refuse the next attempt, too.
+        retry_delay: Seconds until a message comes again whose publish failed for another reason.
+        tries_again: True if this command itself is to publish that one: the consumer pauses, and the end waits for it.
+        is_fatal: Returns True for an error that ends the command.
 
     Attributes:
-        counts: What has happened.
+        counts: Numbers of messages.
     """
 
     def __init__(
         self,
         receiver: Receiver,
         producer: Producer | None,
-        decide: Callable[[Received], Step],
-        policy: FailurePolicy,
+        decide: Callable[[Received], Publication | None],
+        *,
+        refused_delay: float,
+        retry_delay: float,
+        tries_again: bool,
+        is_fatal: Callable[[Exception], bool],
     ) -> None:
-        self.counts = RepublishCounts()
+        self.counts: Counter[Outcome] = Counter()
         self._receiver = receiver
         self._producer = producer
         self._decide = decide
-        self._policy = policy
+        self._refused_delay = refused_delay
+        self._retry_delay = retry_delay
+        self._tries_again = tries_again
+        self._is_fatal = is_fatal
+        self._error: Exception | None = None  # the last one
         # The last messages that were published, by nsqd and id. True: unfinished.
         self._published: dict[tuple[str | None, bytes], bool] = {}
         self._logger = LogOwner("", time.monotonic).log(logger)
@@ -136,19 +99,23 @@ class Republisher:
         """Republish until the end."""
         self._receiver.run(self._handle, SENDERS)
 
+    def summary(self) -> list[str]:
+        """Write the counts as parts of a sentence."""
+        parts = []
+        for outcome in Outcome:
+            if number := self.counts[outcome]:
+                error = f", last error: {self._error}" if outcome is Outcome.REFUSED else ""
+                parts.append(f"{counted(number, 'message', spec=',')} {outcome.value}{error}")
+        return parts
+
     def _handle(self, received: Sequence[Received]) -> None:
         """Decide about messages, publish them, and answer them."""
         messages = [each.message for each in received]
         again = {message for message in messages if (message.nsqd, message.id) in self._published}
         self._finish(again)
-        self.counts.again += len(again)
-        steps = [(each.message, self._decide(each)) for each in received if each.message not in again]
-        finished = [message for message, step in steps if step is Answer.FINISH]
-        self.counts.finished += len(finished) - len(finish_all(finished))
-        left = [message for message, step in steps if step is Answer.LEAVE]
-        requeue_all(left, self._policy.leave_delay)
-        self.counts.left += len(left)
-        chosen = [(message, step) for message, step in steps if isinstance(step, Publication)]
+        self.counts[Outcome.AGAIN] += len(again)
+        decided = [(each.message, self._decide(each)) for each in received if each.message not in again]
+        chosen = [(message, publication) for message, publication in decided if publication is not None]
         if chosen and self._receiver.pace(len(chosen)):
             self._publish(chosen)
 
@@ -171,7 +138,6 @@ class Republisher:
                 else:
                     confirmed.append(message)
         finally:
-            self.counts.published += len(confirmed)
             self._receiver.done(len(confirmed))
             self._finish(confirmed)
 
@@ -181,50 +147,29 @@ class Republisher:
         unfinished = {*finish_all(messages), *late}
         for message in messages:
             key = (message.nsqd, message.id)
-            self.counts.unfinished -= self._published.pop(key, False)
+            self.counts[Outcome.UNFINISHED] -= self._published.pop(key, False)
             self._published[key] = message in unfinished
-        self.counts.unfinished += len(unfinished)
+        self.counts[Outcome.UNFINISHED] += len(unfinished)
         while len(self._published) > MAX_REMEMBERED:
             del self._published[next(iter(self._published))]
 
     def _on_failure(self, message: Message, error: NSQException | ValueError) -> None:
         """Count and log a failure, and requeue the message."""
-        policy = self._policy
         is_refused = isinstance(error, (NSQErrorCode, ValueError)) and not is_node_error(error)
         if isinstance(error, NSQUnknown):
-            self.counts.unknown += 1
-        elif is_refused:
-            self.counts.refused += 1
+            self.counts[Outcome.UNKNOWN] += 1
         else:
-            self.counts.not_sent += 1
-        self.counts.error = str(error)
-        delay = policy.refused_delay if is_refused else policy.retry_delay
+            self.counts[Outcome.REFUSED if is_refused else Outcome.NOT_SENT] += 1
+        self._error = error
+        delay = self._refused_delay if is_refused else self._retry_delay
+        is_tried_again = self._tries_again and not is_refused
         (consumer,) = self._receiver.consumers
         consumer.note_failure(message, error)
-        requeue_all([message], delay, backoff=policy.tries_again and not is_refused)
-        if policy.is_fatal(error):
+        requeue_all([message], delay, backoff=is_tried_again)
+        if self._is_fatal(error):
             self._receiver.fail(error)
-            return
-        if policy.tries_again and not is_refused:
-            self._receiver.expect(delay + REQUEUE_LATENESS)
-            return  # the consumer logs the backoff with the reason
-        text = "not published, requeued for %g s: %s"
-        self._logger.limited(logging.WARNING, type(error).__name__, text, delay, error, message=message)
-
-
-def summary(counts: RepublishCounts, *, finished: str = "", left: str = "") -> list[str]:
-    """Write the counts of what was not published, as parts of a sentence.
-
-    Args:
-        finished, left: What is said of messages that were finished or left.
-    """
-    parts = [
-        (counts.finished, finished),
-        (counts.left, left),
-        (counts.refused, f"refused and requeued, last error: {counts.error}"),
-        (counts.not_sent, "not published and requeued"),
-        (counts.unknown, "requeued without a response, so they may be doubled"),
-        (counts.again, "came again after being published: finished, and not published again"),
-        (counts.unfinished, "published but not finished, as the connection was lost, so they may be doubled"),
-    ]
-    return [f"{counted(number, 'message', spec=',')} {text}" for number, text in parts if number]
+        elif is_tried_again:
+            self._receiver.expect(delay + REQUEUE_LATENESS)  # the consumer logs the backoff with the reason
+        else:
+            text = "not published, requeued for %g s: %s"
+            self._logger.limited(logging.WARNING, type(error).__name__, text, delay, error, message=message)

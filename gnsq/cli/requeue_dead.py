@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import click
@@ -17,8 +17,8 @@ from gnsq.cli.formats import harmless
 from gnsq.cli.output import Output
 from gnsq.cli.parameters import COUNT, DURATION, PAUSE, RATE
 from gnsq.cli.progress import Counter
-from gnsq.cli.receiving import Received, Receiver
-from gnsq.cli.republish import BATCH, Answer, FailurePolicy, Publication, RepublishCounts, Republisher, Step, summary
+from gnsq.cli.receiving import Received, Receiver, requeue_all
+from gnsq.cli.republish import BATCH, Outcome, Publication, Republisher
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.contrib.dead_letter import DeadLetter, decode_dead_letter
 from gnsq.errors import NSQNotSent
@@ -96,7 +96,6 @@ def requeue_dead(
         raise click.UsageError("--all and conditions exclude each other: leave --all out")
     if to == dead_topic:
         raise click.UsageError(f"--to {to} is the topic of the dead letters: give another topic")
-    policy = FailurePolicy(leave_for, leave_for, leave_for, False, lambda error: isinstance(error, NSQNotSent))
     with contextlib.ExitStack() as opened:
         receiver = Receiver(
             *(cluster, [dead_topic], channel, stop, Counter("requeued")),
@@ -110,21 +109,28 @@ def requeue_dead(
         )
         producer = None if dry_run else opened.enter_context(cluster.producer(batch_messages=BATCH))
         run = _Run(choice, to, leave_for, dry_run, count, receiver.end)
-        requeuer = Republisher(receiver, producer, run.decide, policy)
+        requeuer = Republisher(
+            *(receiver, producer, run.decide),
+            refused_delay=leave_for,
+            retry_delay=leave_for,
+            tries_again=False,
+            is_fatal=lambda error: isinstance(error, NSQNotSent),
+        )
         try:
             requeuer.run()
         finally:
-            _report(run, requeuer.counts, receiver)
+            _report(run, requeuer, receiver)
     # The letters are given back before this, since the reader of stdout may be slow.
     if Output(stop).write([f"{line}\n".encode() for line in run.lines]) < len(run.lines):
         receiver.is_complete = False  # if a signal has ended it
     if dry_run and receiver.is_idle and receiver.was_starved:
         text = f"a dry run keeps the letters in flight, so it looked at the first {len(run.due):,} only"
         click.echo(f"{text}; there may be more", err=True)
-    return receiver.status() or (1 if requeuer.counts.failed else 0)
+    failed = (Outcome.REFUSED, Outcome.NOT_SENT, Outcome.UNKNOWN)
+    return receiver.status() or (1 if any(requeuer.counts[outcome] for outcome in failed) else 0)
 
 
-def _report(run: _Run, counts: RepublishCounts, receiver: Receiver) -> None:
+def _report(run: _Run, requeuer: Republisher, receiver: Receiver) -> None:
     if run.is_dry:
         would = counted(run.chosen, "message", spec=",")
         click.echo(
@@ -132,11 +138,13 @@ def _report(run: _Run, counts: RepublishCounts, receiver: Receiver) -> None:
         )
         return
     until = datetime.now().astimezone() + timedelta(seconds=run.leave_for)
-    left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
-    counts = replace(counts, left=run.not_chosen)  # a letter that came again counts once
-    parts = [receiver.counter.summary(), *summary(counts, left=left)]
+    parts = [receiver.counter.summary()]
+    if run.not_chosen:
+        left = f"left in the channel, deferred until {until:%Y-%m-%d %H:%M:%S} at the latest"
+        parts.append(f"{counted(run.not_chosen, 'message', spec=',')} {left}")
     if run.without_topic:
         parts.append(f"{counted(run.without_topic, 'message', spec=',')} of these without an envelope: give --to")
+    parts += requeuer.summary()
     if not run.due and receiver.is_idle:
         parts.append("none came; those that an earlier run has left come again after its --leave-for")
     click.echo("; ".join(parts), err=True)
@@ -200,8 +208,8 @@ class _Run:
     without_topic: int = 0
     lines: list[str] = field(default_factory=list)
 
-    def decide(self, received: Received) -> Step:
-        """Decide about a message."""
+    def decide(self, received: Received) -> Publication | None:
+        """Return what to publish. Defer other messages, but leave those of a dry run in flight."""
         message, key = received.message, (received.message.nsqd, received.message.id)
         now = time.monotonic()
         if key in self.due:
@@ -209,10 +217,11 @@ class _Run:
             # connection.
             if now >= self.due[key]:
                 self.end()
-            return Answer.KEEP if self.is_dry else Answer.LEAVE
+            self._leave(message)
+            return None
         if self.is_dry and self.chosen == self.count:
             self.end()
-            return Answer.KEEP
+            return None
         self.due[key] = now + self.leave_for
         letter = decode_dead_letter(message.body)
         topic = self.to or (None if letter is None else letter.topic)
@@ -222,10 +231,14 @@ class _Run:
         self.not_chosen += not is_chosen or topic is None
         if self.is_dry:
             self.lines.append(_line(message, letter, topic, is_chosen=is_chosen))
-            return Answer.KEEP
-        if not is_chosen or topic is None:
-            return Answer.LEAVE
+        if self.is_dry or not is_chosen or topic is None:
+            self._leave(message)
+            return None
         return Publication(topic, message.body if letter is None else letter.body)
+
+    def _leave(self, message: Message) -> None:
+        if not self.is_dry:
+            requeue_all([message], self.leave_for)
 
 
 def _line(message: Message, letter: DeadLetter | None, topic: str | None, *, is_chosen: bool) -> str:
