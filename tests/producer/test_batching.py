@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
+from fakensqd import FakeNsqd, on
 from fakensqd.faults import error
 from fakensqd.faults.toxics import stall
 from gnsq.producer.batching import Batcher
@@ -71,22 +71,6 @@ def test_batch_whose_topic_is_refused_is_not_tried_one_by_one(nsqd, clock, produ
     assert [job.outcome for job in jobs] == ["refused"] * 5
     assert len(nsqd.transcript.select("connect")) == 2
     assert stored(nsqd) == []
-
-
-def test_batches_to_a_topic_that_is_not_allowed_cost_one_connection(clock, producing, begin):
-    with (
-        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
-        FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
-    ):
-        producer = producing(nsqd, auth_secret=b"s", batch_messages=5)
-
-        jobs = [begin(producer.publish, "no", b"%d" % number) for number in range(20)]
-        good = begin(producer.publish, "t", b"x")
-        clock.advance(1.0)
-
-        assert [job.outcome for job in jobs] == ["refused"] * 20
-        assert good.outcome == "confirmed"
-        assert len(nsqd.transcript.select("connect")) == 2
 
 
 def test_members_of_a_refused_batch_have_errors_of_their_own(nsqd, clock, producing, begin):

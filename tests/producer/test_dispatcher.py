@@ -70,12 +70,13 @@ def test_latency_is_counted_for_each_message(nsqd, clock, producing, begin):
 # --- topics that are not allowed
 
 
-def test_publishes_to_a_topic_that_is_not_allowed_cost_one_connection(clock, producing, begin):
+@pytest.mark.parametrize("batching", [{}, {"batch_messages": 5}], ids=["alone", "in batches"])
+def test_publishes_to_a_topic_that_is_not_allowed_cost_one_connection(clock, producing, begin, batching):
     with (
         FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
         FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
     ):
-        producer = producing(nsqd, auth_secret=b"s")
+        producer = producing(nsqd, auth_secret=b"s", **batching)
 
         jobs = [begin(producer.publish, "no", b"%d" % number) for number in range(20)]
         good = [begin(producer.publish, "t", b"%d" % number) for number in range(20)]

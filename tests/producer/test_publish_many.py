@@ -196,14 +196,3 @@ def test_producer_that_is_closed_meanwhile_ends_an_endless_iterable(producer):
         producer.publish_many("t", messages(), raise_error=False)
 
     assert isinstance(got.value.chunks[-1].error, NSQNotSentClosed)
-
-
-def test_topic_that_is_none_is_misuse(producer):
-    with pytest.raises(ValueError, match="bad topic"):
-        producer.publish_many("bad topic", [b"x"])
-
-
-@pytest.mark.parametrize("messages", [b"xy", "xy", bytearray(b"xy")], ids=["bytes", "str", "bytearray"])
-def test_one_message_in_place_of_an_iterable_is_misuse(producer, messages):
-    with pytest.raises(TypeError, match="must be an iterable of bytes"):
-        producer.publish_many("t", messages)

@@ -183,18 +183,9 @@ def test_consistent_takes_the_least_pending_of_one_nsqds_connections():
     assert consistent(links, b"key") is links[1]
 
 
-def test_consistent_takes_an_empty_key():
-    assert homes(["a"], [b"", ""]) == ["a", "a"]
-
-
 def test_consistent_without_a_key_is_refused():
     with pytest.raises(ValueError, match="strategy 'consistent' needs key="):
         consistent(links_to("a"), None)
-
-
-def test_key_of_another_type_is_refused():
-    with pytest.raises(TypeError, match="key must be bytes or str, not 5"):
-        consistent(links_to("a"), 5)
 
 
 # --- by name ----------------------------------------------------------------------------------------------------------
@@ -209,12 +200,6 @@ def test_strategy_is_made_by_its_name(name, chosen):
     strategy = make_strategy(name, ["a", "b"])
 
     assert "".join(strategy(links, "k4").address for _ in range(4)) == chosen
-
-
-def test_primary_by_name_goes_by_the_addresses_given():
-    links = links_to("a", "b")
-
-    assert make_strategy("primary", ["b", "a"])(links, None) is links[1]
 
 
 def test_function_is_asked_with_links_and_key():
