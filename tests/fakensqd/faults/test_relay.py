@@ -2,7 +2,6 @@
 
 import errno
 import socket
-from http.client import BadStatusLine
 
 import gevent.socket
 import pytest
@@ -10,11 +9,11 @@ import pytest
 from fakensqd import FakeNsqd
 from fakensqd.clock import ManualClock
 from fakensqd.faults.relay import Relay
-from fakensqd.faults.toxics import latency, limit_bytes, reset, slice_bytes, stall
+from fakensqd.faults.toxics import latency, reset, slice_bytes, stall
 from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
-from tests.fakensqd.wire import Client, request
+from tests.fakensqd.wire import Client
 from tests.helpers import peer, refused_port, wait_until
 
 
@@ -124,14 +123,6 @@ def test_client_is_reset_if_the_server_refuses():
             sock.recv(100)
 
 
-def test_limit_bytes_ends_a_response(nsqd):
-    with Relay(nsqd.http_address) as relay:
-        relay.link.add(limit_bytes(10), upstream=False)
-
-        with pytest.raises(BadStatusLine, match=r"HTTP/1\.1 2"):
-            request(relay.address, "GET", "/ping")
-
-
 def test_stop_closes_stalled_connections_and_start_takes_the_same_port(nsqd):
     relay = Relay(nsqd.tcp_address)
     relay.start()
@@ -159,10 +150,6 @@ def test_relay_runs_on_a_thread():
         with socket.create_connection((host, int(port)), timeout=10) as sock:
             sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
             assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK")
-
-
-def test_seed_of_a_relay_is_that_of_its_link():
-    assert Relay("127.0.0.1:1", seed=7).link.seed == 7
 
 
 def test_invalid_address_of_a_relay_is_refused():

@@ -71,12 +71,6 @@ def test_timestamps_of_messages_are_wall_clock():
     assert int(message.id, 16) >> 22 == (message.timestamp >> 20) - 1288834974288
 
 
-def test_topic_counts_messages_and_bytes(topic):
-    topic.publish([b"a", b"bcd"], 0.0)
-
-    assert (topic.message_count, topic.message_bytes) == (2, 4)
-
-
 def test_delay_begins_when_the_channel_gets_the_message(topic):
     topic.publish([b"late"], 0.0, delay=5.0)
     topic.publish([b"now"], 0.0)
@@ -88,14 +82,6 @@ def test_delay_begins_when_the_channel_gets_the_message(topic):
     assert bodies(channel) == [b"now"]
     topic._broker.expire(15.0)
     assert bodies(channel) == [b"late"]
-
-
-def test_delay_applies_in_every_channel(topic):
-    channels = [topic.ensure_channel(name, 0.0) for name in ("one", "two")]
-
-    topic.publish([b"late"], 0.0, delay=5.0)
-
-    assert [channel.deferred_count for channel in channels] == [1, 1]
 
 
 def test_paused_topic_keeps_messages_and_its_channels_still_deliver(topic):
@@ -195,16 +181,6 @@ def test_ephemeral_channel_is_deleted_with_its_last_subscriber(topic):
 
     topic.leave_channel(channel, readers[1])
     assert topic.channels == {}
-
-
-def test_durable_channel_remains_without_subscribers(topic):
-    channel = topic.ensure_channel("c", 0.0)
-    reader = Reader()
-    channel.add(reader)
-
-    topic.leave_channel(channel, reader)
-
-    assert topic.channels == {"c": channel}
 
 
 def test_ephemeral_topic_is_deleted_with_its_last_channel(broker):
