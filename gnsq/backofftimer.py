@@ -6,7 +6,7 @@ import enum
 import random
 from collections.abc import Callable
 
-__all__ = ["JITTER", "BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
+__all__ = ["JITTER", "BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay", "jittered"]
 
 # Largest share of a delay that is subtracted at random, so that not all clients of an nsqd retry in the same second.
 JITTER = 0.3
@@ -58,18 +58,18 @@ class BackoffTimer:
         return interval
 
 
-def exponential_delay(
-    failures: int, initial: float, maximum: float, *, growth: float = 2.0, jitter: float = 0.0, spread: float = 0.0
-) -> float:
+def exponential_delay(failures: int, initial: float, maximum: float, *, growth: float = 2.0) -> float:
     """Compute the delay before the next try: initial, times growth for each failure after the first, up to maximum.
 
     Args:
         failures: Failures in a row, 1 or more.
-        jitter: Largest share of the delay, 0 to 1, that is subtracted, so that not all clients retry together.
-        spread: A random number in [0, 1): how much of the largest share is subtracted.
     """
-    delay = initial * growth ** min(failures - 1, _MAX_EXPONENT)
-    return min(delay, maximum) * (1 - jitter * spread)
+    return min(initial * growth ** min(failures - 1, _MAX_EXPONENT), maximum)
+
+
+def jittered(seconds: float) -> float:
+    """Subtract a random share of a delay, up to JITTER."""
+    return seconds * (1 - JITTER * random.random())
 
 
 # Phases of a consumer's backoff:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,7 +16,7 @@ from typing import TypedDict
 import gevent
 from gevent.event import Event
 
-from gnsq.backofftimer import JITTER, exponential_delay
+from gnsq.backofftimer import exponential_delay, jittered
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import run_until_done, spawn
 from gnsq.concurrency.threads import is_hub_greenlet
@@ -47,13 +46,7 @@ class ReconnectOptions(Options):
 
     def delay(self, failures: int) -> float:
         """Return the seconds before the next attempt, after this number of failures in a row."""
-        return exponential_delay(
-            failures,
-            self.reconnect_initial,
-            self.reconnect_maximum,
-            jitter=JITTER,
-            spread=random.random(),
-        )
+        return jittered(exponential_delay(failures, self.reconnect_initial, self.reconnect_maximum))
 
 
 # Seconds that start() waits for the first connection. A silent nsqd must not hold up a program, such as a web worker,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Sized
 from typing import Protocol
 
 import gevent
 
 from gnsq.addresses import parse_address
-from gnsq.backofftimer import JITTER
+from gnsq.backofftimer import jittered
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import CROSS_THREAD_GRACE, CrossThreadFuture, Once, OwnerThread, is_hub_greenlet
@@ -351,7 +350,7 @@ class ProducerRuntime(ConnectionListener):
         while True:
             # While no nsqd is known, query at the intervals of reconnects: nsqds may start later than this program.
             failures = 0 if self._addresses else failures + 1
-            longest = self._producer.options.lookupd_poll_interval * (1 - JITTER * random.random())
+            longest = jittered(self._producer.options.lookupd_poll_interval)
             wait = min(self._reconnect.delay(failures), longest) if failures else longest
             if failures:
                 self._nodes.log_empty_round(logger, wait)
