@@ -9,7 +9,7 @@ from gnsq.addresses import is_unix
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.texts import printable
 
-__all__ = ["MAY_BE_ANOTHER_SERVER", "SENTENCES", "Explanation", "Facts", "Kind", "Server", "explain", "explain_http"]
+__all__ = ["MAY_BE_ANOTHER_SERVER", "SENTENCES", "Explanation", "Facts", "Kind", "explain", "explain_http"]
 
 # What is wrong, and what to do; the second one may be empty.
 Explanation = tuple[str, str]
@@ -27,18 +27,6 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """The server on a port.
-
-    Attributes:
-        tcp_port: TCP port of an nsqd whose HTTP port it is; None if unknown.
-    """
-
-    kind: Kind = Kind.UNKNOWN
-    tcp_port: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """Facts about a server whose step has failed.
 
@@ -50,7 +38,8 @@ class Facts:
         server_name: Name that its certificate must have.
         timeout: Limit of a step, in seconds.
         has_ca: True if the options name CAs.
-        server: What listens on the port.
+        kind: What listens on the port.
+        tcp_port: TCP port of the nsqd whose HTTP port this is.
         certificate_names: Names in its certificate, if they could be read.
     """
 
@@ -61,7 +50,8 @@ class Facts:
     server_name: str = ""
     timeout: float = 0.0
     has_ca: bool = False
-    server: Server = Server()
+    kind: Kind = Kind.UNKNOWN
+    tcp_port: int = 4150
     certificate_names: tuple[str, ...] = ()
 
 
@@ -191,8 +181,8 @@ def explain(error: Exception, facts: Facts) -> Explanation:
 
 def _explain_kind(error: Exception, facts: Facts) -> Explanation | None:
     """Explain that another server listens on the port."""
-    server, is_nsqd, host = facts.server, facts.program == "nsqd", facts.address.rpartition(":")[0]
-    match server.kind:
+    is_nsqd, host = facts.program == "nsqd", facts.address.rpartition(":")[0]
+    match facts.kind:
         case Kind.UNKNOWN:
             return None
         case Kind.NSQD_TCP if is_nsqd:
@@ -202,7 +192,7 @@ def _explain_kind(error: Exception, facts: Facts) -> Explanation | None:
         case Kind.NSQD_TCP:
             advice = f"give it as an nsqd: --nsqd {facts.address}"
         case Kind.NSQD_HTTP:
-            advice = f"give its TCP port: --nsqd {host}:{server.tcp_port or 4150}"
+            advice = f"give its TCP port: --nsqd {host}:{facts.tcp_port}"
         case Kind.LOOKUPD_HTTP:
             advice = f"give it as an nsqlookupd: --lookupd {facts.address}"
         case Kind.LOOKUPD_TCP:
@@ -213,8 +203,8 @@ def _explain_kind(error: Exception, facts: Facts) -> Explanation | None:
             advice = "give the HTTP port of nsqlookupd, usually 4161; if this is a proxy, see its log"
     if facts.named_by:
         advice = f"{facts.named_by} names this port: see nsqd's flag --broadcast-tcp-port"
-    status = f" ({error.reason})" if isinstance(error, NSQHttpError) and server.kind is Kind.HTTP else ""
-    return f"this is {server.kind.value}{status}", advice
+    status = f" ({error.reason})" if isinstance(error, NSQHttpError) and facts.kind is Kind.HTTP else ""
+    return f"this is {facts.kind.value}{status}", advice
 
 
 def explain_http(error: NSQHttpError, address: str, *, is_guessed: bool) -> Explanation:

@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 # Limit in seconds of each attempt to find out what kind of server listens on a port.
 PROBE_TIMEOUT = 2.0
+# nsqd's default.
+TCP_PORT = 4150
 # A certificate that is valid for fewer days is a warning.
 MIN_DAYS = 30
 
@@ -148,12 +150,16 @@ def check_lookupd(client: LookupdClient, is_only_source: bool) -> tuple[list[Che
     targets, url = [], short_address(client.address)
 
     def explain(error: Exception) -> advice.Explanation:
-        server = _kind_of_server(client.host, client.port, client.options.timeout)
-        has_ca = client.options.ca_certs is not None
-        address = format_address(client.host, client.port)
-        return advice.explain(
-            error, advice.Facts(address, "nsqlookupd", server_name=client.host, has_ca=has_ca, server=server)
+        kind, tcp_port = _kind_of_server(client.host, client.port, client.options.timeout)
+        facts = advice.Facts(
+            format_address(client.host, client.port),
+            "nsqlookupd",
+            server_name=client.host,
+            has_ca=client.options.ca_certs is not None,
+            kind=kind,
+            tcp_port=tcp_port,
         )
+        return advice.explain(error, facts)
 
     recorder = _Recorder(explain)
     with contextlib.suppress(_Failed), recorder.step("nodes") as check:
@@ -182,22 +188,22 @@ def _version(client: LookupdClient) -> str:
         return "unknown"
 
 
-def _kind_of_server(host: str, port: int, timeout: float) -> advice.Server:
-    """Find out what kind of server listens on a port, for the advice after a failed step."""
+def _kind_of_server(host: str, port: int, timeout: float) -> tuple[advice.Kind, int]:
+    """Find out what kind of server listens on a port, and nsqd's TCP port, for the advice after a failed step."""
     if is_unix(host):
-        return advice.Server()
+        return advice.Kind.UNKNOWN, TCP_PORT
     limit = min(timeout, PROBE_TIMEOUT)
     try:
         info = NsqdHTTPClient(host, port, timeout=limit, retries=0).info()
     except NSQHttpError as error:
         if error.status is not None:
-            return advice.Server(advice.Kind.HTTP)
+            return advice.Kind.HTTP, TCP_PORT
     else:
         if not isinstance(info, dict) or "version" not in info:
-            return advice.Server(advice.Kind.HTTP)
+            return advice.Kind.HTTP, TCP_PORT
         if "tcp_port" not in info:
-            return advice.Server(advice.Kind.LOOKUPD_HTTP)
-        return advice.Server(advice.Kind.NSQD_HTTP, info["tcp_port"] if isinstance(info["tcp_port"], int) else None)
+            return advice.Kind.LOOKUPD_HTTP, TCP_PORT
+        return advice.Kind.NSQD_HTTP, info["tcp_port"] if isinstance(info["tcp_port"], int) else TCP_PORT
     # nsqlookupd answers this PING with OK; nsqd, which has another protocol, with an error frame.
     with contextlib.suppress(NSQException), time_limit(limit, "no answer"):
         transport = connect(host, port, limit)
@@ -207,10 +213,10 @@ def _kind_of_server(host: str, port: int, timeout: float) -> advice.Server:
         finally:
             transport.close()
         if answer.endswith(b"\x00\x02OK"):
-            return advice.Server(advice.Kind.LOOKUPD_TCP)
+            return advice.Kind.LOOKUPD_TCP, TCP_PORT
         if b"E_BAD_PROTOCOL" in answer:
-            return advice.Server(advice.Kind.NSQD_TCP)
-    return advice.Server()
+            return advice.Kind.NSQD_TCP, TCP_PORT
+    return advice.Kind.UNKNOWN, TCP_PORT
 
 
 # --- nsqd
@@ -333,7 +339,8 @@ class NsqdChecker:
         if code == "CERT_WRONG_NAME":
             facts = dataclasses.replace(facts, certificate_names=self._certificate_names())
         elif code in advice.MAY_BE_ANOTHER_SERVER:
-            facts = dataclasses.replace(facts, server=_kind_of_server(self._host, self._port, self._cluster.timeout))
+            kind, tcp_port = _kind_of_server(self._host, self._port, self._cluster.timeout)
+            facts = dataclasses.replace(facts, kind=kind, tcp_port=tcp_port)
         return advice.explain(error, facts)
 
     def _resolve(self) -> None:

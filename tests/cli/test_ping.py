@@ -1,9 +1,7 @@
 """gnsq ping: the way of a message, and the usual mistakes with what to do about them."""
 
-import errno
 import os
 import signal
-import socket
 import ssl
 
 import gevent
@@ -14,9 +12,8 @@ from fakensqd.faults import answer, error
 from fakensqd.nsqd.auth import Grant
 from gnsq import NsqdHTTPClient
 from gnsq.cli.advice import SENTENCES, Facts, explain
-from gnsq.errors import NSQException, NSQSocketError, NSQTimeout
+from gnsq.errors import NSQException, NSQSocketError
 from gnsq.tls import explain_ssl_error
-from gnsq.transport import translate_os_error
 from tests.helpers import peer, refused_port
 
 STEPS = ["resolve", "connect", "IDENTIFY", "subscribe", "publish", "receive", "health", "delete topic"]
@@ -204,24 +201,6 @@ def test_server_that_gives_no_answer_is_explained(fakensqd, gnsq_json):
     _, document = gnsq_json("ping", "--timeout", 0.2, "--nsqd", fakensqd.tcp_address)
 
     assert failed(document)["IDENTIFY"][0] == "the port accepts connections, but gave no answer within 0.2 s"
-
-
-CONNECTION_ERRORS = [
-    pytest.param(NSQTimeout("x", code="ETIMEDOUT"), "no answer from h within the timeout", id="firewall"),
-    pytest.param(NSQSocketError(errno.EHOSTUNREACH, "x"), "there is no route to h", id="no route"),
-    pytest.param(NSQSocketError(errno.ECONNREFUSED, "x"), "nothing listens on port 1 of h", id="refused"),
-    pytest.param(
-        translate_os_error(socket.gaierror(-2, "x"), "h:1"), "this machine does not know the host h", id="unknown host"
-    ),
-]
-
-
-@pytest.mark.parametrize(("failure", "expected"), CONNECTION_ERRORS)
-def test_errors_of_the_network_are_explained(failure, expected):
-    text, advice = explain(failure, Facts("h:1"))
-
-    assert text == expected
-    assert advice
 
 
 # --- health

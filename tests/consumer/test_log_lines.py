@@ -96,21 +96,6 @@ def test_timed_out_messages_are_logged_per_consumer_and_not_per_connection(clock
     assert ": t/c: E_FIN_FAILED" in line
 
 
-def test_close_logs_its_beginning_and_its_end(nsqd, clock, publish, started, lines):
-    def handle(consumer, message):
-        clock.sleep(1.0)
-
-    consumer = started(handle, nsqd, max_in_flight=2)
-    publish(nsqd, b"1")
-    gevent.spawn(consumer.close)
-    clock.advance(5.0)
-
-    assert lines()[-2:] == [
-        "t/c: closing, with up to 30 s for 1 message in flight on 1 connection",
-        "t/c: closed; nothing was left",
-    ]
-
-
 def test_close_counts_messages_that_time_out_as_such(nsqd, clock, publish, started, lines):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=4, msg_timeout=3.0, close_timeout=5.0)

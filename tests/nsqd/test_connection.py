@@ -1,6 +1,5 @@
 """Connection against a peer made of lists: replies in order, heartbeats, errors, the end."""
 
-import errno
 import logging
 import re
 
@@ -539,16 +538,6 @@ def test_callers_own_timeout_stays_the_callers(connection):
         connection.subscribe("t", "c")
 
     assert caught.value is own
-
-
-def test_reset_with_a_long_command_waiting_names_its_length(connection, transport):
-    reply = connection.request(commands.publish("t", b"x" * 5000))
-    wait_until(lambda: transport.sends)
-
-    connection.abort(NSQSocketError(errno.ECONNRESET, "Connection reset by peer"))
-
-    with pytest.raises(NSQConnectionClosed, match=r"has 5010 bytes.*--max-msg-size"):
-        reply.get(timeout=1)
 
 
 def test_killed_reader_closes_the_connection(connection):
