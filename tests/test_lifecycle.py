@@ -14,8 +14,8 @@ import gnsq
 from fakensqd import on
 from fakensqd.faults import delay
 from gnsq.contrib.batch import BatchHandler
-from gnsq.errors import NSQException, NSQNotSentClosed
-from tests.helpers import LIMIT, child, closed_by_a_signal, peer, refused_port, wait_until
+from gnsq.errors import NSQException, NSQNotSentClosed, NSQUnknownClosed
+from tests.helpers import LIMIT, child, closed_by_a_signal, peer, refused_port, silent_nsqd, wait_until
 
 
 def make_consumer(addresses, **options):
@@ -144,6 +144,22 @@ def call_in_thread(function):
     return gevent.get_hub().threadpool.apply(function)
 
 
+@THREADED
+def test_close_and_join_by_a_receiver_of_on_close_return(fakensqd, make, threaded):
+    client, events = make(fakensqd.tcp_address, threaded=threaded), []
+
+    @client.on_close.connect
+    def close_again(client):
+        client.close()
+        client.join()
+        events.append(client.is_closed)
+
+    start(client)
+    client.close()
+
+    assert events == [True]
+
+
 @KINDS
 @THREADED
 @pytest.mark.parametrize("call", [lambda close: close(), call_in_thread], ids=["here", "another thread"])
@@ -267,6 +283,20 @@ def test_client_whose_thread_has_ended_is_closed(fakensqd, make):
 
     assert client.is_closed
     assert time.monotonic() - began < LIMIT
+
+
+def test_threaded_producer_whose_thread_ends_ends_its_publishes():
+    with silent_nsqd() as address, make_producer(address, threaded=True) as producer:
+        pending = producer.publish_async("t", b"x", timeout=LIMIT)
+        # A callback runs in the hub of the producer's thread.
+        producer.publish_async("t", b"y", timeout=0.01).add_done_callback(lambda result: sys.exit("done"))
+
+        with pytest.raises(NSQUnknownClosed, match="the producer's thread has ended"):
+            pending.get(timeout=LIMIT / 2)
+        producer.join()
+
+    assert producer.has_lost_thread
+    assert producer.stats().not_ready == "closed: its thread has ended"
 
 
 # --- what is said in which state

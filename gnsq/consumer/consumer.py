@@ -35,7 +35,7 @@ from gnsq.options import ConnectionOptions, Seconds
 from gnsq.protocol.commands import is_starved
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name, valid_channel_name
 from gnsq.signals import ConsumerSignals, notify
-from gnsq.stats import ConsumerStats, MessageCounts
+from gnsq.stats import ConsumerStats
 from gnsq.texts import counted
 from gnsq.tracebacks import clears_locals
 
@@ -324,36 +324,7 @@ class Consumer(ConsumerSignals, Client):
 
     def stats(self) -> ConsumerStats:
         """Return the current state and the counts since the start. Takes 10 us for each connection."""
-        runtime = self._runtime
-        rdy, workers, runner = runtime.rdy, runtime.workers, runtime.runner
-        connections = tuple(connection.stats() for connection in runtime.connections)
-        counts = dict(runtime.dispatcher.closed_counts)
-        for connection in connections:
-            counts[connection.address] = counts.get(connection.address, MessageCounts()) + connection.counts
-        return ConsumerStats(
-            topic=self.topic,
-            channel=self.channel,
-            state=self._lifecycle.state.value,
-            max_in_flight=self.max_in_flight,
-            connections=connections,
-            counts=sum(counts.values(), MessageCounts()),
-            given_up=runner.given_up,
-            failed=runner.failed,
-            waiting=len(workers.inbox),
-            handling=len(workers.handling),
-            backoff=rdy.backoff.phase.value,
-            backoff_failures=rdy.backoff.failures,
-            backoff_remaining=rdy.backoff_remaining,
-            latency=workers.latency.histogram(),
-            handlers_overdue=len(runner.overdue()),
-            handlers_timed_out=runner.handlers_timed_out,
-            async_timed_out=runner.async_timed_out,
-            failures=runtime.failures(),
-            lookupd_failures=dict(runtime.nodes.failures),
-            not_ready=self._lifecycle.why_not_running() or runtime.why_not_ready(),
-            unanswered=runtime.unanswered,
-            counts_by_nsqd=counts,
-        )
+        return self._runtime.stats(self._lifecycle.state.value, self._lifecycle.why_not_running())
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed, for the log line that is written when it is given up, and for last_failure().

@@ -26,6 +26,7 @@ from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.pool import ConnectionPool, FirstAttempts, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.signals import call_override
+from gnsq.stats import ConsumerStats, MessageCounts
 from gnsq.texts import counted
 
 __all__ = ["ConsumerRuntime"]
@@ -354,6 +355,38 @@ class ConsumerRuntime:
         if not self.nodes.addresses:
             reasons += self.nodes.explanations()
         return "; ".join(reasons)
+
+    def stats(self, state: str, why_not_running: str) -> ConsumerStats:
+        """Return the statistics of the consumer, which is in a state."""
+        rdy, workers, runner = self.rdy, self.workers, self.runner
+        connections = tuple(connection.stats() for connection in self.connections)
+        counts = dict(self.dispatcher.closed_counts)
+        for connection in connections:
+            counts[connection.address] = counts.get(connection.address, MessageCounts()) + connection.counts
+        return ConsumerStats(
+            topic=self._consumer.topic,
+            channel=self._consumer.channel,
+            state=state,
+            max_in_flight=rdy.max_in_flight,
+            connections=connections,
+            counts=sum(counts.values(), MessageCounts()),
+            given_up=runner.given_up,
+            failed=runner.failed,
+            waiting=len(workers.inbox),
+            handling=len(workers.handling),
+            backoff=rdy.backoff.phase.value,
+            backoff_failures=rdy.backoff.failures,
+            backoff_remaining=rdy.backoff_remaining,
+            latency=workers.latency.histogram(),
+            handlers_overdue=len(runner.overdue()),
+            handlers_timed_out=runner.handlers_timed_out,
+            async_timed_out=runner.async_timed_out,
+            failures=self.failures(),
+            lookupd_failures=dict(self.nodes.failures),
+            not_ready=why_not_running or self.why_not_ready(),
+            unanswered=self.unanswered,
+            counts_by_nsqd=counts,
+        )
 
 
 def _is_timed_out(message: Message) -> bool:

@@ -596,22 +596,6 @@ def test_two_consumers_of_one_channel_share_its_messages(nsqd, clock, publish, s
     assert all(each.total() > 10 for each in got)
 
 
-def test_close_may_be_called_by_a_receiver_of_on_close(nsqd, clock, started):
-    events = []
-
-    def on_close(consumer):
-        events.append(consumer.is_running)
-        consumer.close(timeout=timedelta(seconds=5))
-        consumer.join()
-
-    consumer = started(ignore, nsqd)
-    consumer.on_close.connect(on_close, weak=False)
-    gevent.spawn(consumer.close)
-    clock.advance(1.0)
-
-    assert events == [False]
-
-
 def test_close_from_another_thread(fakensqd):
     done = []
 

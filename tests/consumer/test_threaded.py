@@ -63,19 +63,6 @@ def test_messages_are_handled_while_the_caller_blocks_natively(fakensqd, publish
     assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
 
 
-def test_start_blocks_until_a_handler_closes_the_consumer(fakensqd, publish):
-    publish(b"last")
-    consumer = Consumer(
-        "t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: consumer.close(), threaded=True
-    )
-
-    consumer.start()
-
-    assert not consumer.is_running
-    assert fakensqd.in_flight("t", "c") == 0
-    assert "gnsq-t/c" not in thread_names()
-
-
 def test_greenlets_of_the_caller_run_while_it_waits(fakensqd):
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
     gevent.spawn_later(0, consumer.close)
@@ -122,25 +109,6 @@ def test_close_with_a_timeout_waits_and_requeues_the_rest(fakensqd, publish):
     assert not consumer.is_running
     fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "c") == 1)
     assert "gnsq-t/c" not in thread_names()
-
-
-def test_close_before_the_start_leaves_no_thread(fakensqd, caplog):
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
-
-    consumer.close(timeout=1)
-    consumer.start()
-
-    assert "make a new one" in caplog.text
-    assert not consumer.is_running
-    assert "gnsq-t/c" not in thread_names()
-
-
-def test_second_start_warns(fakensqd, caplog):
-    with Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True) as consumer:
-        consumer.start(block=False)
-
-        assert thread_names().count("gnsq-t/c") == 1
-    assert "running already" in caplog.text
 
 
 def test_on_close_is_sent_before_join_returns(fakensqd):

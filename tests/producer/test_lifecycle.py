@@ -298,14 +298,6 @@ def test_close_by_a_receiver_of_its_signals_holds_nothing_up(producer, closed):
     assert closed == [producer]
 
 
-def test_close_and_join_by_a_receiver_of_on_close_return(producer):
-    closed_producers = []
-    producer.on_close.connect(lambda sender: closed_producers.append((sender.close(), sender.join())), weak=False)
-
-    assert producer.close() == []
-    assert closed_producers == [([], None)]
-
-
 def test_producer_that_never_started_sends_no_on_close():
     closed_producers = []
     producer = Producer("host")
