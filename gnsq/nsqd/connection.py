@@ -417,11 +417,12 @@ class Connection:
         self.writer.submit(call)
         return call
 
-    def poll_reply(self) -> None:
-        """Handle the response to the only pending request now, if it is worth polling for it."""
-        transport = self._stack.transport
-        if isinstance(transport, TcpTransport):
-            transport.poll_reply()
+    @property
+    def poll_reply(self) -> Callable[[], None]:
+        """Function of an open connection: handles the response to the only pending request now, if it is worth polling
+        for it."""
+        transport = self._stack.connected
+        return transport.poll_reply if isinstance(transport, TcpTransport) else lambda: None
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
         """Send a command and wait for its response.
@@ -550,7 +551,7 @@ class Connection:
 
     def _expects_message(self) -> bool:
         """Return True if the next message soon follows the FIN that was just sent, and nothing else is to be sent."""
-        return not self.in_flight and self.ready_count > 0 and self.writer.is_idle
+        return self.ready_count > 0 and not self.in_flight and self.writer.is_idle
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
         """Tell the listener of a frame that was read during the handshake. The handshake itself uses the frame."""

@@ -20,7 +20,7 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #     `PendingPublish.encode` in producer/publish.py has built.
 #  7. Otherwise `PendingRequests.put` in nsqd/pending.py queues it, and `Writer.run` in nsqd/writer.py sends it together
 #     with others.
-#  8. `Dispatcher.publish` waits. If no other publish is pending, `Connection.poll_reply` in nsqd/connection.py may poll
+#  8. `Dispatcher.publish` waits. If no other publish is pending, `TcpTransport.poll_reply` in transport.py may poll
 #     for the response instead: then the caller's greenlet itself takes steps 9 and 10.
 #  9. `Connection` in nsqd/connection.py reads OK in the hub; `PendingRequests.take_confirmed` in nsqd/pending.py finds
 #     the publish. `ConnectionListener.on_oks` in nsqd/connection.py is called with it.
@@ -193,7 +193,7 @@ class Dispatcher:
         self._publishing = waiter
         try:
             self.submit(publish, block)
-            if not publish.done and self.pending == 1 and publish.link is not None:
+            if self.pending == 1 and publish.link is not None:
                 publish.waiter = None  # so that confirm() does not switch to this greenlet, which runs
                 publish.link.poll_reply()
                 publish.waiter = waiter
