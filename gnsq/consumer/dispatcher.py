@@ -66,9 +66,7 @@ class MessageDispatcher(ConnectionListener):
         self._overrides = overrides
         # Longest delay of a REQ in ms, by address of the nsqd. Known only after nsqd before 1.1.0 has refused a REQ.
         self._max_req_timeouts: dict[str, int] = {}
-        self.runner = HandlerRunner(
-            consumer, clock, running=lambda: self.workers.running, unanswered=self._unanswered_messages
-        )
+        self.runner = HandlerRunner(consumer, clock, lambda: self.workers.running)
         self.workers = WorkerPool(
             f"gnsq-worker-{consumer.topic}",
             lambda: consumer.concurrency,

@@ -21,7 +21,7 @@ from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.worker_pool import RunningHandler
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
-from gnsq.logs import INTERVAL, LogOwner
+from gnsq.logs import LogOwner
 from gnsq.message import Message, enable_async_all
 from gnsq.nsqd.connection import Connection
 from gnsq.signals import ExceptionReceiver, TypedSignal, notify
@@ -29,7 +29,7 @@ from gnsq.texts import counted
 
 __all__ = ["Failure", "HandlerRunner"]
 
-# Limit of the log lines for given up messages in one INTERVAL. Further given up messages are only counted.
+# Limit of the log lines for given up messages in a minute. Further given up messages are only counted.
 GIVEN_UP_LINES = 10
 # Limit of the given up messages whose ids are remembered. The ids take 2 MB of memory.
 MAX_GIVEN_UP = 10_000
@@ -71,6 +71,10 @@ class Failure(NamedTuple):
         return ": ".join(part for part in self if part)
 
 
+# Of a message that another consumer of the channel had before, or whose failure is forgotten.
+UNSEEN = Failure("", "not seen here")
+
+
 class HandlerOwner(Protocol):
     """The part of a Consumer that HandlerRunner uses."""
 
@@ -90,7 +94,6 @@ class HandlerRunner:
 
     Args:
         running: Returns the messages whose handlers run, with the greenlets of the handlers.
-        unanswered: Returns the messages whose handlers run, and the async messages.
 
     Attributes:
         failed: Number of Exceptions and Timeouts that handlers raised, except NSQRequeueMessage for on_message.
@@ -99,14 +102,7 @@ class HandlerRunner:
         async_timed_out: Number of async messages that timed out.
     """
 
-    def __init__(
-        self,
-        consumer: HandlerOwner,
-        clock: Clock,
-        *,
-        running: Callable[[], list[RunningHandler]],
-        unanswered: Callable[[], list[Message]],
-    ) -> None:
+    def __init__(self, consumer: HandlerOwner, clock: Clock, running: Callable[[], list[RunningHandler]]) -> None:
         self._receivers: tuple[Callable[..., object], ...] = ()
         self.failed = 0
         self.given_up = 0
@@ -115,13 +111,11 @@ class HandlerRunner:
         self._consumer = consumer
         self._clock = clock
         self._running = running
-        self._unanswered = unanswered
         self._warned_of_false = False
         # Last failures, by nsqd and message id; the oldest is first.
         self._failures: OrderedDict[tuple[str | None, bytes], Failure] = OrderedDict()
         # Given up messages, by nsqd and message id, the oldest first. A give-up handler may answer them later.
         self._given_up: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
-        self._next_overdue_line = -math.inf
         # Timeouts of the running calls of an overridden handle_messages().
         self._batch_timeouts: set[gevent.Timeout | None] = set()
         self._logger = consumer.log_owner.log(consumer.logger)
@@ -276,14 +270,14 @@ class HandlerRunner:
             self.log_given_up_summary()
 
     def log_overdue(self) -> None:
-        """Log the longest-running overdue handler and the number of the others, at most once in each INTERVAL."""
-        now = self._clock.monotonic()
-        late = self.overdue() if now >= self._next_overdue_line else []
+        """Log the longest-running overdue handler and the number of the others, at most once a minute."""
+        late = self.overdue() if self._logger.is_due("overdue") else []
         if not late:
             return
-        self._next_overdue_line = now + INTERVAL
-        first = late[0]
-        self._logger.warning(
+        now, first = self._clock.monotonic(), late[0]
+        self._logger.limited(
+            logging.WARNING,
+            "overdue",
             "its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
             "timeout is over, and nsqd delivers it again; %s%s",
             now - first.began,
@@ -358,7 +352,6 @@ class HandlerRunner:
                 self._on_failure(message, error, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
-        is_logged = self._logger.is_due("given up", burst=GIVEN_UP_LINES)
         self._logger.limited(
             logging.WARNING,
             "given up",
@@ -368,7 +361,7 @@ class HandlerRunner:
             "handed to " + ", ".join(map(handler_name, receivers))
             if receivers
             else "finished and lost: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
-            self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message, is_logged),
+            self._failures.pop((message.nsqd, message.id), UNSEEN),
             burst=GIVEN_UP_LINES,
             message=message,
         )
@@ -376,23 +369,14 @@ class HandlerRunner:
 
     def last_failure(self, message: Message) -> Failure:
         """Return why a message failed last. To be called before its give-up handlers have returned."""
-        return self._failures.get((message.nsqd, message.id)) or self._unseen_failure(message, True)
-
-    def _unseen_failure(self, message: Message, search: bool) -> Failure:
-        """Return the failure of a message without a remembered one. With search, it says if the consumer still has an
-        earlier, unanswered delivery."""
-        is_here = search and any(
-            other.id == message.id and other.nsqd == message.nsqd and other is not message
-            for other in self._unanswered()
-        )
-        return Failure("", "timed out, and is still unanswered here" if is_here else "not seen here")
+        return self._failures.get((message.nsqd, message.id), UNSEEN)
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
         """Return True if _give_up() was called with a message. Its FIN counts neither as a success nor as a failure."""
         return (nsqd, message_id) in self._given_up
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
-        """Log how many messages were given up without a line of their own, if INTERVAL is over or at_once is True."""
+        """Log how many messages were given up without a line of their own, if a minute is over or at_once is True."""
         self._logger.limited_rest(logging.WARNING, "given up", "more message", "%s given up", at_once=at_once)
 
     def noted_failure(self, nsqd: str, message_id: bytes) -> Failure | None:

@@ -9,7 +9,7 @@ import pytest
 from gevent.event import Event
 
 from fakensqd import on
-from fakensqd.faults import error, expire_message
+from fakensqd.faults import error
 from gnsq import Consumer, Message, finish_all
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.contrib.queue import QueueHandler
@@ -1097,27 +1097,6 @@ def test_async_message_that_times_out_is_logged(nsqd, publish, clock, started, c
     assert 4 <= len(lines(caplog, "not answered")) <= 6
     assert consumer.stats().async_timed_out >= 4
     assert consumer.stats().handlers_timed_out == 0
-
-
-@pytest.mark.parametrize("is_async", [False, True], ids=["handler", "asynchronous"])
-def test_given_up_message_whose_first_delivery_is_unanswered_is_logged_so(
-    nsqd, publish, clock, started, forever, caplog, is_async
-):
-    def handle(consumer, message):
-        if is_async:
-            message.enable_async()
-            held.append(message)
-        else:
-            forever.wait()
-
-    held = []
-    started(handle, nsqd, max_tries=1, max_in_flight=2)
-    with nsqd.add(on.frame("message"), expire_message()):  # before the consumer's own clock says so
-        publish(nsqd, b"1")
-        clock.advance(1.0)
-
-    (line,) = lines(caplog, "given up")
-    assert line.endswith("last error: timed out, and is still unanswered here")
 
 
 def test_given_up_message_that_timed_out_here_is_logged_so(nsqd, publish, clock, started, forever, caplog):
