@@ -103,7 +103,7 @@ class Inbox:
             consumer.pause()
         self.filled.set()
 
-    def take(self, limit: float, max_size: float = BATCH_SIZE) -> list[Received]:
+    def take(self, limit: int) -> list[Received]:
         """Remove and return up to a number of messages, without waiting. Drop those that have timed out."""
         # The first one has waited longest. Most timed out messages are found so, and to look at all takes 1 us each.
         while self.waiting and self.waiting[0].message.time_left == 0:
@@ -114,7 +114,7 @@ class Inbox:
         size = 0
         while self.waiting and len(taken) < limit:
             size += len(self.waiting[0].message.body)
-            if taken and size > max_size:
+            if taken and size > BATCH_SIZE:
                 break
             taken.append(self.waiting.popleft())
         self.size -= sum(len(received.message.body) for received in taken)
@@ -126,6 +126,15 @@ class Inbox:
             while self._paused:
                 self._paused.pop().resume()
         return taken
+
+    def empty(self) -> list[Message]:
+        """Remove and return all messages, without requesting others."""
+        messages = [received.message for received in self.waiting]
+        self.waiting.clear()
+        self.size = 0
+        self.filled.clear()
+        self._paused.clear()
+        return messages
 
 
 class _Consumer(Consumer):
@@ -144,7 +153,7 @@ class Receiver:
     """Receives the messages of a channel of some topics.
 
     Args:
-        verb: What happens to the messages, for the count on stderr: ``copied``.
+        counter: Shows the count.
         max_in_flight: Limit for each topic.
         count: End after this number of messages that are done; None: no limit.
         is_filtered: True if not all messages count, so that more than count are needed.
@@ -153,7 +162,6 @@ class Receiver:
         linger: Seconds that a message may wait for others, so that they are handled together. After a signal, all that
             have arrived are handled. None: a message is handled at once, and those that wait after a signal are
             requeued.
-        counter: Shows the count.
         options: More options of the consumers.
 
     Attributes:
@@ -203,9 +211,9 @@ class Receiver:
         self._msg_timeout = math.inf  # the shortest of all nsqds
         self._passed: list[list[Message]] = []  # the batches that the command handles now
         self._kept: list[Message] = []  # those that it has left unanswered
-        # Monotonic time of the last message; later than now, if requeued messages are expected.
-        self._active_at = 0.0
-        self._ready_at = math.inf  # monotonic time at which all consumers had a connection
+        # Monotonic time of the last message, later than now if requeued messages are expected; and time at which all
+        # consumers had a connection. Before the start nothing is idle.
+        self._active_at = self._ready_at = math.inf
         self.consumers = [
             cluster.consumer(
                 *(topic, channel, functools.partial(_Consumer, self._accept)),
@@ -239,6 +247,7 @@ class Receiver:
         try:
             with self.counter:
                 start(self._cluster, self.consumers, self._stop)
+                self._active_at = self._ready_at = time.monotonic()
                 if self._stop.number is None:
                     self._is_over.wait()
         finally:
@@ -285,7 +294,7 @@ class Receiver:
         """Hold no other messages in a block than those that were passed to the command."""
         for consumer in self.consumers:
             consumer.pause()
-        requeue_all(received.message for received in self._inbox.take(math.inf, math.inf))
+        requeue_all(self._inbox.empty())
         yield
         for consumer in self.consumers:
             consumer.resume()
@@ -427,9 +436,9 @@ class Receiver:
             for consumer in self.consumers:
                 consumer.pause()  # otherwise nsqd would deliver the requeued messages here again
             self._is_closed.set()
-            left = [*self._kept, *(received.message for received in self._inbox.take(math.inf, math.inf))]
+            left = [*self._kept, *self._inbox.empty()]
             self.requeued = len(left)
-            requeue_all(message for message in left if message.time_left != 0)
+            requeue_all(left)
         closers = [spawn("gnsq-inbox-close", consumer.close, on_failure=None) for consumer in self.consumers]
         gevent.joinall(closers, raise_error=True)
         self._is_closed.set()
@@ -437,11 +446,14 @@ class Receiver:
 
 
 def requeue_all(messages: Iterable[Message], delay: float = 0.0, *, backoff: bool = False) -> None:
-    """Requeue messages. A message whose connection is lost is left out: nsqd delivers it again.
+    """Requeue messages. Those that have timed out and those whose connection is lost come again without that.
 
     Args:
         delay: Seconds.
     """
     for message in messages:
+        if message.time_left == 0:
+            message.drop()
+            continue
         with contextlib.suppress(NSQException):
             message.requeue(round(delay * 1000), backoff=backoff)

@@ -1,5 +1,7 @@
 """The messages that a command has received and not yet taken; and what ends a run."""
 
+import time
+
 import pytest
 
 from gnsq.cli.cluster import load_cluster
@@ -49,11 +51,33 @@ def test_no_more_messages_are_requested_while_many_bytes_wait(inbox, consumer):
     assert consumer.calls == ["pause", "resume"]
 
 
+def test_messages_are_given_back_without_asking_for_others(inbox, consumer):
+    assert len(inbox.empty()) == 70
+
+    assert inbox.take(1000) == []
+    assert consumer.calls == ["pause"]
+
+
 def test_message_above_the_limit_of_a_batch_is_taken_alone(consumer):
     inbox = Inbox()
     inbox.add(consumer, [Message(1, 1, b"%016d" % number, MIB * 20) for number in range(2)])
 
     assert len(inbox.take(1000)) == 1
+
+
+def test_idle_time_begins_when_the_consumer_is_ready(fakensqd):
+    servers = {"nsqd": (fakensqd.tcp_address,), "nsqd_http": (fakensqd.http_address,)}
+    cluster = load_cluster(None, None, servers)
+    seconds = []
+    for _ in range(2):  # the first start takes longer, since it imports modules
+        started = time.monotonic()
+        with StopSignals() as stop:
+            receiver = Receiver(cluster, ["t"], "c", stop, Counter("done"), max_in_flight=10, batch=10, idle=0.5)
+            receiver.run(lambda received: None)
+        seconds.append(time.monotonic() - started)
+
+    assert (receiver.is_idle, receiver.is_complete) == (True, True)
+    assert min(seconds) >= 0.5
 
 
 def test_handler_that_raises_ends_the_run_with_its_error(fakensqd):
