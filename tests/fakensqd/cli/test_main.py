@@ -10,7 +10,7 @@ import pytest
 
 import gnsq
 from fakensqd.cli.main import command_line
-from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, command, run, run_command
+from tests.fakensqd.programs import LIMIT, child, command, run, run_command
 from tests.fakensqd.wire import request
 
 pytestmark = pytest.mark.subprocess
@@ -84,37 +84,6 @@ def test_cluster_prints_addresses_and_ends_by_sigterm():
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT) == 0
         assert process.stderr.read() == ""
-
-
-INTERRUPTED_DURING_IMPORT = """
-import os, signal, sys
-from fakensqd.__main__ import main
-
-
-class Interrupter:
-    def find_spec(self, name, *rest):
-        if name == module:
-            os.kill(os.getpid(), signal.SIGINT)
-
-module = sys.argv.pop(1)
-sys.meta_path.insert(0, Interrupter())
-main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments"),
-    [
-        ("click", ["cluster", "--nsqds=1", "--lookupds=0"]),
-        ("fakensqd.cluster", ["cluster", "--nsqds=1", "--lookupds=0"]),
-        ("fakensqd.cli.flags", ["nsqlookupd", *FREE_PORTS]),
-        ("gevent", ["nsqlookupd", *FREE_PORTS]),
-    ],
-)
-def test_program_that_is_interrupted_during_imports_exits_without_a_traceback(module, arguments):
-    result = run_command(sys.executable, "-c", INTERRUPTED_DURING_IMPORT, module, *arguments)
-
-    assert (result.returncode, "Traceback" in result.stderr) == (0, False)
 
 
 def test_cluster_without_nsqlookupds_passes_its_nsqds_to_nsqadmin():
