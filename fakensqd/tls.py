@@ -85,57 +85,34 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
 
 def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTransport, TlsEstablished] | TlsFailed:
     """Do the handshake with a client; return the encrypted transport and the negotiated parameters, or the failure."""
-    peeked = _PeekedTransport(transport)
-    tls = TlsTransport(peeked, context, server_side=True)
+    guarded = _GuardedTransport(transport)
+    tls = TlsTransport(guarded, context, server_side=True)
     try:
         tls.handshake()
     except (NSQSocketError, NSQProtocolError) as error:
         return TlsFailed(_failure_text(error))
-    peeked.handshake_done = True
+    guarded.handshake_done = True
     return tls, _negotiated(tls.object, context)
 
 
-class _PeekedTransport:
-    """A transport that raises if the first bytes are not TLS, or if the data ends before the handshake is complete.
+class _GuardedTransport:
+    """A transport that raises if the data ends before the handshake is complete.
 
-    In these cases OpenSSL would send an alert, but Go sends none.
+    OpenSSL would then send an alert, but Go sends none.
     """
 
     def __init__(self, inner: Transport) -> None:
         self.handshake_done = False
         self._inner = inner
-        self._header = b""
-        self._checked = False
+        self.sendall = inner.sendall
+        self.shutdown_write = inner.shutdown_write
+        self.close = inner.close
 
     def recv(self, size: int) -> bytes:
-        if self._checked:
-            data = self._inner.recv(size)
-            if not data and not self.handshake_done:
-                raise NSQConnectionClosed("EOF")
-            return data
-        while len(self._header) < _RECORD_HEADER:
-            data = self._inner.recv(size)
-            if not data:
-                raise NSQConnectionClosed("unexpected EOF" if self._header else "EOF")
-            self._header += data
-        # Source: crypto/tls conn.go, readRecordOrCCS.
-        if self._header[0] not in (_ALERT, _HANDSHAKE) or self._header[1] >= 0x10:
-            raise NSQProtocolError("tls: first record does not look like a TLS handshake")
-        self._checked = True
-        return self._header
-
-    def sendall(self, data: bytes) -> None:
-        self._inner.sendall(data)
-
-    def shutdown_write(self) -> None:
-        self._inner.shutdown_write()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-_RECORD_HEADER = 5
-_ALERT, _HANDSHAKE = 21, 22
+        data = self._inner.recv(size)
+        if not data and not self.handshake_done:
+            raise NSQConnectionClosed("EOF")
+        return data
 
 
 def _failure_text(error: NSQSocketError | NSQProtocolError) -> str:

@@ -147,22 +147,12 @@ def test_unknown_policy_requires_no_certificate(ends, tls_options):
     assert shaken(ends, server, client_context())[1] is not None
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"", "EOF"),
-        (b"\x16\x03\x01", "unexpected EOF"),
-        (b"\x16\x03\x01\0\x05", "EOF"),
-        (b"NOP\nNOP\n", "tls: first record does not look like a TLS handshake"),
-        (b"\x17\x03\x03\0\x05hello", "tls: first record does not look like a TLS handshake"),
-        (b"\x16\x10\x03\0\x05hello", "tls: first record does not look like a TLS handshake"),
-    ],
-)
-def test_client_that_does_not_speak_tls_gets_no_alert(ends, server_context, data, text):
+@pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"\x16\x03\x01\0\x05"], ids=repr)
+def test_client_that_ends_before_the_handshake_gets_no_alert(ends, server_context, data):
     ends[1].sendall(data)
     ends[1].shutdown_write()
 
-    assert handshake(ends[0], server_context) == TlsFailed(text)
+    assert handshake(ends[0], server_context) == TlsFailed("EOF")
     ends[0].close()
     assert ends[1].recv(100) == b""
 
