@@ -253,7 +253,6 @@ class TransportStack:
 
     Args:
         tcp: The lowest transport.
-        addresses: Addresses of the server and the client, for the text about a handshake that timed out.
         context: TLS context; None if the server does not offer TLS.
         reset: Ends the connection with a TCP RST; default: close the lowest transport.
 
@@ -266,13 +265,11 @@ class TransportStack:
         tcp: Transport,
         clock: Clock,
         *,
-        addresses: tuple[str, str] = ("", ""),
         context: ssl.SSLContext | None = None,
         reset: Callable[[], None] | None = None,
     ) -> None:
         self.top = self._below_compression = self._tcp = tcp
         self._clock = clock
-        self._addresses = addresses
         self._context = context
         self._reset = reset or tcp.close
 
@@ -302,7 +299,7 @@ class TransportStack:
         try:
             outcome = run_with_timeout(self._clock, _HANDSHAKE_TIMEOUT, lambda: tls.handshake(self._tcp, context))
         except TimeoutError:
-            return TlsFailed(f"read tcp {self._addresses[0]}->{self._addresses[1]}: i/o timeout")
+            return TlsFailed("i/o timeout")
         if isinstance(outcome, TlsFailed):
             return outcome
         self.top, established = outcome

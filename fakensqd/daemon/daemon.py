@@ -371,7 +371,6 @@ class Daemon(Server):
         stack = TransportStack(
             transport,
             self.clock,
-            addresses=(self.tcp_address, peer),
             context=self._context,
             reset=lambda: transport.abort(reset=True),
         )

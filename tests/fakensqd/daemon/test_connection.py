@@ -490,9 +490,9 @@ def test_second_compression_replaces_the_first(secured):
 
 def test_stack_stays_in_clear_after_a_failed_handshake(ends, server_context):
     stack = TransportStack(ends[0], RealClock(), context=server_context)
-    ends[1].sendall(b"NOP\nNOP\n")
+    ends[1].shutdown_write()
 
-    assert stack.start(StartTLS()) == TlsFailed("tls: first record does not look like a TLS handshake")
+    assert stack.start(StartTLS()) == TlsFailed("EOF")
 
     stack.top.sendall(b"in clear")
     assert ends[1].recv(100) == b"in clear"
@@ -500,7 +500,7 @@ def test_stack_stays_in_clear_after_a_failed_handshake(ends, server_context):
 
 def test_handshake_times_out_after_five_seconds(ends, server_context):
     clock = ManualClock()
-    stack = TransportStack(ends[0], clock, addresses=("127.0.0.1:4150", "127.0.0.1:1000"), context=server_context)
+    stack = TransportStack(ends[0], clock, context=server_context)
     starting = gevent.spawn(stack.start, StartTLS())
     gevent.sleep(0)
     gevent.sleep(0)
@@ -509,7 +509,7 @@ def test_handshake_times_out_after_five_seconds(ends, server_context):
     assert not starting.ready()
     clock.advance(0.1)
 
-    assert starting.get(timeout=10) == TlsFailed("read tcp 127.0.0.1:4150->127.0.0.1:1000: i/o timeout")
+    assert starting.get(timeout=10) == TlsFailed("i/o timeout")
     stack.top.sendall(b"in clear")
     assert ends[1].recv(100) == b"in clear"
 

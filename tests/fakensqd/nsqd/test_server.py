@@ -162,9 +162,7 @@ def test_missing_tls_handshake_times_out(tls_options, clock):
 
         wait_until(lambda: clock.advance(0.1) or not nsqd.sessions)
 
-        address = f"127.0.0.1{port(client)}"
-        text = f"E_IDENTIFY_FAILED IDENTIFY failed read tcp {nsqd.tcp_address}->{address}: i/o timeout"
-        assert client.frame() == (1, text.encode())
+        assert client.frame() == (1, b"E_IDENTIFY_FAILED IDENTIFY failed i/o timeout")
         assert client.ended()
 
 
