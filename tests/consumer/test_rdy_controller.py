@@ -97,13 +97,6 @@ def test_each_nsqd_begins_with_one_and_is_raised_with_its_first_message(nsqds, c
     assert rdy(*nsqds) == [10, 10, 10]
 
 
-def test_remainder_of_max_in_flight_is_distributed(nsqds, started, handler, warm):
-    started(handler, *nsqds, max_in_flight=32)
-    warm(*nsqds)
-
-    assert sorted(rdy(*nsqds)) == [10, 11, 11]
-
-
 def test_rdy_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock, started, handler, warm):
     nsqds = make(1, max_rdy_count=5) + make(2)
     consumer = started(handler, *nsqds, max_in_flight=31)
@@ -508,23 +501,6 @@ def test_paused_consumer_with_nothing_in_flight_is_not_starved(nsqd, started, ha
     consumer.pause()
 
     assert not consumer.is_starved
-
-
-def test_bug_in_a_greenlet_of_the_consumer_is_logged_and_the_greenlet_continues(nsqd, clock, started, caplog):
-    consumer = started(lambda consumer, message: None, nsqd)
-    runs = []
-
-    def bug():
-        runs.append(clock.monotonic())
-        if len(runs) == 1:
-            raise RuntimeError("bug")
-        clock.sleep(100.0)
-
-    consumer._greenlets.run_loop("rdy", bug)
-    clock.advance(2.0)
-
-    assert "internal error in the greenlet for rdy of t/c; it goes on in 1 s" in caplog.text
-    assert len(runs) == 2
 
 
 # --- nsqds that exceed RDY --------------------------------------------------------------------------------------------
