@@ -189,7 +189,7 @@ def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
     [
         pytest.param(("copy", "t", "u"), 0, "gnsq-handle", id="copy"),
         # The start of a consumer waits for the silent nsqd.
-        pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-start", id="tail"),
+        pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-until-signal", id="tail"),
         pytest.param(("to-file", "t"), 0, "gnsq-to-file-rotate", id="to-file"),
     ],
 )

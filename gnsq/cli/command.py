@@ -6,17 +6,21 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
 
 import click
+import gevent
 
 from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster
+from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
 from gnsq.texts import option_names
 
-__all__ = ["Command", "program"]
+__all__ = ["Command", "program", "until_signal"]
+
+T = TypeVar("T")
 
 _VERBOSE = click.Option(
     ["-v", "--verbose"], count=True, help="Log connections, too. Twice: also each command and frame."
@@ -107,6 +111,20 @@ class Command(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def until_signal(stop: StopSignals, function: Callable[..., T], *arguments: Any) -> T | None:
+    """Call a function in a greenlet, and return its result. A signal ends it: then return None.
+
+    Any: the function's own arguments.
+    """
+    greenlet = spawn("gnsq-until-signal", function, *arguments, on_failure=None)
+    try:
+        gevent.wait([greenlet, stop.requested], count=1)
+        result: T | None = greenlet.get() if greenlet.ready() else None
+        return result
+    finally:
+        greenlet.kill()
 
 
 def _log_to_stderr(level: int) -> None:

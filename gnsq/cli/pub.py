@@ -14,11 +14,10 @@ import gevent
 from gevent.socket import wait_read
 
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.command import Command
+from gnsq.cli.command import Command, until_signal
 from gnsq.cli.parameters import DURATION, RATE, FilePath
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.topics import TOPIC
-from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQErrorCode, NSQException, NSQInvalid, NSQUnknown
 from gnsq.producer import Producer
 from gnsq.running import StopSignals
@@ -251,8 +250,10 @@ class _Publisher:
         while self.stop.number is None:
             if is_file:
                 gevent.sleep(0)  # other greenlets, such as the one that reads responses, run meanwhile
-            elif not self._wait_readable(descriptor):
-                return
+            else:
+                until_signal(self.stop, wait_read, descriptor)
+                if self.stop.number is not None:
+                    return
             try:
                 data = os.read(descriptor, READ_SIZE)
             except BlockingIOError:  # another process has read it
@@ -262,16 +263,6 @@ class _Publisher:
             if not data:
                 return
             yield data
-
-    def _wait_readable(self, descriptor: int) -> bool:
-        waiter = spawn("gnsq-stdin", wait_read, descriptor, on_failure=None)
-        try:
-            gevent.wait([waiter, self.stop.requested], count=1)
-            if waiter.ready():
-                waiter.get()
-            return self.stop.number is None
-        finally:
-            waiter.kill()
 
     @property
     def _next_line(self) -> int:

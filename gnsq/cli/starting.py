@@ -13,6 +13,7 @@ import click
 import gevent
 
 from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import until_signal
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import failures
@@ -41,11 +42,7 @@ def start(cluster: Cluster, consumers: Sequence[Consumer], stop: StopSignals) ->
         NSQException: If none of the consumers can reach a server.
     """
     with _held_log() as log:
-        starting = _spawned(_start, cluster, consumers)
-        gevent.wait([starting, stop.requested], count=1)
-        error = starting.get() if starting.ready() else None
-        starting.kill()
-        if error is not None:
+        if (error := until_signal(stop, _start, cluster, consumers)) is not None:
             log.buffer.clear()  # the error says the same, and nothing is tried again
             raise error
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 import click
 import gevent
@@ -14,13 +15,12 @@ from rich.console import Console
 from rich.live import Live
 
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.command import Command
+from gnsq.cli.command import Command, until_signal
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
 from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import SORTS, History, StatsView, failures
 from gnsq.cli.topics import CHANNEL, TOPIC
-from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 
 __all__ = ["stats"]
@@ -99,53 +99,43 @@ def stats(
     logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
     poller = NodePoller(cluster, topic, channel)
     view = functools.partial(StatsView, sort=sort, reverse=reverse, by_nsqd=by_nsqd)
-    if once or as_json or not console.is_terminal:
-        snapshot = _poll_once(poller, interval, stop)
-        if snapshot is None:
-            assert stop.number is not None  # only a signal ends the polls early
-            return 128 + stop.number
-        if as_json:
-            click.echo(json.dumps(snapshot.document()))
-        else:
-            console.print(view(snapshot))
-        return _report(snapshot, topic, channel)
+    if not once and not as_json and console.is_terminal:
+        until_signal(stop, _show_live, console, poller, view, interval or DEFAULT_INTERVAL)
+        return 0
+    snapshot = until_signal(stop, _poll_once, poller, interval)
+    if snapshot is None:
+        assert stop.number is not None  # only a signal ends the polls early
+        return 128 + stop.number
+    if as_json:
+        click.echo(json.dumps(snapshot.document()))
+    else:
+        console.print(view(snapshot))
+    return _report(snapshot, topic, channel)
+
+
+def _poll_once(poller: NodePoller, interval: float | None) -> Snapshot:
+    """Poll once, or twice if rates are wanted."""
+    snapshot = poller.poll()
+    if interval is None or not snapshot.reached:
+        return snapshot
+    gevent.sleep(interval)
+    return poller.poll()
+
+
+def _show_live(console: Console, poller: NodePoller, view: Callable[..., StatsView], interval: float) -> None:
+    """Poll and show the table for ever. Draw it again if the terminal gets another size."""
     history = History()
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        while (polled := _poll(poller, stop)) is not None:
+        while True:
+            polled, size = poller.poll(), console.size
             history.add(polled)
             live.update(view(polled, history=history, is_live=True), refresh=True)
-            _wait(interval or DEFAULT_INTERVAL, stop, live)
-    return 0
-
-
-def _poll(poller: NodePoller, stop: StopSignals) -> Snapshot | None:
-    """Poll all nsqds. Return None if a signal comes before the end."""
-    polling = spawn("gnsq-poll", poller.poll, on_failure=None)
-    try:
-        gevent.wait([polling, stop.requested], count=1)
-        snapshot: Snapshot | None = polling.get() if stop.number is None else None
-        return snapshot
-    finally:
-        polling.kill()
-
-
-def _poll_once(poller: NodePoller, interval: float | None, stop: StopSignals) -> Snapshot | None:
-    """Poll once, or twice if rates are wanted. Return None if a signal comes before the end."""
-    snapshot = _poll(poller, stop)
-    if interval is None or snapshot is None or not snapshot.reached:
-        return snapshot
-    stop.requested.wait(interval)
-    return _poll(poller, stop) if stop.number is None else None
-
-
-def _wait(seconds: float, stop: StopSignals, live: Live) -> None:
-    """Wait until the next poll or a signal. Draw the table again if the terminal gets another size."""
-    size = live.console.size
-    with gevent.Timeout(seconds, False):
-        while not stop.requested.wait(RESIZE_CHECK_INTERVAL):
-            if live.console.size != size:
-                size = live.console.size
-                live.refresh()
+            with gevent.Timeout(interval, False):
+                while True:
+                    gevent.sleep(RESIZE_CHECK_INTERVAL)
+                    if console.size != size:
+                        size = console.size
+                        live.refresh()
 
 
 def _report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
