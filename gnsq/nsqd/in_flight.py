@@ -171,15 +171,16 @@ class InFlightMessages:
         if get_ident() != self._thread:
             self.call_in_owner_thread(self.finish, message_id)
             return
-        self.in_flight -= 1
-        if self._listener.wants_answers:
-            self._listener.before_answer(self._source, 1)
-        self._finish(message_id, self.in_flight)
-        if not self.in_flight:
+        in_flight = self.in_flight = self.in_flight - 1
+        listener = self._listener
+        if listener.wants_answers:
+            listener.before_answer(self._source, 1)
+        self._finish(message_id, in_flight)
+        if not in_flight:
             self.drained.set()
         self._finished += 1
-        if self._listener.wants_finishes:
-            self._listener.on_finish(self._source, message_id)
+        if listener.wants_finishes:
+            listener.on_finish(self._source, message_id)
 
     @_in_owner_thread
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
