@@ -184,7 +184,7 @@ def run(*clients: Consumer | Producer, on_ready: Callable[[], object] | None = N
         ValueError: If no client is given, or another thread than the main thread calls this.
         TypeError: If an argument is neither a Consumer nor a Producer.
         SystemExit: With status 1, if a message was not answered, or a publish not confirmed, before the end of
-            close_timeout, or if the thread of a consumer has ended. The log has what and how many.
+            close_timeout, or if the thread of a client has ended. The log has what and how many.
         Exception: What start() raises. The other clients are drained.
     """
     if not clients:
@@ -270,10 +270,9 @@ class _Run:
     def _must_end(self) -> bool:
         if self._signals.number is not None or self._error is not None:
             return True
-        # A consumer whose thread has ended must not be missing unnoticed while others run.
-        return all(client.is_closed for client in self._consumers or self._producers) or any(
-            consumer.has_lost_thread for consumer in self._consumers
-        )
+        # A client whose thread has ended must not be missing unnoticed while others run.
+        is_lost = any(client.has_lost_thread for client in self._clients)
+        return is_lost or all(client.is_closed for client in self._consumers or self._producers)
 
     def _drain(self) -> bool:
         """Close the consumers, then the producers: handlers may still publish. Return True if nothing was left."""
@@ -291,18 +290,15 @@ class _Run:
 def _close(client: Consumer | Producer) -> str:
     """Close a client, and write what it has left. Empty: nothing."""
     label = client.log_owner.label
-    unconfirmed = 0
     try:
         if isinstance(client, Consumer):
             client.close()
+            left, how = client.stats().unanswered, "not answered, and will be delivered again"
         else:
-            unconfirmed = sum(len(publish.bodies) for publish in client.close())
+            left, how = sum(len(publish.bodies) for publish in client.close()), "not confirmed"
     except NSQTimeout as error:
         return f"{label}: {error}"
-    if isinstance(client, Producer):
-        return f"{label}: {counted(unconfirmed, 'message was', 'messages were')} not confirmed" * bool(unconfirmed)
-    unanswered = client.stats().unanswered
-    what = f"{counted(unanswered, 'message was', 'messages were')} not answered, and will be delivered again"
+    what = f"{counted(left, 'message was', 'messages were')} {how}"
     if client.has_lost_thread:
         return f"{label}: its thread has ended, for example since a handler called sys.exit(); {what}"
-    return f"{label}: {what}" if unanswered else ""
+    return f"{label}: {what}" if left else ""

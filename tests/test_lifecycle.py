@@ -288,8 +288,7 @@ def test_client_whose_thread_has_ended_is_closed(fakensqd, make):
 def test_threaded_producer_whose_thread_ends_ends_its_publishes():
     with silent_nsqd() as address, make_producer(address, threaded=True) as producer:
         pending = producer.publish_async("t", b"x", timeout=LIMIT)
-        # A callback runs in the hub of the producer's thread.
-        producer.publish_async("t", b"y", timeout=0.01).add_done_callback(lambda result: sys.exit("done"))
+        producer._lifecycle._hub_thread.call_soon(sys.exit, "done")
 
         with pytest.raises(NSQUnknownClosed, match="the producer's thread has ended"):
             pending.get(timeout=LIMIT / 2)

@@ -245,6 +245,20 @@ def test_thread_that_ends_ends_run_with_status_1(fakensqd, consumer, lines, is_f
     assert [line for line in lines(logging.ERROR) if "t/c: its thread has ended" in line]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_thread_of_a_producer_that_ends_ends_run_with_status_1(fakensqd, consumer, lines):
+    producer = gnsq.Producer(fakensqd.tcp_address, threaded=True, name="orders")
+
+    # Receivers run in the producer's thread.
+    producer.on_response.connect(lambda producer, response: response == b"OK" and sys.exit("done"), weak=False)
+
+    with pytest.raises(SystemExit) as ended:
+        gnsq.run(consumer(topic="other"), producer, on_ready=lambda: producer.publish_async("t", b"1"))
+
+    assert ended.value.code == 1
+    assert [line for line in lines(logging.ERROR) if line.startswith("orders: its thread has ended")]
+
+
 def test_handler_that_blocks_its_thread_ends_run_with_status_1(fakensqd, consumer, lines):
     fakensqd.publish("t", b"1")
     released = threading.Event()

@@ -36,8 +36,6 @@ __all__ = ["HealthApplication", "serve_health"]
 logger = logging.getLogger(__name__)
 
 Client = Consumer | Producer
-# States in which /live is 200 without further questions: a restart would only interrupt.
-_STARTING_OR_DRAINING = (State.INIT.value, State.CLOSING.value)
 
 
 class HealthApplication:
@@ -161,15 +159,15 @@ def _label(client: Client) -> str:
 
 def _why_not_live(client: Client, blocked_after: float) -> str:
     stats = client.stats()
-    if stats.state in _STARTING_OR_DRAINING:
-        return ""
-    if stats.state == State.CLOSED.value:
+    if client.is_closed:
         return stats.not_ready
+    if not client.is_running:
+        return ""  # it starts or drains: a restart would only interrupt that
     if reason := client.why_blocked(blocked_after):
         return reason
     if isinstance(client, Producer) or client.is_healthy:
         return ""
-    failures = [f"{address}: {text}" for address, text in client.stats().lookupd_failures.items()]
+    failures = [f"{address}: {text}" for address, text in stats.lookupd_failures.items()]
     return stats.not_ready or "; ".join(failures)
 
 
