@@ -1,16 +1,14 @@
-"""Messages of topics and channels, the queues that hold them, and their ids.
+"""Messages of topics and channels, and their ids.
 
-Pure. Source: nsqd topic.go and channel.go, put; dummy_backend_queue.go; guid.go.
+Pure. Source: nsqd message.go; guid.go.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Delivery", "MessageIdGenerator", "MessageQueue", "QueuedMessage", "Subscriber"]
+__all__ = ["Delivery", "MessageIdGenerator", "QueuedMessage", "Subscriber"]
 
 
 class Subscriber(Protocol):
@@ -69,46 +67,6 @@ class QueuedMessage:
     def copy(self) -> QueuedMessage:
         """Make a copy for another channel, with the same id, body and timestamp."""
         return QueuedMessage(self.id, self.body, self.timestamp, self.delay)
-
-
-class MessageQueue:
-    """Messages of a topic or channel that wait for delivery, in the order in which they arrived.
-
-    Args:
-        limit: How many messages are kept in memory at most.
-        ephemeral: True: new messages above the limit are dropped.
-    """
-
-    def __init__(self, limit: int, *, ephemeral: bool) -> None:
-        self._limit = max(0, limit)
-        self._ephemeral = ephemeral
-        self._messages: deque[QueuedMessage] = deque()
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __iter__(self) -> Iterator[QueuedMessage]:
-        return iter(self._messages)
-
-    @property
-    def backend_depth(self) -> int:
-        """The number of messages that nsqd has on disk."""
-        return max(0, len(self._messages) - self._limit)
-
-    def extend(self, messages: Sequence[QueuedMessage]) -> None:
-        """Append messages; if the queue is ephemeral, drop those above the limit."""
-        self._messages.extend(messages)
-        while self._ephemeral and len(self._messages) > self._limit:
-            self._messages.pop()
-
-    def take(self, count: int) -> list[QueuedMessage]:
-        """Remove and return the first ``count`` messages. The queue must have at least that many."""
-        popleft = self._messages.popleft
-        return [popleft() for _ in range(count)]
-
-    def clear(self) -> None:
-        """Drop all messages."""
-        self._messages.clear()
 
 
 _EPOCH = 1288834974288

@@ -132,7 +132,7 @@ class Topic(MessageHolder):
         self.message_bytes += sum(map(len, bodies))
         self._broker.events.on_publish(self.name, bodies)
         if self._is_holding:
-            self._queue.extend(messages)
+            self._append(messages)
         else:
             self._pass_on(messages, now)
 
@@ -180,7 +180,7 @@ class Topic(MessageHolder):
 
     def restore(self, messages: Sequence[QueuedMessage], now: float) -> None:
         """Queue messages from disk, or pass them to the channels. The message count of the topic omits them."""
-        self._queue.extend(messages)
+        self._append(messages)
         self._release(now)
 
     @property
@@ -189,7 +189,7 @@ class Topic(MessageHolder):
 
     def _release(self, now: float) -> None:
         if self._queue and not self._is_holding:
-            messages = self._queue.take(len(self._queue))
+            messages = self._take(len(self._queue))
             self._pass_on([message for message in messages if not message.delay], now)
             for message in messages:
                 if message.delay:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fakensqd.message import Delivery, MessageQueue, QueuedMessage, Subscriber
+from fakensqd.message import Delivery, QueuedMessage, Subscriber
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
 
@@ -77,7 +77,9 @@ class MessageHolder:
         self.ephemeral = is_ephemeral(self.name)
         self.paused = False
         self.message_count = 0
-        self._queue = MessageQueue(broker.options.mem_queue_size, ephemeral=self.ephemeral)
+        # Messages that wait for delivery, in the order in which they arrived.
+        self._queue: deque[QueuedMessage] = deque()
+        self._limit = max(0, broker.options.mem_queue_size)
 
     @property
     def depth(self) -> int:
@@ -86,12 +88,23 @@ class MessageHolder:
 
     @property
     def backend_depth(self) -> int:
-        """The number of queued messages that would be on nsqd's disk."""
-        return self._queue.backend_depth
+        """The number of queued messages that nsqd has on disk: those beyond the limit of its memory."""
+        return max(0, len(self._queue) - self._limit)
 
     def stored(self) -> list[QueuedMessage]:
         """List the messages that nsqd writes to disk when it stops. A topic's list omits those of its channels."""
         return list(self._queue)
+
+    def _append(self, messages: Sequence[QueuedMessage]) -> None:
+        """Queue messages; if this is ephemeral, drop those beyond the limit, since there is no disk for them."""
+        self._queue.extend(messages)
+        while self.ephemeral and len(self._queue) > self._limit:
+            self._queue.pop()
+
+    def _take(self, count: int) -> list[QueuedMessage]:
+        """Remove and return the first ``count`` messages of the queue, which must have at least that many."""
+        popleft = self._queue.popleft
+        return [popleft() for _ in range(count)]
 
 
 class Channel(MessageHolder):
@@ -145,7 +158,7 @@ class Channel(MessageHolder):
         self._broker.schedule_expiry(due)
 
     def _enqueue(self, messages: Sequence[QueuedMessage]) -> None:
-        self._queue.extend(messages)
+        self._append(messages)
         self._wake_ready()
 
     def stored(self) -> list[QueuedMessage]:
@@ -224,7 +237,7 @@ class Channel(MessageHolder):
         woken.pop(subscriber, None)
         # All woken subscribers get equal shares. The share is rounded up, so that it is at least 1.
         share = -(-len(queue) // (1 + len(woken)))
-        taken = queue.take(min(limit, share))
+        taken = self._take(min(limit, share))
         if keep is not None:
             taken = [message for message in taken if keep()]
         if not taken:

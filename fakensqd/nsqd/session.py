@@ -15,8 +15,7 @@ Pure: calls a Broker, and knows no socket and no clock. Source: nsqd protocol_v2
 #     with `InputBuffer.read_body` in input_buffer.py.
 #  5. `Session._put` calls `Topic.publish` in nsqd/broker.py, which makes a message with an id of
 #     `MessageIdGenerator.next` in message.py. Then `Session._put` appends OK to the output.
-#  6. `Channel.put` in nsqd/channel.py queues the message in its `MessageQueue` in message.py, and wakes a subscriber by
-#     `Session.wake`.
+#  6. `Channel.put` in nsqd/channel.py queues the message, and wakes a subscriber by `Session.wake`.
 #  7. `Connection._write_loop` in daemon/connection.py, in the writer greenlet of the subscriber, calls `Session.pump`.
 #  8. `Session._deliver` takes messages from `Channel.deliver` in nsqd/channel.py, and encodes a frame for each message.
 #     The channel notes these messages as in flight.
