@@ -392,6 +392,10 @@ class Lifecycle(Generic[RuntimeT]):
         with self._greenlets.marked():  # so that close() and join() in receivers of signals do not wait
             try:
                 runtime.close(timeout)
+            except BaseException:
+                # Its thread ends meanwhile, which kills this greenlet; or a bug. Leave nothing open.
+                runtime.abort()
+                raise
             finally:
                 self._finish(runtime)
 

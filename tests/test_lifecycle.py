@@ -298,6 +298,21 @@ def test_threaded_producer_whose_thread_ends_ends_its_publishes():
     assert producer.stats().not_ready == "closed: its thread has ended"
 
 
+def test_close_of_a_producer_whose_thread_ends_meanwhile_returns_its_publishes():
+    with silent_nsqd() as address:
+        producer = make_producer(address, threaded=True)
+        producer.publish_async("t", b"x")
+        closer = gevent.spawn(producer.close, LIMIT)
+        wait_until(lambda: producer.stats().state == "closing")
+
+        producer._lifecycle._hub_thread.call_soon(sys.exit, "done")
+
+        (unconfirmed,) = closer.get(timeout=LIMIT / 2)
+
+    assert unconfirmed.bodies == [b"x"]
+    assert isinstance(unconfirmed.error, NSQUnknownClosed)
+
+
 # --- what is said in which state
 
 
