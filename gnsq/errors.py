@@ -298,14 +298,10 @@ class NSQInvalid(NSQErrorCode, code="E_INVALID"):
 
     What to do: see nsqd's text. "TLS required" asks for ``tls_v1=True``; other texts name the command and its
     parameter.
-
-    Attributes:
-        max_req_timeout: nsqd's limit of a REQ's delay in milliseconds, if the error is that for a longer delay.
     """
 
     # Nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
     _REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
-    max_req_timeout: int | None = None
 
     def _read_text(self) -> None:
         if self.text.startswith("DPUB timeout"):
@@ -313,7 +309,7 @@ class NSQInvalid(NSQErrorCode, code="E_INVALID"):
         elif "TLS required" in self.text:
             self.name, self.hint = "tls_v1", "nsqd runs with --tls-required: give {tls_v1=True}"
         elif refused := self._REQ_REFUSED.fullmatch(self.text):
-            limit = self.max_req_timeout = int(refused[1]) // 1_000_000
+            limit = int(refused[1]) // 1_000_000
             self.hint = (
                 f"requeue with at most {limit} ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts more to that"
             )

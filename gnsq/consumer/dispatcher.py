@@ -18,7 +18,7 @@ from gnsq.clock import Clock
 from gnsq.consumer.handler_runner import HandlerOwner, HandlerRunner
 from gnsq.consumer.rdy_controller import RdyController
 from gnsq.consumer.worker_pool import WorkerPool
-from gnsq.errors import NSQErrorCode, NSQInvalid
+from gnsq.errors import NSQErrorCode
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.nsqd.pool import ConnectionPool
@@ -64,8 +64,6 @@ class MessageDispatcher(ConnectionListener):
         self._pool = pool
         self._clock = clock
         self._overrides = overrides
-        # Longest delay of a REQ in ms, by address of the nsqd. Known only after nsqd before 1.1.0 has refused a REQ.
-        self._max_req_timeouts: dict[str, int] = {}
         self.runner = HandlerRunner(consumer, clock, lambda: self.workers.running)
         self.workers = WorkerPool(
             f"gnsq-worker-{consumer.topic}",
@@ -111,7 +109,6 @@ class MessageDispatcher(ConnectionListener):
             listener=self,
             owner=self._consumer.log_owner,
             latency=self.workers.latency,
-            max_req_timeout=self._max_req_timeouts.get(address),
         )
 
     def add(self, connection: Connection) -> None:
@@ -120,9 +117,6 @@ class MessageDispatcher(ConnectionListener):
 
     def remove(self, connection: Connection) -> None:
         """Handle the loss of a connection: keep its counts, and drop its messages that wait for a handler."""
-        limit = connection.error.max_req_timeout if isinstance(connection.error, NSQInvalid) else None
-        if limit is not None:
-            self._max_req_timeouts[connection.address] = limit
         before = self.closed_counts.get(connection.address, MessageCounts())
         self.closed_counts[connection.address] = before + connection.in_flight_messages.totals
         self.workers.drop_from(connection.address)

@@ -152,7 +152,6 @@ class Connection:
         options: The features that IDENTIFY requests, and the time limits.
         listener: Is told of messages, responses, errors and the end, and of FINs and REQs.
         latency: Records the times of async messages; default: a recorder of its own.
-        max_req_timeout: nsqd's longest delay of REQ, in milliseconds, if it is known.
 
     Attributes:
         writer: Sends commands; has the requests without a response. Raises NSQConnectionClosed after the end.
@@ -170,7 +169,6 @@ class Connection:
         listener: ConnectionListener | None = None,
         owner: LogOwner | None = None,
         latency: LatencyRecorder | None = None,
-        max_req_timeout: int | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -195,7 +193,6 @@ class Connection:
             listener=self._listener,
             source=self,
             latency=latency,
-            max_req_timeout=max_req_timeout,
         )
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()

@@ -87,7 +87,6 @@ class InFlightMessages:
         listener: Is told of the answers.
         source: The connection that the listener is told.
         latency: Records the times from the arrival of async messages to their answers; default: a new recorder.
-        max_req_timeout: nsqd's longest delay of REQ, in milliseconds; None if unknown.
 
     Attributes:
         in_flight: Number of delivered messages that are neither answered nor counted as timed out.
@@ -111,7 +110,6 @@ class InFlightMessages:
         listener: AnswerListener[Any] | None = None,  # Any: whatever the source is
         source: object = None,
         latency: LatencyRecorder | None = None,
-        max_req_timeout: int | None = None,
     ) -> None:
         self.nsqd = nsqd
         self.in_flight = 0
@@ -126,7 +124,6 @@ class InFlightMessages:
         self._listener = listener if listener is not None else AnswerListener()
         self._source = source
         self._latency = latency if latency is not None else LatencyRecorder()
-        self._max_req_timeout = max_req_timeout
         self._send = send
         self._finish = finish if finish is not None else lambda message_id, _: send(commands.finish(message_id))
         self._check = check
@@ -194,14 +191,7 @@ class InFlightMessages:
 
     @_in_owner_thread
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """Send REQ with a timeout in milliseconds, but not more than max_req_timeout."""
-        if self._max_req_timeout is not None and timeout > self._max_req_timeout:
-            text = (
-                "requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for "
-                "more than its --max-req-timeout; raise it, or requeue with a shorter delay"
-            )
-            self._logger.limited(logging.WARNING, "cut", text, self._max_req_timeout, timeout)
-            timeout = self._max_req_timeout
+        """Send REQ with a timeout in milliseconds."""
         self._remove()
         self._send(commands.requeue(message_id, timeout))
         self._requeued += 1

@@ -471,27 +471,6 @@ def test_failed_message_is_requeued_even_if_a_receiver_of_on_exception_raises(ns
     assert (len(times), channel(nsqd).requeue_count) == (1, 1)
 
 
-def test_delay_that_an_old_nsqd_has_refused_is_cut_from_then_on(nsqd, clock, publish, started, caplog):
-    refusal = error("E_INVALID", "REQ timeout 7200000000000 out of range 0-3600000000000")
-    nsqd.add(on.command("REQ"), refusal)
-    attempts = []
-
-    def handle(consumer, message):
-        attempts.append(message.attempts)
-        message.requeue(7_200_000, backoff=False)
-
-    started(handle, nsqd)
-    publish(nsqd, b"x")
-    # nsqd does not deliver the message to another connection before its msg_timeout.
-    clock.advance(70.0)
-
-    assert attempts == [1, 2]
-    assert "requeue with at most 3600000 ms, nsqd's --max-req-timeout" in caplog.text
-    assert f"{nsqd.tcp_address}: t/c: requeued with a delay of 3600000 ms in place of 7200000 ms" in caplog.text
-    clock.advance(3600.0)
-    assert attempts == [1, 2, 3]
-
-
 # --- subclasses that override handle_messages() -----------------------------------------------------------------------
 
 

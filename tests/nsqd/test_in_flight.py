@@ -37,13 +37,9 @@ class Answers(AnswerListener):
 
     def __init__(self):
         self.finished = []
-        self.delays = []
 
     def on_finish(self, connection, message_id):
         self.finished.append(message_id)
-
-    def on_requeue(self, connection, message_id, timeout, backoff):
-        self.delays.append(timeout)
 
 
 @pytest.fixture
@@ -62,7 +58,6 @@ def in_flight(sent, answers, latency):
         *("nsqd:4150", lambda data: sent.append((data, threading.get_ident())), lambda: None, RealClock()),
         listener=answers,
         latency=latency,
-        max_req_timeout=3_600_000,
     )
     made.in_flight = 2
     return made
@@ -240,16 +235,6 @@ def test_timed_out_message_that_another_thread_answers_is_counted_once(fakensqd)
 
         assert consumer.total_in_flight == 0
         assert (consumer.stats().counts.timed_out, consumer.stats().latency.count) == (0, 5)
-
-
-def test_delay_above_max_req_timeout_is_cut_and_logged_once(in_flight, sent, answers, caplog):
-    for delay in (3_600_000, 3_600_001, 7_200_000):
-        in_flight.requeue(ID, delay, False)
-
-    assert [data for data, _ in sent] == [b"REQ %s 3600000\n" % ID] * 3
-    assert answers.delays == [3_600_000] * 3
-    (text,) = caplog.messages
-    assert text.startswith("nsqd:4150: requeued with a delay of 3600000 ms in place of 3600001 ms: nsqd before 1.1.0")
 
 
 # --- periodic touch
