@@ -163,11 +163,6 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    @property
-    def client_ids(self) -> list[str]:
-        """Client ids of the connected clients."""
-        return [session.handshake.client_id for session in self.sessions]
-
     def start(self) -> Self:
         """Listen on all ports, and return this server. Does nothing if the server listens already.
 

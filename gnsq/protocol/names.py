@@ -26,26 +26,26 @@ MAX_NAME_LENGTH = 64
 VALID_NAME_RE = re.compile(r"\A[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
-def valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
-    """Return True if this is a valid name of a topic. The oldest servers have a max_length of 32."""
-    return isinstance(name, str) and 1 <= len(name) <= max_length and VALID_NAME_RE.match(name) is not None
+def valid_topic_name(name: str) -> bool:
+    """Return True if this is a valid name of a topic."""
+    return isinstance(name, str) and 1 <= len(name) <= MAX_NAME_LENGTH and VALID_NAME_RE.match(name) is not None
 
 
-def valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
+def valid_channel_name(name: str) -> bool:
     """Return True if this is a valid name of a channel. The rules are those for names of topics."""
-    return valid_topic_name(name, max_length)
+    return valid_topic_name(name)
 
 
-def assert_valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
+def assert_valid_topic_name(name: str) -> None:
     """Raise ValueError if this is not a valid name of a topic."""
-    if not valid_topic_name(name, max_length):
-        raise ValueError(_refusal("topic", name, max_length))
+    if not valid_topic_name(name):
+        raise ValueError(_refusal("topic", name))
 
 
-def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
+def assert_valid_channel_name(name: str) -> None:
     """Raise ValueError if this is not a valid name of a channel."""
-    if not valid_channel_name(name, max_length):
-        raise ValueError(_refusal("channel", name, max_length))
+    if not valid_channel_name(name):
+        raise ValueError(_refusal("channel", name))
 
 
 def checked_names(names: object, kind: str) -> list[str]:
@@ -66,7 +66,7 @@ def checked_names(names: object, kind: str) -> list[str]:
         raise ValueError(f"{kind}s are no list: {reprlib.repr(names)}")
     for name in names:
         if not valid_topic_name(name):
-            raise ValueError(_refusal(kind, name, MAX_NAME_LENGTH))
+            raise ValueError(_refusal(kind, name))
     return names
 
 
@@ -75,13 +75,13 @@ def is_ephemeral(name: str) -> bool:
     return name.endswith("#ephemeral")
 
 
-def _refusal(kind: str, name: object, max_length: int) -> str:
+def _refusal(kind: str, name: object) -> str:
     if not isinstance(name, str):
         return f"{kind} name must be a str, not {shown_argument(name)}"
-    shown = shown_argument(name if len(name) <= 2 * max_length or "@" in name else f"{name[:max_length]}...")
-    if len(name) > max_length:
-        return f"{kind} name {shown} has {len(name)} characters, the limit is {max_length}"
+    shown = shown_argument(name if len(name) <= 2 * MAX_NAME_LENGTH or "@" in name else f"{name[:MAX_NAME_LENGTH]}...")
+    if len(name) > MAX_NAME_LENGTH:
+        return f"{kind} name {shown} has {len(name)} characters, the limit is {MAX_NAME_LENGTH}"
     return (
-        f"{kind} name {shown} is not valid: 1 to {max_length} of the characters . a-z A-Z 0-9 _ - "
+        f"{kind} name {shown} is not valid: 1 to {MAX_NAME_LENGTH} of the characters . a-z A-Z 0-9 _ - "
         "are allowed, then perhaps #ephemeral"
     )
