@@ -16,8 +16,8 @@ import itertools
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -63,7 +63,7 @@ class Responder(Protocol):
     def track_async(self, *messages: Message) -> None: ...
     def untrack_async(self, messages: Sequence[Message]) -> None: ...
     def mark_timed_out(self, message: Message) -> None: ...
-    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]: ...
+    def touching(self, message: Message, interval: float) -> AbstractContextManager[None]: ...
 
 
 class Message(MessageFields):
@@ -241,20 +241,13 @@ class Message(MessageFields):
         seconds = None if interval is None else checked_seconds("interval", interval)
         if seconds is not None and not seconds > 0:
             raise ValueError(f"interval of {seconds} s is not above 0")
-        stop = self._start_periodic_touch(seconds)
-        try:
+        if self._responder is None:
             yield
-        finally:
-            stop()
-
-    def _start_periodic_touch(self, interval: float | None) -> Callable[[], None]:
-        if self._responder is not None:
-            if interval is None:
-                interval = (self._responder.msg_timeout or 0.0) / 3 or DEFAULT_TOUCH_INTERVAL
-            # Ignore a closed connection: nsqd has requeued the message already.
-            with suppress(NSQException):
-                return self._responder.start_periodic_touch(self, interval)
-        return lambda: None
+            return
+        if seconds is None:
+            seconds = (self._responder.msg_timeout or 0.0) / 3 or DEFAULT_TOUCH_INTERVAL
+        with self._responder.touching(self, seconds):
+            yield
 
     def drop(self) -> None:
         """Mark a message whose timeout is over as answered, but send no answer: nsqd delivers the message again."""

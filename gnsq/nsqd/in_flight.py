@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gevent.event import Event
@@ -207,20 +207,22 @@ class InFlightMessages:
         self._send(commands.touch(message_id))
         self._touched += 1
 
-    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
-        """Touch a message at least every interval seconds. Return a function that stops the touching."""
+    @contextlib.contextmanager
+    def touching(self, message: Message, interval: float) -> Iterator[None]:
+        """Touch a message at least every interval seconds while a block runs, in any thread."""
         stopped = Event()
-        self._spawn_touches(message, interval, stopped)
-
-        def stop() -> None:
+        # If the connection is closed, nsqd has requeued the message already.
+        with contextlib.suppress(NSQConnectionClosed):
+            self._spawn_touches(message, interval, stopped)
+        try:
+            yield
+        finally:
             if not self.is_other_thread:
                 stopped.set()
-                return
-            # If the owner thread has ended, the greenlet that sends TOUCH has ended, too.
-            with contextlib.suppress(NSQConnectionClosed):
-                self._owner_thread.call_soon(stopped.set)
-
-        return stop
+            else:
+                # If the owner thread has ended, the greenlet that sends TOUCH has ended, too.
+                with contextlib.suppress(NSQConnectionClosed):
+                    self._owner_thread.call_soon(stopped.set)
 
     @_in_owner_thread
     def _spawn_touches(self, message: Message, interval: float, stopped: Event) -> None:

@@ -475,6 +475,39 @@ def test_stop_does_not_cut_a_send_short(start, clock, responder):
     assert sent == [ID]
 
 
+@pytest.mark.parametrize("call", [lambda function: function(), in_thread], ids=["here", "in a thread"])
+def test_touching_ends_with_a_block_that_raises(clock, call):
+    sent = []
+    in_flight = InFlightMessages("host:4150", sent.append, lambda: None, clock)
+    message = Message(1, 1, ID, b"job", in_flight, clock.monotonic())
+
+    def block():
+        with message.touching(20.0):
+            raise KeyError("job")
+
+    with pytest.raises(KeyError):
+        call(block)
+    clock.advance(50)
+
+    assert sent == []
+
+
+def test_touching_in_a_thread_runs_the_block_after_the_connection_was_closed(clock):
+    def check():
+        raise NSQConnectionClosed("gone")
+
+    ran = []
+    message = Message(1, 1, ID, b"job", InFlightMessages("host:4150", ran.append, check, clock), 0.0)
+
+    def block():
+        with message.touching():
+            ran.append("block")
+
+    in_thread(block)
+
+    assert ran == ["block"]
+
+
 def test_receiver_of_on_touch_that_raises_is_logged_and_touching_goes_on(clock, caplog):
     sent = []
     in_flight = InFlightMessages("host:4150", sent.append, lambda: None, clock)
