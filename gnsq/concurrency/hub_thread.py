@@ -66,12 +66,13 @@ class HubThread:
         self._owner: OwnerThread
         self._stop: Event
         self._begun, self._ended = ThreadEvent(), ThreadEvent()
+        _running.add(self)
         # None if the thread is not registered with the threading module, as in a monkey-patched process.
         self._thread = start_thread(self._run, name=self.name if is_known else "")
         self._begun.wait(NO_TIMEOUT)
         if self._ended.is_set:
+            _running.discard(self)
             raise self._stopped_error()
-        _running.add(self)
 
     @property
     def is_current(self) -> bool:

@@ -322,16 +322,6 @@ def test_thread_that_reuses_an_ident_is_not_the_owner_thread():
     assert not any(is_current for _, is_current in looks)
 
 
-def test_call_and_wait_from_another_thread_runs_in_the_owners_hub():
-    owner = OwnerThread()
-
-    assert outcome_in_thread(lambda: owner.call_and_wait(LIMIT, get_ident)) == get_ident()
-    assert isinstance(outcome_in_thread(lambda: owner.call_and_wait(LIMIT, int, "x")), ValueError)
-    assert owner.call_and_wait(LIMIT, get_ident) == get_ident()
-    assert owner.is_current
-    assert not outcome_in_thread(lambda: owner.is_current)
-
-
 def test_call_and_wait_raises_a_timeout():
     owner, forever = OwnerThread(), Event()
 
