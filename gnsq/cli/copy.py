@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import click
 from gevent import socket
 
-from gnsq.addresses import parse_address
+from gnsq.addresses import format_address, parse_address
 from gnsq.cli.cluster import Cluster, target_of
 from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
@@ -78,7 +78,8 @@ def copy(
     if target is None and topic == source:
         raise click.UsageError("source and target are the same topic: give another TARGET, or a --to option")
     if target is not None and topic == source and (same := _resolved(cluster.nsqds) & _resolved(target.nsqds)):
-        raise click.UsageError(f"source and target are the same topic of the nsqd {_shown(same)}: give another TARGET")
+        shown = ", ".join(format_address(*address) for address in sorted(same))
+        raise click.UsageError(f"source and target are the same topic of the nsqd {shown}: give another TARGET")
     with (target or cluster).producer(batch_messages=BATCH) as producer:
         receiver = Receiver(
             *(cluster, [source], channel, stop, Counter("copied")),
@@ -165,7 +166,3 @@ def _resolve(address: str) -> frozenset[tuple[str, int]]:
     except OSError:
         return frozenset([(host, port)])
     return frozenset((str(entry[4][0]), port) for entry in found)
-
-
-def _shown(addresses: set[tuple[str, int]]) -> str:
-    return ", ".join(f"{host}:{port}" for host, port in sorted(addresses))

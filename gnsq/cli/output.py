@@ -74,52 +74,35 @@ class Output:
         Raises:
             OSError: If a write fails, for example since the disk is full, and no part was written completely.
         """
-        ends = list(itertools.accumulate(map(len, parts)))
-        write = _Write(self._file, b"".join(parts))
-        job: AsyncResult = gevent.get_hub().threadpool.spawn(write.run)
+        data = memoryview(b"".join(parts))
+        done, failure = 0, None
+
+        def write_all() -> bool:
+            """Write in a thread. Return True, so that the result differs from that of a wait whose time is over."""
+            nonlocal done, failure
+            try:
+                while done < len(data):
+                    # A longer write to a pipe that is full would not tell how much it has written until it ends.
+                    count = self._file.write(data[done : done + select.PIPE_BUF])
+                    if count is None:
+                        # Another process has made the terminal or pipe non-blocking.
+                        poll = select.poll()
+                        poll.register(self._file, select.POLLOUT)
+                        poll.poll()
+                    else:
+                        done += count
+            except OSError as error:  # gevent would print its traceback
+                failure = error
+            return True
+
+        job: AsyncResult = gevent.get_hub().threadpool.spawn(write_all)
         if job.wait(STALLED_AFTER) is None:
             with stalled():
                 gevent.wait([job, self._stop.requested], count=1)
                 job.wait(STOP_GRACE)
-        written = sum(end <= write.written for end in ends)
-        if isinstance(write.error, BrokenPipeError):
+        written = sum(end <= done for end in itertools.accumulate(map(len, parts)))
+        if isinstance(failure, BrokenPipeError):
             self._on_end()
-        elif write.error is not None and not written:
-            raise write.error
+        elif failure is not None and not written:
+            raise failure
         return written
-
-
-class _Write:
-    """A write in a thread.
-
-    Attributes:
-        written: Number of bytes that are written.
-        error: Why not all bytes are written; None: the write goes on, or all are written.
-    """
-
-    def __init__(self, file: BinaryIO, data: bytes) -> None:
-        self.written = 0
-        self.error: OSError | None = None
-        self._file = file
-        self._data = memoryview(data)
-
-    def run(self) -> bool:
-        """Write all the data. Return True, so that the result differs from that of a wait whose time is over."""
-        # gevent would print the traceback of an exception in a thread.
-        try:
-            while self.written < len(self._data):
-                self._write_some()
-        except OSError as error:
-            self.error = error
-        return True
-
-    def _write_some(self) -> None:
-        # A longer write to a pipe that is full would not tell how much it has written until it ends.
-        count = self._file.write(self._data[self.written : self.written + select.PIPE_BUF])
-        if count is None:
-            # Another process has made the terminal or pipe non-blocking.
-            poll = select.poll()
-            poll.register(self._file, select.POLLOUT)
-            poll.poll()
-        else:
-            self.written += count

@@ -79,9 +79,9 @@ class RateLimiter:
         step: Number of messages that should pass at a time: those of a tenth of a second. None: no limit.
     """
 
-    def __init__(self, rate: float | None, interrupt: Event | None = None) -> None:
+    def __init__(self, rate: float | None, interrupt: Event) -> None:
         self._rate = rate
-        self._interrupt = Event() if interrupt is None else interrupt
+        self._interrupt = interrupt
         self.step = None if rate is None else max(1, int(rate / 10))
         self._due = time.monotonic()
 
