@@ -1,12 +1,13 @@
-"""Costs of a consumer's messages over a real socket, as numbers of switches, greenlets and sends.
+"""Costs of a consumer's messages and of a lone publish over a real socket, as numbers of switches, greenlets and sends.
 
-The peer is a thread of the operating system. So the greenlets of this thread are the consumer's.
+The peer is a thread of the operating system. So the greenlets of this thread are the client's.
 """
 
 import gc
 import socket
 import sys
 import threading
+import time
 
 import gevent
 import gevent.event
@@ -14,8 +15,16 @@ import greenlet
 import pytest
 
 from gnsq import Consumer
+from gnsq.clock import RealClock
 from gnsq.concurrency.hub_monitor import HubMonitor
+from gnsq.errors import NSQNoConnections
+from gnsq.logs import LogOwner
+from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.options import ConnectionOptions
+from gnsq.producer.dispatcher import Dispatcher
+from gnsq.producer.options import ProducerOptions
+from gnsq.producer.publish import Link, PendingPublish, PublishCounts
+from gnsq.producer.routing import round_robin
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
 from tests.helpers import LIMIT
@@ -183,3 +192,80 @@ def test_messages_leave_nothing_allocated(ends, in_flight):
 
     # A message has five blocks or more. Those that are left belong to the workers.
     assert costs.blocks < COUNT
+
+
+# --- publishes
+
+
+class Confirming(ConnectionListener):
+    """Passes OKs to a dispatcher, as the runtime of a producer does."""
+
+    response_receivers = ()
+    dispatcher: Dispatcher
+
+    def on_oks(self, connection, requests):
+        self.dispatcher.confirm(requests)
+
+
+def answer(sock, command, count):
+    """Be an nsqd: answer a number of equal commands."""
+    unread = 0
+    while count:
+        unread += len(sock.recv(65536))
+        read, unread = divmod(unread, len(command))
+        sock.sendall(encode_frame(RESPONSE, b"OK") * read)
+        count -= read
+
+
+def test_lone_publish_costs_one_send_and_few_switches_and_calls(ends):
+    ours, theirs = ends
+    transport = CountedTransport(gevent.socket.socket(fileno=ours.detach()), "nsqd:4150")
+    theirs.sendall(encode_frame(RESPONSE, b"OK"))
+    listener = Confirming()
+    connection = Connection("nsqd", 4150, ConnectionOptions(), listener=listener)
+    connection.open(transport)
+    gevent.sleep(0)
+    theirs.recv(65536)  # the handshake
+    dispatcher = listener.dispatcher = Dispatcher(
+        ProducerOptions(),
+        RealClock(),
+        round_robin(),
+        PublishCounts(),
+        nsqd_count=lambda: 1,
+        no_connection_error=lambda limit: NSQNoConnections(limit),
+        owner=LogOwner("producer", time.monotonic),
+    )
+    dispatcher.add(Link(connection))
+    calls = []
+
+    def profile(frame, event, argument):
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    def publish():
+        now = time.monotonic()
+        dispatcher.publish(PendingPublish("t", b"x", now, now + 60), True)
+
+    peer = threading.Thread(target=answer, args=(theirs, b"PUB t\n\0\0\0\x01x", COUNT + 10), daemon=True)
+    peer.start()
+    for _ in range(10):
+        publish()
+    # Each greenlet has a profile function of its own, and the hub runs, too.
+    gevent.get_hub().loop.run_callback(sys.setprofile, profile)
+    gevent.sleep(0)
+    costs = transport.costs = Costs()
+    with costs:
+        sys.setprofile(profile)
+        for _ in range(COUNT):
+            publish()
+        sys.setprofile(None)
+    gevent.get_hub().loop.run_callback(sys.setprofile, None)
+    gevent.sleep(0)
+    connection.abort()
+    peer.join(LIMIT)
+
+    assert costs.sends == COUNT
+    # To the hub and back, unless the caller itself has polled for the response.
+    assert costs.switches <= 2.1 * COUNT
+    print(len(calls) / COUNT, costs.switches / COUNT)
+    assert len(calls) <= 25 * COUNT

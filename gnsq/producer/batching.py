@@ -42,10 +42,11 @@ class Batch(MultiPublish):
 
     def confirm_members(self) -> list[PendingPublish]:
         members = [member for member in self.members if not member.done]
-        self.reserved_bytes = 0
+        reserved_bytes = 0
         for member in members:
             member.done = True
-            self.reserved_bytes += member.reserved_bytes
+            reserved_bytes += member.reserved_bytes
+        self.reserved_bytes = reserved_bytes
         return members
 
 

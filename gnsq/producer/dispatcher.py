@@ -107,7 +107,7 @@ class Dispatcher:
         stalled_links: Links without a response for too long. They get no publishes while there are other links.
         batcher: Collects batches; None if batch_messages is not set.
         deadlines: Checks deadlines and stalled links.
-        pending: Number of publishes that were submitted and have not ended.
+        pending: Number of publishes that were submitted, and whose callers were not woken yet.
         pending_bytes: Bytes that these publishes have reserved.
         signal_greenlets: Greenlets that run receivers of signals now. A receiver must not wait for a publish.
     """
@@ -359,10 +359,8 @@ class Dispatcher:
             if publish.members:
                 members = publish.confirm_members()
                 messages = len(members)
-                self.pending -= messages
                 ended += members
             else:
-                self.pending -= 1
                 ended.append(publish)
             self.pending_bytes -= publish.reserved_bytes
             confirmed_by_nsqd[publish.link.address] += messages  # type: ignore[union-attr]  # it has a link
@@ -371,12 +369,16 @@ class Dispatcher:
             self._resume_soon()
         self._wake(ended)
 
-    def _wake(self, publishes: Iterable[PendingPublish]) -> None:
+    def _wake(self, publishes: Sequence[PendingPublish]) -> None:
         """Wake the callers of publishes that have ended.
 
         This code switches to each waiting greenlet directly, which saves one callback for each publish. The greenlet
         switches back to the hub, and thus to this code, when it waits again.
         """
+        # While others are to be woken, what a caller publishes next must not count as the only pending publish, which
+        # would be polled for.
+        others = len(publishes) > 1
+        self.pending -= len(publishes) - others
         for publish in publishes:
             waiter = publish.waiter
             if waiter is not None:
@@ -386,6 +388,7 @@ class Dispatcher:
                     self.hub.handle_error(waiter, *sys.exc_info())
             elif publish.result is not None:
                 publish.result.end(publish.error)
+        self.pending -= others
 
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
         """Retry or end a publish that was not confirmed. If it is a batch, retry or end each member by itself."""
@@ -441,7 +444,6 @@ class Dispatcher:
         publish.error = error
         if self._closing:
             self._unconfirmed.append(Unconfirmed(publish.topic, publish.bodies, publish.defer, error))
-        self.pending -= 1
         self.pending_bytes -= publish.reserved_bytes
         self._counts.count_failed(error, publish.messages)
         if publish.on_capacity is not None and not publish.reserved_bytes:

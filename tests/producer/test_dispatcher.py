@@ -211,8 +211,9 @@ class QuickLink(ListLink):
 
     def poll_reply(self):
         super().poll_reply()
-        for sent in self.send():
-            sent.on_response(b"OK")
+        sent = self.send()
+        if sent:
+            sent[0].owner.confirm(sent)
 
 
 def test_publish_that_is_alone_and_confirmed_at_once_needs_no_event_loop(clock):
@@ -233,6 +234,24 @@ def test_response_is_polled_for_only_if_no_other_publish_is_pending(clock, link)
     gevent.sleep(0)
 
     assert link.polls == 1
+    gevent.killall(waiting)
+
+
+def test_response_is_not_polled_for_while_other_callers_are_to_be_woken(clock, link):
+    dispatcher = dispatcher_with(clock, link)
+
+    def publish_twice():
+        dispatcher.publish(publish(), True)
+        dispatcher.publish(publish(), True)
+
+    waiting = [gevent.spawn(publish_twice) for _ in range(3)]
+    gevent.sleep(0)
+    polls = link.polls
+    gevent.get_hub().loop.run_callback(dispatcher.confirm, link.send())
+    gevent.sleep(0)
+
+    assert (len(link.unsent), dispatcher.pending) == (3, 3)
+    assert link.polls == polls
     gevent.killall(waiting)
 
 
