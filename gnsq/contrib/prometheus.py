@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from gevent.pool import Group
 
 from gnsq.addresses import Addresses, format_address
+from gnsq.backofftimer import BackoffPhase
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.discovery import AllNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
@@ -41,9 +42,6 @@ except ImportError as error:
     raise ImportError("prometheus_client is not installed; it comes with: pip install gnsq[prometheus]") from error
 
 __all__ = ["NsqdCollector", "StatsCollector"]
-
-# Phases of a consumer's backoff, each of which has a value.
-_BACKOFF_STATES = ("off", "waiting", "probing")
 
 
 class Source(Protocol):
@@ -114,7 +112,7 @@ def _add_fields(values: _Values, stats: object, labels: tuple[str, ...], gauges:
             continue
         value = getattr(stats, name)
         if isinstance(value, str):
-            value = {state: state == value for state in _BACKOFF_STATES}
+            value = {phase.value: phase.value == value for phase in BackoffPhase}
         if len(family.labels) == len(labels):
             value = {"": value if isinstance(value, (int, float, Histogram)) else len(value)}
         known = values.setdefault(family.name, {})
