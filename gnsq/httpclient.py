@@ -168,10 +168,10 @@ class HTTPClient:
 
     def _connections(self) -> Connections:
         """Return the connections of the calling thread's hub."""
-        from gnsq.http.connections import Connections  # not above, since it loads requests, which takes 0.1 s
-
         found: Connections | None = getattr(self._local, "connections", None)
         if found is None or found.closed or found.hub is not gevent.get_hub():
+            from gnsq.http.connections import Connections  # not above, since it loads requests, which takes 0.1 s
+
             found = Connections(self.address, self.options, self._headers, self._context)
             self._local.connections = self._all[id(found)] = found
         return found
