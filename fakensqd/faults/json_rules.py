@@ -128,6 +128,8 @@ def _timed(match: Match, times: object) -> Match:
         raise ValueError(f"times is {_shown(times)}, not one of {', '.join(list(_TIMES)[:-1])}, and perhaps after")
     for name in times:
         fields = [field for field, _ in _fields(_TIMES[name]).values()]
+        if not fields and times[name] is not True:
+            raise ValueError(f"times.{name} is {_shown(times[name])}, not true")
         match = _TIMES[name](match, *(_read(times, name, field, "times.") for field in fields))
     return match
 

@@ -115,6 +115,7 @@ WRONG = [
     pytest.param("POST", DROP | {"actions": [1]}, "", "an action is 1, not one of error", id="no object as action"),
     pytest.param("POST", DROP | {"times": {"nth": "3"}}, "", "times.nth is '3', not a whole number", id="nth"),
     pytest.param("POST", DROP | {"times": {"sometimes": 2}}, "", "a probability is from 0 to 1", id="chance"),
+    pytest.param("POST", DROP | {"times": {"always": False}}, "", "times.always is False, not true", id="always"),
     pytest.param("POST", DROP | {"times": "never"}, "", "times is {'never': True}, not one of", id="never"),
     pytest.param("POST", DROP | {"on": "connect", "topic": "t"}, "", "on connect has no topic ('t')", id="matcher"),
     pytest.param("POST", act("delay"), "", "action delay has no seconds, which must be a number", id="missing"),
