@@ -156,6 +156,16 @@ def test_stopped_thread_refuses_calls(name):
         getattr(hub, name)(lambda: None)
 
 
+def test_call_that_races_with_the_end_of_the_thread_is_refused():
+    hub = HubThread("test")
+    hub.stop()
+    # As if the caller had read the flag just before.
+    hub._stopped = False
+
+    with pytest.raises(RuntimeError, match="thread test was stopped"):
+        hub.call(int)
+
+
 def test_stop_in_the_thread_itself_does_not_wait():
     hub = HubThread("test")
 
