@@ -14,7 +14,8 @@ from tests.helpers import refused_port, wait_until
 
 
 def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(nsqd, clock, lines):
-    with Producer(nsqd.tcp_address, clock=clock, name="orders", connections_per_nsqd=4):
+    with Producer(nsqd.tcp_address, clock=clock, name="orders", connections_per_nsqd=4) as producer:
+        wait_until(lambda: len(producer.stats().connections) == 4)
         nsqd.link.abort()
         clock.advance(0.0)
 
