@@ -132,7 +132,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
     __slots__ = ("deadline", "waiters")
 
-    # ResultWaiters.new() and Producer._submit() set these attributes: an __init__() would cost 0.15 us.
+    # ResultWaiters.new() sets these attributes.
     deadline: float
     waiters: ResultWaiters
 
