@@ -53,6 +53,7 @@ from gevent.event import Event
 
 from gnsq.clock import Clock
 from gnsq.errors import (
+    NSQConnectionClosed,
     NSQErrorCode,
     NSQException,
     NSQNotSent,
@@ -195,7 +196,11 @@ class Dispatcher:
             self.submit(publish, block)
             if self.pending == 1 and publish.link is not None:
                 publish.waiter = None  # so that confirm() does not switch to this greenlet, which runs
-                publish.link.poll_reply()
+                try:
+                    publish.link.poll_reply()
+                except BaseException:
+                    self._abort_if_interrupted(publish)
+                    raise
                 publish.waiter = waiter
             # _wake() resumes this greenlet, at the deadline at the latest. Then the result is the publish; otherwise
             # another greenlet has switched here by mistake: wait again.
@@ -233,8 +238,19 @@ class Dispatcher:
                 publish.reserved_bytes = publish.size
                 self.pending_bytes = pending_bytes
                 self._send_or_batch(publish)
+        except BaseException:
+            self._abort_if_interrupted(publish)
+            raise
         finally:
             self._is_submitting = False
+
+    def _abort_if_interrupted(self, publish: PendingPublish) -> None:
+        """Close the connection of a publish if a signal handler has raised while it was sent, or its response was read.
+
+        If it was not sent, or its response is lost, each later response would be taken for an earlier publish.
+        """
+        if publish.link is not None and not publish.done:
+            publish.link.abort(NSQConnectionClosed("a signal handler has interrupted a publish"))
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
         """Return True if a greenlet, the running one, is inside publish(), submit() or a receiver of signals.

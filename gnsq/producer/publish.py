@@ -217,12 +217,14 @@ class Link:
         address: ``host:port`` of the nsqd. There may be several links to one nsqd.
         submit: Takes a publish. Later, the publish is told its outcome by one of its ``on_`` methods.
         poll_reply: Looks for nsqd's response now, if it is likely to come within microseconds.
+        abort: Closes the connection with an error.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address
         self.submit: Callable[[PendingPublish], None] = connection.writer.submit
         self.poll_reply = connection.poll_reply
+        self.abort = connection.abort
         self._requests = connection.writer.pending
 
     @property

@@ -1,14 +1,20 @@
 """The dispatcher: from the call to a link and back, stalled links, and the busy poll."""
 
+import contextlib
+import sys
+
 import gevent
 import pytest
 
 from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
 from fakensqd.faults import error
 from fakensqd.faults.toxics import stall
+from gnsq import Producer
+from gnsq.concurrency import reply_poller
 from gnsq.errors import NSQUnauthorized
 from gnsq.producer.dispatcher import StallDetector
 from gnsq.producer.publish import PendingPublish
+from tests.helpers import LIMIT
 from tests.producer.conftest import ListLink, dispatcher_with, stored
 
 
@@ -266,3 +272,44 @@ def test_response_is_not_polled_for_before_the_publish_is_sent(clock, link, link
 
     assert link.polls == 0
     waiting.kill()
+
+
+# --- signal handlers that raise
+
+
+@contextlib.contextmanager
+def interrupted_in(line):
+    """Let a signal handler raise in so many lines of gnsq that this greenlet executes."""
+    lines = []
+    interrupted = gevent.getcurrent()
+
+    def trace(frame, event, argument):
+        if not frame.f_globals.get("__name__", "").startswith("gnsq.") or gevent.getcurrent() is not interrupted:
+            return None
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("line", range(1, 150, 3))
+def test_publish_that_a_signal_handler_interrupts_gets_no_response_of_a_later_one(fakensqd, monkeypatch, line):
+    # The publish is polled for, however slow the lines are.
+    monkeypatch.setattr(reply_poller, "QUICK_REPLY", 1.0)
+    monkeypatch.setattr(reply_poller, "MAX_RUN_SECONDS", 1.0)
+    monkeypatch.setattr(reply_poller, "POLL_SECONDS", 0.1)
+    with Producer(fakensqd.tcp_address, reconnect_initial=0.001) as producer:
+        producer.publish("t", b"x", timeout=LIMIT)
+        with interrupted_in(line):
+            producer.publish("t", b"x", timeout=LIMIT)
+
+        assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
