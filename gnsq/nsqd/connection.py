@@ -497,7 +497,7 @@ class Connection:
                 self._deliver(messages, self._last_read)
             if decoder.failure is not None:
                 raise decoder.failure
-            if self.writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count:
+            if self._has_too_many_unsent:
                 raise NSQTimeout(f"nsqd does not read: {self.writer.unsent} commands wait to be sent")
             if len(data) > FEW_BYTES or decoder.pending or not isinstance(transport, TcpTransport):
                 data = recv(READ_SIZE)
@@ -528,6 +528,8 @@ class Connection:
             return False
         if self.in_flight > self.highest_ready_count:
             return False  # the listener may have to look why
+        if not self.writer.is_idle and self._has_too_many_unsent:
+            return False
         messages: list[Message] = []
         if decode_messages(Message, data, 0, self._stack.decoder.max_frame_size, messages) != len(data):
             return False
@@ -539,6 +541,10 @@ class Connection:
             if is_held:
                 self.writer.release()
         return True
+
+    @property
+    def _has_too_many_unsent(self) -> bool:
+        return self.writer.unsent > MAX_UNSENT + UNSENT_PER_MESSAGE * self.highest_ready_count
 
     def _deliver(self, messages: list[Message], received: float) -> None:
         self.last_message = received

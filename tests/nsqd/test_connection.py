@@ -4,6 +4,7 @@ import logging
 import re
 
 import gevent
+import gevent.socket
 import pytest
 from gevent.event import Event
 
@@ -24,6 +25,7 @@ from gnsq.nsqd.connection import ERROR_FRAME_GRACE, Connection, ConnectionListen
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.transport import TcpTransport
 from tests.helpers import LIMIT, MemoryTransport, peer, refused_port, wait_until
 
 OK = encode_frame(RESPONSE, b"OK")
@@ -567,6 +569,34 @@ def test_peer_that_sends_and_does_not_read_is_given_up():
 
     assert connection.wait_closed(LIMIT)
     assert "nsqd does not read: 200000 commands wait to be sent" in str(connection.error)
+
+
+def test_peer_that_sends_one_message_at_a_time_and_does_not_read_is_given_up(monkeypatch):
+    class Finishing(Listener):
+        def may_handle_in_hub(self):
+            return True
+
+        def on_messages(self, connection, messages):
+            super().on_messages(connection, messages)
+            for message in messages:
+                message.finish()
+
+    monkeypatch.setattr("gnsq.nsqd.connection.MAX_UNSENT", 10)
+    ours, theirs = gevent.socket.socketpair()
+    with theirs:
+        theirs.sendall(OK)
+        listener = Finishing()
+        connection = Connection("nsqd", 4150, listener=listener)
+        transport = TcpTransport(ours, "nsqd:4150")
+        connection.open(transport)
+        transport.sendall, transport.send_nowait = lambda data: gevent.sleep(LIMIT), lambda data: 0
+        for count in range(1, 20):
+            if connection.is_open:
+                theirs.sendall(message_frame())
+                wait_until(lambda count=count: len(listener.messages) == count)
+        wait_until(lambda: not connection.is_open)
+
+    assert "nsqd does not read: 12 commands wait to be sent" in str(connection.error)
 
 
 def test_long_answer_is_refused_before_sub(connection, transport):
