@@ -1,6 +1,7 @@
 """Peers that never stop sending: each call ends by its deadline or limit, and other greenlets run meanwhile."""
 
 import contextlib
+import gc
 import json
 import ssl
 import threading
@@ -511,22 +512,32 @@ ATTACKS = [
 ]
 
 
+def greenlets():
+    """Return the greenlets of this thread that have not ended."""
+    found = [item for item in gc.get_objects() if isinstance(item, gevent.Greenlet)]
+    return {greenlet for greenlet in found if greenlet.parent is gevent.get_hub() and not greenlet.dead}
+
+
 @pytest.fixture(params=["emulator", "health", "receiver"])
 def http_server(request):
     if request.param == "emulator":
         with FakeNsqd() as nsqd:
             yield nsqd.http_address
         return
+    before = greenlets()
     if request.param == "receiver":
         address = f"127.0.0.1:{refused_port()}"
         receiver = HealthServer(address, {})
         yield address
         receiver.close()
-        return
-    with FakeNsqd() as nsqd, Producer(nsqd.tcp_address) as producer:
-        server = serve_health(0, producer, host="127.0.0.1")
-        yield f"127.0.0.1:{server.server_port}"
-        server.stop(timeout=0)
+    else:
+        with FakeNsqd() as nsqd, Producer(nsqd.tcp_address) as producer:
+            server = serve_health(0, producer, host="127.0.0.1")
+            yield f"127.0.0.1:{server.server_port}"
+            server.stop(timeout=0)
+    # A stopped server still reads what has arrived: that takes up to a second, and later tests count switches.
+    gevent.joinall(greenlets() - before, LIMIT)
+    assert greenlets() <= before
 
 
 @pytest.mark.parametrize("flood", ATTACKS)
