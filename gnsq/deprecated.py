@@ -70,12 +70,12 @@ class Reader(Consumer):
         raise NSQNoConnections(f"consumer of {self.topic}/{self.channel} is connected to no nsqd")
 
 
-def _publish_over(protocol: str, name: str) -> Callable[..., None]:
+def _publish_over(protocol: str, name: str) -> Callable[..., Any]:  # Any: type of the client's answer
     """Make a method of Nsqd that gives a DeprecationWarning and calls the method of the TCP or the HTTP client."""
 
-    def publish(self: Nsqd, *args: Any, **options: Any) -> None:  # Any: arguments of the client's method
+    def publish(self: Nsqd, *args: Any, **options: Any) -> Any:  # Any: arguments of the client's method, and its answer
         _warn(f"Nsqd.{name}_{protocol}", f"Nsqd{protocol.upper()}Client.{name}")
-        getattr(getattr(self, f"_{protocol}"), name)(*args, **options)
+        return getattr(getattr(self, f"_{protocol}"), name)(*args, **options)
 
     return publish
 

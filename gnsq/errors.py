@@ -515,15 +515,16 @@ MESSAGE_ID_SIZE = 16  # bytes
 MAX_ERROR_SIZE = 17 * 1024
 
 
-def make_error(data: bytes, address: str = "") -> NSQErrorCode:
-    """Build the exception for the data of an error frame: ``CODE text``.
+def make_error(error_code: bytes, address: str = "") -> NSQErrorCode:
+    """Build the exception for the data of an error frame.
 
     Args:
+        error_code: The data: ``CODE text``.
         address: Address of the nsqd.
 
     If the code is not in ERROR_CODES, the class is NSQErrorCode, and the error is fatal.
     """
-    code, _, text = data[:MAX_ERROR_SIZE].partition(b" ")
+    code, _, text = error_code[:MAX_ERROR_SIZE].partition(b" ")
     error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"), address=address)
     # If there is no text, args has the code, as in gnsq 1.0.
     error.args = (text or code,)

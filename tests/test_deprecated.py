@@ -165,7 +165,7 @@ def test_nsqd_methods_with_a_protocol_publish_over_it_and_warn(fakensqd, nsqd):
         assert caught[0].filename == __file__
     for name, data in [("publish", b"3"), ("multipublish", [b"4"])]:
         with pytest.warns(DeprecationWarning, match=f"use NsqdHTTPClient.{name}") as caught:
-            assert getattr(nsqd, f"{name}_http")("t", data) is None
+            assert getattr(nsqd, f"{name}_http")("t", data) == b"OK"
         assert caught[0].filename == __file__
 
     assert bodies(fakensqd, "t") == [b"1", b"2", b"3", b"4"]
