@@ -306,6 +306,7 @@ class NSQInvalid(NSQErrorCode, code="E_INVALID"):
     def _read_text(self) -> None:
         if self.text.startswith("DPUB timeout"):
             self.at_fault = "message"
+            self.hint = "the limit of a delay, in ms, is nsqd's --max-req-timeout"
         elif "TLS required" in self.text:
             self.name, self.hint = "tls_v1", "nsqd runs with --tls-required: give {tls_v1=True}"
         elif refused := self._REQ_REFUSED.fullmatch(self.text):
@@ -456,6 +457,7 @@ class NSQAuthFailed(NSQErrorCode, code="E_AUTH_FAILED"):
 
     at_fault: AtFault = "nsqd"
     name = "auth_secret"
+    _hint = "check {auth_secret}, and nsqd's auth server"
 
 
 class NSQAuthError(NSQErrorCode, code="E_AUTH_ERROR"):

@@ -21,7 +21,7 @@ def test_each_code_has_its_class_and_knows_whether_it_is_fatal(code):
     assert type(error) is ERROR_CODES[code]
     assert error.fatal is (code not in NOT_FATAL)
     assert (error.code, error.text) == (code.decode(), "some text")
-    assert str(error) == f"{code.decode()} some text"
+    assert error.reason == f"{code.decode()} some text"
 
 
 def test_class_raised_by_hand_has_its_code():
@@ -118,6 +118,12 @@ def test_error_of_a_refused_requeue_has_limit_and_remedy():
     error = errors.NSQInvalid(REQ_REFUSED)
 
     assert error.hint.startswith("requeue with at most 3600000 ms, nsqd's --max-req-timeout")
+
+
+def test_error_of_a_delay_that_is_too_long_says_which_flag_limits_it():
+    error = errors.NSQInvalid("DPUB timeout 3600001 out of range 0-3600000")
+
+    assert error.hint == "the limit of a delay, in ms, is nsqd's --max-req-timeout"
 
 
 @pytest.mark.parametrize(
