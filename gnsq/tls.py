@@ -245,7 +245,7 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
             given.get("key_password"),
         )
     except ValueError as error:
-        raise ValueError(f"{option_text('tls_options')} can't be used: {error}") from error
+        raise ValueError(f"{option_text('tls_options')}: {error}") from error
     context.check_hostname = context.check_hostname and check_hostname
     version = _version(given.get("ssl_version"))
     if version is not None:

@@ -271,7 +271,7 @@ def test_given_context_is_used_as_it_is():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"ca_certs": "/no/such.pem"}, r"tls_options can't be used: ca_certs '/no/such.pem'.*No such file"),
+        ({"ca_certs": "/no/such.pem"}, r"tls_options: ca_certs '/no/such.pem' can't be used: .*No such file"),
         ({"certfile": __file__}, r"certificate '.*test_tls.py' with key None can't be used"),
         ({"cert_reqs": 17}, "17 is not a valid VerifyMode"),
         ({"ssl_version": 99}, "ssl_version 99 of tls_options is neither"),

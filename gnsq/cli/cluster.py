@@ -22,6 +22,7 @@ from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQException
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd import NsqdHTTPClient
+from gnsq.nsqd.connect import load_certificates
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.producer import Producer
 from gnsq.settings import Field, read_value
@@ -115,10 +116,10 @@ class Cluster(Options):
         try:
             if not self.nsqds and not self.lookupds:
                 raise ValueError(
-                    "no address: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, or name a cluster in "
-                    f"{config_path()} with --cluster"
+                    "no TCP address of an nsqd, and no nsqlookupd: give --nsqd or --lookupd, set GNSQ_NSQD or "
+                    f"GNSQ_LOOKUPD, or name a cluster in {config_path()} with --cluster"
                 )
-            ConnectionOptions(**self.connection)
+            load_certificates(ConnectionOptions(**self.connection))
             self.lookupd_clients()
             for address in self.nsqds_http:
                 self.nsqd_client(address)

@@ -238,8 +238,8 @@ def test_cluster_without_a_file_names_the_missing_file(load, config_folder):
 
 def test_command_without_an_address_says_how_to_give_one(load, config_folder):
     assert load() == (
-        "no address: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, or name a cluster in "
-        f"{config_folder}/gnsq.toml with --cluster"
+        "no TCP address of an nsqd, and no nsqlookupd: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, "
+        f"or name a cluster in {config_folder}/gnsq.toml with --cluster"
     )
 
 
@@ -250,6 +250,11 @@ REFUSED = [
     pytest.param(["--nsqd", "a", "--timeout", "0"], "timeout 0.0 must be at least 0.001 s", id="timeout"),
     pytest.param(["--nsqd", "a", "--timeout", "inf"], "timeout", id="no limit"),
     pytest.param(["--nsqd", "a", "--tls-ca", "no.pem"], "File 'no.pem' does not exist", id="no file"),
+    pytest.param(
+        ["--nsqd", "a", "--tls-ca", __file__],
+        f"the --tls options: --tls-ca '{__file__}' can't be used",
+        id="no certificate",
+    ),
     pytest.param(["--nsqd", "a", "--tls-key", __file__], "--tls-key is given without --tls-cert", id="key alone"),
     pytest.param(
         ["--nsqd", "a", "--auth-secret-file", "/dev/null"], "--auth-secret-file /dev/null is empty", id="empty"
