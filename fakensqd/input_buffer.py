@@ -6,6 +6,7 @@ readMPUB, and how IDENTIFY, AUTH, PUB and DPUB read their bodies.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Generator
 from typing import TypeVar
@@ -49,23 +50,19 @@ class CommandError(Exception):
         return [encode_frame(ERROR, data) for data in (self.data, *self._more)]
 
 
-def _body_errors(command: bytes, code: bytes, body: bytes, whole: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    prefix = b"%s %s" % (code, command)
+# Made once for each command: formatting the texts costs as much as reading a small body.
+@functools.cache
+def _body_errors(command: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """Build the texts of errors in reading a body: no size, a size of 0 or less, too large, not all of it."""
+    is_publish = command not in (b"IDENTIFY", b"AUTH")
+    prefix = b"%s %s" % (b"E_BAD_MESSAGE" if is_publish else b"E_BAD_BODY", command)
+    body = b"message body" if is_publish else b"body"
     return (
         b"%s failed to read %s size" % (prefix, body),
         b"%s invalid %s size %%d" % (prefix, body),
-        b"%s %s too big %%d > %%d" % (prefix, whole),
+        b"%s %s too big %%d > %%d" % (prefix, b"message" if is_publish else body),
         b"%s failed to read %s" % (prefix, body),
     )
-
-
-# Texts of errors in reading a body. Made once: formatting them costs as much as reading a small body.
-_BODY_ERRORS = {
-    b"IDENTIFY": _body_errors(b"IDENTIFY", b"E_BAD_BODY", b"body", b"body"),
-    b"AUTH": _body_errors(b"AUTH", b"E_BAD_BODY", b"body", b"body"),
-    b"PUB": _body_errors(b"PUB", b"E_BAD_MESSAGE", b"message body", b"message"),
-    b"DPUB": _body_errors(b"DPUB", b"E_BAD_MESSAGE", b"message body", b"message"),
-}
 
 
 class InputBuffer:
@@ -110,7 +107,7 @@ class InputBuffer:
         # A body that has arrived needs no generators for its size and itself. That saves 10 % of a PUB.
         if bodies := self.decoder.take_sized(1, limit):
             return bodies[0]
-        no_size, invalid_size, too_big, no_body = _BODY_ERRORS[command]
+        no_size, invalid_size, too_big, no_body = _body_errors(command)
         size = yield from self.read_size(no_size)
         if size <= 0:
             raise CommandError(invalid_size % size)

@@ -7,7 +7,7 @@ Methods of a message may be called from any OS thread.
 #
 #     open ---finish(), finish_if_unanswered(), requeue(), drop()---> answered
 #       |                                                               ^
-#       +---mark_timed_out()---> timed out ---finish(), requeue()-------+
+#       +---mark_timed_out()---> timed out ---the same methods----------+
 #                                (nsqd has requeued the message, and refuses an answer to this delivery)
 
 from __future__ import annotations

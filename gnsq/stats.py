@@ -191,7 +191,8 @@ class ConsumerStats:
     handling: Annotated[int, gauge("handlers_running", "Messages whose handlers are running.")]
     backoff: Annotated[str, gauge("backoff_state", "Consumers in this phase of backoff.", "state")]
     backoff_failures: Annotated[
-        int, gauge("backoff_failures", "Failures in a row, minus successes since.", is_maximum=True)
+        int,
+        gauge("backoff_failures", "Failures that have made the pause longer, minus successes since.", is_maximum=True),
     ]
     backoff_remaining: Annotated[
         float, gauge("backoff_remaining_seconds", "Time until the next message is tried; 0: now.", is_maximum=True)

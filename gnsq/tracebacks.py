@@ -15,11 +15,11 @@ _T = TypeVar("_T")
 
 
 def clears_locals(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function whose arguments, or what it computes of them, may hold a secret, in any of them.
+    """Decorate a function whose arguments, or what it computes of them, may hold a secret.
 
     If it raises an exception, the local variables of this function and of those that it has called are cleared, so that
-    tools that record them, such as Sentry's, get none. The lines of the traceback stay. Variables of its callers are
-    theirs, also those of an exception that a caller handles at the time of the call.
+    tools that record them, such as Sentry's, get none. The lines of the traceback stay, and so do the variables of
+    callers, and those in the traceback of an exception that a caller was already handling.
     """
 
     @functools.wraps(function)

@@ -102,8 +102,9 @@ class TcpTransport:
     ) -> bytes:
         """Pass received bytes to handle(); return the first that it does not handle, or b"" at the end.
 
-        Only one greenlet at a time may call this method. handle() is called in the hub itself, so it must not wait.
-        Bytes that it handles need no switch of greenlets and no new watcher: a publish takes a quarter less time.
+        Only one greenlet at a time may call this method. handle() is called in the hub itself, or by poll_reply(), so
+        it must not wait. Bytes that it handles need no switch of greenlets and no new watcher: a publish takes a
+        quarter less time.
 
         Args:
             handle: Called with received bytes, never with b"". Returns True if it has handled them, else False.

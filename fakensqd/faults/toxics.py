@@ -200,7 +200,10 @@ class reset:
 
 
 def _cut(left: int, end: type[StreamEnd | ConnectionReset] | None) -> Passage:
-    """Pass a number of bytes. Then comes ``end``; if that is None, later bytes wait until the toxic is removed."""
+    """Pass a number of bytes. Then comes ``end``; if that is None, later bytes wait until the toxic is removed.
+
+    The passage gets b"" at the end of the stream.
+    """
     has_ended = False
 
     def pass_some(data: bytes, now: float) -> Iterator[Outcome]:

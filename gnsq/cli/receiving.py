@@ -8,10 +8,10 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #     click finds the command in the group `command_line` in cli/main.py.
 #  2. `Command.invoke` in cli/command.py makes a Cluster by `load_cluster` in cli/cluster.py: of the command line, for
 #     what it lacks of the environment, and then of the file. An error of the command becomes one line on stderr.
-#  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/cluster.py), makes a `Receiver`, and passes it
-#     to `Republisher.run` in cli/republish.py, which calls `Receiver.run`.
+#  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/cluster.py), and makes a `Receiver` and, with
+#     it, a Republisher, whose `Republisher.run` in cli/republish.py calls `Receiver.run`.
 #  4. `start` in cli/starting.py asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on stderr
-#     what cannot be undone later. Then it starts the consumer, and waits until it has a connection.
+#     what cannot be undone later. Then it starts the consumer, and waits until it is ready.
 #  5. The consumer calls `_Consumer.handle_messages` with all messages that it has read. The first comment in
 #     nsqd/connection.py has the steps before. `Inbox.add` pauses the consumer if too many bytes wait.
 #  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes it

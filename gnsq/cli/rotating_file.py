@@ -69,7 +69,8 @@ class Compression:
         """
         if self.levels is None:
             if level is not None:
-                raise ValueError(f"level {level} needs a compression: gzip or zstd")
+                names = " or ".join(name for name, each in COMPRESSIONS.items() if each.levels)
+                raise ValueError(f"level {level} needs a compression: {names}")
             return self.encoder(0)
         lowest, highest, default = self.levels
         if level is None:

@@ -83,7 +83,8 @@ class WorkerPool:
 
     Attributes:
         inbox: Messages that no worker has taken.
-        latency: Times from the arrival of messages to the return of their handlers. Async messages are not counted.
+        latency: Times from the arrival of messages to the return of their handlers. For async messages, the
+            connections add the times to their answers.
     """
 
     def __init__(

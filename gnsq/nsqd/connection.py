@@ -8,20 +8,22 @@ Consumer decides about messages and RDY, Producer about publishes, ConnectionPoo
 #  1. `Connection._read_loop` waits in `TcpTransport.recv` or `TcpTransport.recv_unless_handled` in transport.py. If few
 #     bytes come, the hub itself takes steps 2 to 6 in `Connection._handle_few`, without a switch to the reader; with
 #     one message in flight it may then read again at once, instead of sleeping until the next message comes.
-#  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it calls
+#  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it, or the hub, calls
 #     `decode_messages` in protocol/frames.py, which makes a Message of each message frame.
 #  3. `deliver` in message.py completes the messages. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
 #  4. `MessageDispatcher.on_messages` in consumer/dispatcher.py is called with the list of messages.
-#  5. `RdyController.on_messages` in consumer/rdy_controller.py sends a new RDY count if one is needed.
+#  5. `RdyController.on_messages` in consumer/rdy_controller.py sends a new RDY count, mostly in the next callback of
+#     the hub, if one is needed.
 #  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages and wakes a parked worker. `WorkerPool._work` in
 #     consumer/worker_pool.py takes them from the queue in the worker's greenlet.
 #  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
 #  8. `Message.finish_if_unanswered` in message.py is called after the handler has returned.
 #  9. `InFlightMessages.finish` in nsqd/in_flight.py reduces the number of messages in flight.
-# 10. `Writer.finish` in nsqd/writer.py queues the message id, and wakes the greenlet of `Writer.run` in nsqd/writer.py.
-#     If no other message is in flight, it sends FIN at once, in the worker's greenlet.
-# 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
-#     sends the FINs together.
+# 10. `Writer.finish` in nsqd/writer.py queues the message id. After the handlers, `Writer.release` in nsqd/writer.py
+#     sends the FINs of a read that the hub handles. Otherwise the greenlet of `Writer.run` in nsqd/writer.py is woken;
+#     but if no other message is in flight, FIN is sent at once, in the worker's greenlet.
+# 11. `finish_all` in protocol/commands.py builds FIN for all queued ids; `TcpTransport.sendall` or
+#     `TcpTransport.send_nowait` in transport.py sends the FINs together.
 #
 # The states of a connection:
 #
@@ -128,7 +130,8 @@ class ConnectionListener(AnswerListener["Connection"]):
         return False
 
     def on_oks(self, connection: Connection, requests: list[PendingRequest]) -> None:
-        """nsqd sent OK to these requests, and the hub itself has read that. Not called with response_receivers."""
+        """nsqd sent OK to these requests, which was read in the hub or by poll_reply(). Not called with
+        response_receivers."""
         for request in requests:
             request.on_response(OK)
 
@@ -512,8 +515,8 @@ class Connection:
             self._last_read = self._now()
 
     def _handle_few(self, data: bytes) -> bool:
-        """Handle, in the hub itself, data that has only a few complete messages or OK frames. Return False if it has
-        something else, or if it can't be handled now: then the reader's greenlet handles it.
+        """Handle, in the hub itself or in a greenlet that has polled, data that has only a few complete messages or OK
+        frames. Return False if it has something else, or can't be handled now: then the reader's greenlet handles it.
 
         OK frames are handled here only if the listener wants no responses. The decoder must have no bytes left.
         """

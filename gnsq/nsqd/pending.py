@@ -32,7 +32,8 @@ _OK_FRAME_SIZE = len(_OK_FRAME)
 
 
 class PendingRequest(Protocol):
-    """A command that has a response. One of its five ``on_`` methods is called once, unless cancel_unsent() removes it.
+    """A command that has a response. One of its five ``on_`` methods is called once, unless cancel_unsent() removes it,
+    or take_confirmed() returns it, since nsqd has responded with OK.
 
     Attributes:
         size: Number of bytes of the command.

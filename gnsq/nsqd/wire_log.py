@@ -9,7 +9,7 @@ import logging
 
 from gnsq.errors import NSQFrameError
 from gnsq.logs import ClientLog, LogOwner
-from gnsq.protocol.commands import MAGIC_V2, CommandDecoder
+from gnsq.protocol.commands import MAGIC_V2, WITH_BODY, CommandDecoder
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_message
 from gnsq.texts import MAX_SHOWN, counted, id_text, printable
 from gnsq.transport import Transport
@@ -17,8 +17,6 @@ from gnsq.transport import Transport
 __all__ = ["LoggedTransport", "logged"]
 
 logger = logging.getLogger(__name__)
-
-_WITH_BODY = {b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"}
 
 
 def logged(transport: Transport, owner: LogOwner, nsqd: str) -> Transport:
@@ -76,7 +74,7 @@ class LoggedTransport:
             if self._line is None:
                 return None
         word, text = self._line.partition(b" ")[0], printable(self._line)
-        if word in _WITH_BODY:
+        if word in WITH_BODY:
             size = source.peek(4)
             body = None if size is None else source.take(4 + int.from_bytes(size))
             if body is None:

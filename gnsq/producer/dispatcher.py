@@ -28,7 +28,8 @@ one hub; only publish(), wait_for_capacity() and flush() wait.
 #
 # The states of a publish, from submit() to its outcome. If nsqd has refused an earlier try, or may have executed it,
 # the deadline ends the publish as REFUSED or UNKNOWN instead of NOT SENT:
-#      submit()                         retry: refused by this nsqd, not executed, or allow_duplicates
+#      submit()             retry: refused by this nsqd, not executed, or allow_duplicates. Also after WAITING TO BE
+#         |                  SENT, if the connection is lost or stalled. With batch_messages, in another batch
 #         |                           +-----------------------------------------------+
 #         v                           v                                               |
 #   WAITING FOR --> WAITING FOR --> WAITING FOR --> WAITING TO --> WAITING FOR -------+
@@ -364,7 +365,8 @@ class Dispatcher:
         self._resume_soon()
 
     def confirm(self, publishes: Iterable[PendingPublish]) -> None:
-        """Count publishes that nsqd has confirmed, and wake their callers. The hub itself must call this."""
+        """Count publishes that nsqd has confirmed, and wake their callers. The hub calls this, or the greenlet in
+        publish() whose own publish was confirmed while it polled; it is no waiter then."""
         now, confirmed_by_nsqd = self._now(), self._counts.confirmed_by_nsqd
         ended: list[PendingPublish] = []
         for publish in publishes:

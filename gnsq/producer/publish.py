@@ -215,7 +215,7 @@ class Link:
 
     Attributes:
         address: ``host:port`` of the nsqd. There may be several links to one nsqd.
-        submit: Takes a publish. Later, the publish is told its outcome by one of its ``on_`` methods.
+        submit: Takes a publish. Later, Dispatcher.confirm() gets it, or one of its ``on_`` methods is called.
         poll_reply: Looks for nsqd's response now, if it is likely to come within microseconds.
         abort: Closes the connection with an error.
     """

@@ -27,6 +27,7 @@ __all__ = [
     "MAGIC_V2",
     "MAX_LINE_SIZE",
     "NOP",
+    "WITH_BODY",
     "auth",
     "check_count",
     "checked_milliseconds",
@@ -50,6 +51,8 @@ __all__ = [
 
 MAGIC_V2: Final = b"  V2"
 NOP: Final = b"NOP\n"
+# The commands whose line is followed by a size and a body.
+WITH_BODY: Final = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"})
 
 # A connection is starved if the messages in flight are at least this part of its RDY count, and at least one.
 STARVED_AT: Final = 0.85
