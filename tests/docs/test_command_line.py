@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import click
 import pytest
@@ -45,9 +46,9 @@ def test_file_is_valid(tmp_path, fakensqd_certificates):
     (block,) = [block for block in blocks(PAGE) if block.language == "toml"]
     path = tmp_path / "gnsq.toml"
     path.write_text(block.code)
-    certificate, _ = fakensqd_certificates.client("cli")
+    certificate, key = fakensqd_certificates.client("cli")
     (tmp_path / "ca.pem").symlink_to(fakensqd_certificates.ca)
-    (tmp_path / "client.pem").symlink_to(certificate)
+    (tmp_path / "client.pem").write_text(Path(certificate).read_text() + Path(key).read_text())
     (tmp_path / "secret").write_text("s")
 
     assert load_cluster(None, str(path), {}).nsqds == ("127.0.0.1:4150",)
