@@ -1,4 +1,4 @@
-"""The dispatcher: from the call to a link and back, stalled links, and the busy poll."""
+"""The dispatcher: from the call to a link and back, stalled links, and polls for replies."""
 
 import contextlib
 import sys
