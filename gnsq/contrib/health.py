@@ -27,8 +27,10 @@ from gevent.pywsgi import WSGIServer
 
 from gnsq.addresses import format_address
 from gnsq.concurrency.sockets import CooperativeHandler
+from gnsq.concurrency.threads import checked_seconds
 from gnsq.consumer import Consumer
 from gnsq.lifecycle import State
+from gnsq.options import Seconds
 from gnsq.producer import Producer
 
 __all__ = ["HealthApplication", "serve_health"]
@@ -52,11 +54,11 @@ class HealthApplication:
         ValueError: If no client is given.
     """
 
-    def __init__(self, *clients: Client, blocked_after: float = 0.5) -> None:
+    def __init__(self, *clients: Client, blocked_after: Seconds = 0.5) -> None:
         if not clients:
             raise ValueError("HealthApplication has no client: give a Consumer or a Producer, or several")
         self._clients: dict[Client, None] = dict.fromkeys(clients)
-        self._blocked_after = blocked_after
+        self._blocked_after = checked_seconds("blocked_after", blocked_after)
 
     def add(self, client: Client) -> None:
         """Add a consumer or a producer, unless it was added before."""
@@ -113,7 +115,7 @@ class HealthApplication:
         return [] if method == "HEAD" else [body]
 
 
-def serve_health(port: int, *clients: Client, host: str = "", blocked_after: float = 0.5) -> WSGIServer:
+def serve_health(port: int, *clients: Client, host: str = "", blocked_after: Seconds = 0.5) -> WSGIServer:
     """Serve a HealthApplication in the background, in the hub of the calling thread, until the program ends.
 
     Args:

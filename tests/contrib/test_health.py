@@ -2,6 +2,7 @@
 
 import json
 import threading
+from datetime import timedelta
 from urllib.parse import urlsplit
 
 import gevent
@@ -164,7 +165,7 @@ def test_threaded_consumer_whose_handler_blocks_is_not_live(fakensqd, consumer):
     fakensqd.publish("t", b"1")
     released = threading.Event()
     one = consumer(lambda consumer, message: released.wait(LIMIT), threaded=True)
-    application = HealthApplication(one, blocked_after=0.05)
+    application = HealthApplication(one, blocked_after=timedelta(milliseconds=50))
     one.start(block=False)
     wait_until(lambda: one.stats().handling)
 
