@@ -178,6 +178,8 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     if value in special or low <= value <= (sys.float_info.max if high is None else high):
         return
     bounds = f"at least {low}" if high is None else f"within {low} to {high}"
+    if high is None and value > low:
+        bounds = f"finite, and {bounds}"
     also = "".join(f" or {number}" for number in special)
     if bounds + also == "at least 1" and unit not in ("s", "ms"):
         unit = unit.removesuffix("s")

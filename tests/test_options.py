@@ -26,7 +26,9 @@ from tests.docs.pages import hooks
     [
         pytest.param("heartbeat_interval", 0.5, "heartbeat_interval 0.5 must be within 1 to 2147483 or -1 s", id="low"),
         pytest.param("heartbeat_interval", float("inf"), "heartbeat_interval inf must be", id="infinite"),
-        pytest.param("timeout", float("inf"), "timeout inf must be at least", id="infinite timeout"),
+        pytest.param(
+            "timeout", float("inf"), "timeout inf must be finite, and at least 0.001 s", id="infinite timeout"
+        ),
         pytest.param("msg_timeout", 0.5, "msg_timeout 0.5 must be within 1 to 2147483 s", id="msg_timeout"),
         pytest.param("deflate_level", 0, "deflate_level 0 must be within 1 to 9", id="level"),
         pytest.param("server_hostname", "", "server_hostname is empty", id="empty name"),
