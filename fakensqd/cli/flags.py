@@ -71,6 +71,13 @@ def _boolean(text: str) -> bool:
     return text.lower() in ("1", "t", "true")
 
 
+def _integer(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ValueError("not a whole number") from None
+
+
 def _tls_required(text: str) -> str:
     return "tcp-https" if text.lower() == "tcp-https" else str(_boolean(text)).lower()
 
@@ -90,7 +97,7 @@ _READERS: dict[str, Callable[[str], Value]] = {
     # The keys above are names of options, the keys below are types of options.
     "bool": _boolean,
     "str": str,
-    "int": lambda text: int(text, 0),
+    "int": _integer,
     "float": parse_duration,
     "tuple[str, ...]": lambda text: (text,),
 }

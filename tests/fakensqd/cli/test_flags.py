@@ -173,7 +173,7 @@ def test_arguments_are_read_as_flags(arguments, values):
         (["--foo=1"], "flag provided but not defined: -foo"),
         (["---node-id"], "flag provided but not defined: --node-id"),
         (["--node-id"], "flag needs an argument: -node-id"),
-        (["--node-id=x"], 'invalid value "x" for flag -node-id: '),
+        (["--node-id=x"], 'invalid value "x" for flag -node-id: not a whole number'),
         (["--msg-timeout=60"], 'invalid value "60" for flag -msg-timeout: not a duration'),
         (["--snappy=maybe"], 'invalid value "maybe" for flag -snappy: not true or false'),
         (["--tls-min-version=ssl3"], 'invalid value "ssl3" for flag -tls-min-version: '),
