@@ -34,7 +34,7 @@ _OPTIONS = {
     "ca_certs": "--tls-ca",
     "ca_certs in tls_options": "--tls-ca",
     "cert_file and key_file": "--tls-cert and --tls-key",
-    "cert_reqs=CERT_NONE": "--tls-insecure",
+    "cert_reqs='CERT_NONE'": "--tls-insecure",
     "cert_reqs=ssl.CERT_NONE": "--tls-insecure",
     "certfile and keyfile in tls_options": "--tls-cert and --tls-key",
     "server_hostname": "--tls-server-name",

@@ -403,7 +403,7 @@ def explain(error: BaseException) -> tuple[str, str, str, bool]:
 
 
 _TLS_HINTS = {
-    "CERT": "give the CA that signed it as {ca_certs}; {cert_reqs=CERT_NONE} trusts any certificate",
+    "CERT": "give the CA that signed it as {ca_certs}; {cert_reqs='CERT_NONE'} trusts any certificate",
     "NO_TLS": "is it plain http there?",
     "TLS_REFUSED": "it may want a client's certificate: {cert_file and key_file}",
 }
