@@ -345,11 +345,8 @@ class NsqdTCPClient:
     def handle_message(self, data: bytes) -> Message:
         """Count a message as in flight, and send the signal on_message."""
         messages = self._in_flight_messages
-        try:
+        with self._close_on_error():
             message = Message(*decode_message(data), messages, messages.now())
-        except NSQFrameError:
-            self.close_stream()
-            raise
         self.last_message = time.time()
         messages.in_flight += 1
         self.on_message.send(self, message=message)
@@ -481,10 +478,12 @@ class NsqdTCPClient:
     @contextlib.contextmanager
     def _close_on_error(self, *, resumable: bool = False) -> Iterator[None]:
         """Close the connection if the block raises. If resumable, only an NSQException other than NSQTimeout closes it:
-        after all other exceptions, such as NSQTimeout, the caller may read again."""
+        after all other exceptions, such as NSQTimeout, the caller may read again. Errors get nsqd's address."""
         try:
             yield
         except BaseException as error:
+            if isinstance(error, NSQException):
+                error.address = error.address or self.nsqd
             if not resumable or (isinstance(error, NSQException) and not isinstance(error, NSQTimeout)):
                 self.close_stream()
             raise

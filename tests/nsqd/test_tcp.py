@@ -217,12 +217,12 @@ def test_heartbeat_is_answered_and_returned(opened):
         ),
     ],
 )
-def test_malformed_frame_closes(opened, data, words):
+def test_malformed_frame_closes_and_its_error_names_the_nsqd(opened, data, words):
     with scripted(data) as address:
         client = opened(address)
         client.identify()
 
-        with pytest.raises(NSQFrameError, match=words):
+        with pytest.raises(NSQFrameError, match=f"^{address}: {words}"):
             client.read_response()
         assert not client.is_connected
 
