@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import os
 import sys
 import time
 import traceback
@@ -101,7 +102,9 @@ def main(
         finished = run_job(config, session, once=once, new_topic=new_topic, take_over=take_over)
     except KeyboardInterrupt:
         click.echo(INTERRUPTED, err=True)
-        sys.exit(130)
+        sys.stdout.flush()
+        # Not sys.exit(): the threads of Arrow, delta-rs and Py4J still run, and may crash the end of the interpreter.
+        os._exit(130)
     except (NSQException, OSError, ValueError) as error:
         raise _failure(config, str(error)) from error
     except Exception as error:
