@@ -520,7 +520,7 @@ class Client(ClientSignals):
 
     def close(self, timeout: Seconds | None = None) -> object:
         """See the subclasses."""
-        raise NotImplementedError
+        raise NotImplementedError  # a Consumer returns nothing, a Producer what is not confirmed
 
     def join(self, timeout: Seconds | None = None, raise_error: bool = False) -> None:
         """Wait until the client has closed, up to the timeout (seconds). Do not wait if it was never started.

@@ -14,16 +14,12 @@ from gevent.event import Event
 from gnsq import Consumer, finish_all
 from gnsq.clock import RealClock
 from gnsq.concurrency.hub_monitor import HubMonitor
-from gnsq.errors import NSQNoConnections
-from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
-from gnsq.producer.dispatcher import Dispatcher
-from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Link, PendingPublish, PublishCounts
-from gnsq.producer.routing import round_robin
+from gnsq.producer.publish import Link, PendingPublish
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import MemoryTransport, wait_until
+from tests.producer.conftest import dispatcher_with
 
 OK = encode_frame(RESPONSE, b"OK")
 CHUNK = 100
@@ -171,16 +167,7 @@ def dispatcher(make_dispatcher):
 
 
 def made_dispatcher(connection, transport, **options):
-    made = Dispatcher(
-        ProducerOptions(**options),
-        RealClock(),
-        round_robin(),
-        PublishCounts(),
-        nsqd_count=lambda: 1,
-        no_connection_error=lambda limit: NSQNoConnections(limit),
-        owner=LogOwner("producer", time.monotonic),
-    )
-    made.add(Link(connection))
+    made = dispatcher_with(RealClock(), Link(connection), **options)
     transport.answer(OK)
     made.publish(pending(), True)
     del transport.sends[:]

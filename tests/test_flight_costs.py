@@ -18,17 +18,14 @@ import pytest
 from gnsq import Consumer
 from gnsq.clock import RealClock
 from gnsq.concurrency.hub_monitor import HubMonitor
-from gnsq.errors import NSQNoConnections
-from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection, ConnectionListener
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
-from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Link, PendingPublish, PublishCounts
-from gnsq.producer.routing import round_robin
+from gnsq.producer.publish import Link, PendingPublish
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
 from tests.helpers import LIMIT
+from tests.producer.conftest import dispatcher_with
 
 COUNT = 1000
 FIN_SIZE = len(b"FIN 0123456789abcdef\n")
@@ -227,16 +224,7 @@ def test_lone_publish_costs_one_send_and_few_switches_and_calls(ends):
     connection.open(transport)
     gevent.sleep(0)
     theirs.recv(65536)  # the handshake
-    dispatcher = listener.dispatcher = Dispatcher(
-        ProducerOptions(),
-        RealClock(),
-        round_robin(),
-        PublishCounts(),
-        nsqd_count=lambda: 1,
-        no_connection_error=lambda limit: NSQNoConnections(limit),
-        owner=LogOwner("producer", time.monotonic),
-    )
-    dispatcher.add(Link(connection))
+    dispatcher = listener.dispatcher = dispatcher_with(RealClock(), Link(connection))
     calls = []
 
     def profile(frame, event, argument):
