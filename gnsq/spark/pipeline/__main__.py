@@ -7,7 +7,6 @@ import datetime as dt
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,7 +52,7 @@ INTERRUPTED = (
     help="Go on with tables that belong to another checkpoint, such as one that is lost. That job must not run.",
 )
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
-@click.argument("action", required=False, type=click.Choice(["maintain", "adopt"]))
+@click.argument("action", required=False, type=click.Choice(["maintain"]))
 @click.pass_obj
 def main(
     session: OpenSession | None,
@@ -72,8 +71,6 @@ def main(
 
     maintain: only merge small files of the tables and delete files that are not needed any more, now; for cron, also
     while the job runs.
-
-    adopt: only make tables of the files that an earlier release has written, without a copy. The job must not run.
 
     Each setting may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in a TOML file, by its name with
     underscores; what is given here wins.
@@ -95,9 +92,6 @@ def main(
     try:
         if action == "maintain":
             _maintain(config)
-            return
-        if action == "adopt":
-            _adopt(config)
             return
         finished = run_job(config, session, once=once, new_topic=new_topic, take_over=take_over)
     except KeyboardInterrupt:
@@ -122,22 +116,6 @@ def _maintain(config: PipelineConfig) -> None:
     if troubles:
         raise JobFailed(f"maintenance: {'; '.join(troubles)}")
     click.echo(f"maintained: {counted(merged, 'file', spec=',')} merged")
-
-
-def _adopt(config: PipelineConfig) -> None:
-    from gnsq.spark.pipeline.adopt import adopt  # loads pyarrow
-    from gnsq.spark.pipeline.preflight import check_work
-    from gnsq.spark.pipeline.process import lock_work
-
-    check_work(config)
-    with lock_work(config, _wait):
-        for line in adopt(config):
-            click.echo(line)
-
-
-def _wait(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 def _failure(config: PipelineConfig, reason: str) -> click.ClickException:

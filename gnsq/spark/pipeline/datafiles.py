@@ -52,7 +52,6 @@ __all__ = [
     "read_bodies",
     "stats_columns",
     "store_error",
-    "with_null_counts",
     "write",
     "write_file",
 ]
@@ -327,13 +326,6 @@ def file_prefix(batch_id: int) -> str:
 def file_stats(tables: Iterable[Any]) -> str:  # Any: pyarrow has no types
     """Compute the statistics of a file from its rows: one or more instances of pyarrow.Table."""
     return _encoded(functools.reduce(_joined_stats, map(_stats, tables)))
-
-
-def with_null_counts(file: DataFile, schema: Any) -> str:  # Any: pyarrow has no types
-    """Add null counts to the statistics of a file for columns that only its table has: all their values are null."""
-    stats = json.loads(file.stats)
-    stats["nullCount"] = dict.fromkeys(stats_columns(schema), file.rows) | stats["nullCount"]
-    return _encoded(stats)
 
 
 def _encoded(stats: dict[str, Any]) -> str:  # Any: JSON

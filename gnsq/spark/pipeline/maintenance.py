@@ -46,7 +46,7 @@ from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, conformed, part
 from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.lease import Lease, LeaseHeld
 from gnsq.spark.pipeline.progress import read_note
-from gnsq.spark.pipeline.tables import ADOPTED, HOURLY, MERGED, NO_HOOKS, delta_location, sync_log
+from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location, sync_log
 from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
@@ -233,20 +233,14 @@ def _replace(
 
 
 def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
-    """Delete files, written by gnsq or adopted, that no version of the last ``retention`` seconds needs."""
+    """Delete files, written by gnsq, that no version of the last ``retention`` seconds needs."""
     hours = math.ceil(retention / 3600)
     # full=True also finds files of killed tasks, which the log does not name. With dry_run=False delta-rs would write
     # log entries and not sync them: a power failure could tear such an entry when later entries follow it.
     paths = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
     store = open_store(location, "output")
-    # Delete only files that tasks and merges have made, and those that the table has adopted: other files may belong to
-    # an adoption that was killed.
-    has_adopted = delta.transaction_version(ADOPTED) is not None
-    names = [unquote(path) for path in paths]
-    adopted = [name for name in names if has_adopted and HOURLY.fullmatch(name)]
-    store.remove(*adopted, *(name for name in names if name.startswith("part-")))
-    for directory in {name.rpartition("/")[0] for name in adopted}:
-        store.remove_directory(directory)
+    # Delete only files that tasks and merges have made.
+    store.remove(*(name for name in map(unquote, paths) if name.startswith("part-")))
 
 
 # --- all tables of a job

@@ -22,11 +22,10 @@ import json
 import logging
 import os
 import re
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,8 +66,6 @@ from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
 __all__ = [
-    "ADOPTED",
-    "HOURLY",
     "MERGED",
     "NO_HOOKS",
     "Table",
@@ -86,9 +83,6 @@ _STATS = "delta.dataSkippingStatsColumns"
 _BATCH, _FILES, _TRANSACTIONS = "gnsq.batch", "gnsq.files", "gnsq.transactions"
 # Number of tries of a commit. A try fails if another process changes the table's properties at the same moment.
 _TRIES = 5
-# The application whose transaction says that files of an earlier release are in the table; and their paths there.
-ADOPTED = "gnsq-adopted"
-HOURLY = re.compile(r"hour=(\d{4}-\d\d-\d\dT\d\d)/(?:batch-(\d{12})-\d+|merged-\d+)\.parquet")
 # Key in the information of a merge's commit: how many files the merge has added and removed.
 MERGED = "gnsq.merged"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
@@ -262,39 +256,6 @@ class Table:
                 post_commithook_properties=NO_HOOKS,
             )
 
-    def adopt(self, owner: str, batch_id: int, files: Callable[[], list[DataFile]]) -> list[DataFile] | None:
-        """Make a table of files that lie in its directory already: the table's first commit has them all.
-
-        Args:
-            batch_id: The checkpoint's last batch, up to which the files have all rows; -1: none.
-            files: Returns descriptions of the files. Not called if the table has adopted files before.
-
-        Returns:
-            The files; None if the table has adopted files before.
-
-        Raises:
-            JobFailed: If there is another table, or the store fails.
-        """
-        if self.exists():
-            if self._open().transaction_version(ADOPTED) is not None:
-                return None
-            raise JobFailed(f"table {self._shown} is there, and has other files: give another output")
-        found = files()
-        # delta-rs can't make a table in one commit if it has both files and properties that Delta does not define. So
-        # make the table in another directory, commit the files there, and write the two entries as one entry here.
-        transactions = [Transaction(_applications(owner)[0], batch_id), Transaction(ADOPTED, 1)]
-        with tempfile.TemporaryDirectory() as scratch:
-            table = Table(self.name, scratch, self.schema, self.partition)
-            table._create(owner)
-            table._write_entry(table._open(), batch_id, found, transactions)
-            made, filled = (path.read_bytes() for path in sorted(Path(scratch, "_delta_log").glob("*.json")))
-        lines = [line for line in made.splitlines() if "commitInfo" not in json.loads(line)]
-        store = open_store(self.location, "output")
-        with _errors(self.location):
-            store.make_directory("_delta_log")
-            store.put(f"_delta_log/{0:020}.json", b"\n".join([*filled.splitlines(), *lines]))
-        return found
-
     def finish(self) -> None:
         """Do nothing: the files of a batch are the table's own."""
 
@@ -360,10 +321,7 @@ class Table:
             (path for path in found if path.endswith(".parquet") and (own is None or not path.startswith(own))), None
         )
         if foreign is not None:
-            raise JobFailed(
-                f"{self._shown} has files that belong to no table, such as {foreign}: take those of an earlier release "
-                "into tables with gnsq-pipeline adopt, or give another output"
-            )
+            raise JobFailed(f"{self._shown} has files that belong to no table, such as {foreign}: give another output")
 
     def _create(self, owner: str) -> None:
         schema, partition = self.schema, self.partition

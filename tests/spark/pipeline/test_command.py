@@ -197,18 +197,6 @@ def test_configuration_may_come_from_the_environment(tmp_path):
     assert "configuration /nowhere.toml" in done.stderr
 
 
-def test_adoption_of_raw_bodies_is_refused(fakensqd, tmp_path):
-    done = CliRunner().invoke(main, arguments(fakensqd, tmp_path, "--raw", "adopt")[len(COMMAND) :])
-
-    assert (done.exit_code, done.stderr) == (
-        *(
-            1,
-            "Error: an earlier release has kept the parsed events of one topic: give its settings, without raw and "
-            "without other topics, to adopt its files\n",
-        ),
-    )
-
-
 def test_status_starts_no_spark(fakensqd, tmp_path):
     done = run([*arguments(fakensqd, tmp_path), "--status"], PATH="")
 

@@ -89,7 +89,6 @@ def test_last_commits_are_told_without_spark(tmp_path):
     ("action", "words"),
     [
         pytest.param("maintain", "the job maintains no tables: let the cluster do it", id="maintain"),
-        pytest.param("adopt", "only delta-rs can take files into tables where they are", id="adopt"),
     ],
 )
 def test_what_only_delta_rs_can_do_is_refused(action, words, tmp_path):

@@ -223,7 +223,7 @@ def test_files_that_belong_to_no_table_are_refused(location, tmp_path):
     hour.mkdir(parents=True)
     (hour / "batch-000000000001-0.parquet").write_bytes(b"")
 
-    with pytest.raises(JobFailed, match=r"files that belong to no table, such as hour=.*/batch-.*: take .* adopt"):
+    with pytest.raises(JobFailed, match=r"belong to no table, such as hour=.*/batch-.*: give another output"):
         claimed(location)
 
 
