@@ -120,7 +120,7 @@ def kill_in_its_middle(config, table):
     """Run once, and kill the job when it begins to write its second batch into a table."""
 
     def batches():
-        return {path.name[:17] for path in table.glob("part-*.parquet")}
+        return {path.name[:17] for path in table.rglob("part-*.parquet")}
 
     before = len(batches())
     with process([*COMMAND, config, "--once"]) as running_job:

@@ -20,7 +20,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,11 +49,13 @@ __all__ = [
     "conformed",
     "file_prefix",
     "file_stats",
+    "hive_directory",
     "partition_text",
     "publish_files",
     "read_bodies",
     "stats_columns",
     "store_error",
+    "sync_directories",
     "write",
     "write_file",
 ]
@@ -71,7 +75,7 @@ _READ_ROWS = 64
 
 # Colours, arrows, stack frames and XML headers in errors of the stores' libraries.
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|↳|\n\s*(\d+: |at \./).*|<\?xml[^>]*>")
-_ERROR_LENGTH = 400
+_ERROR_LENGTH = 600
 # Words in the text of an error, in small letters -> what to do about it. Not words in the path of a file.
 _ADVICE = tuple(
     (re.compile(rf"(?<![\w./-])(?:{words})(?![\w.=-]*/)"), what)
@@ -82,6 +86,8 @@ _ADVICE = tuple(
     )
 )
 
+# Hive's name for a null in a path.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _EPOCH = dt.datetime(1970, 1, 1)
 _DAY_MS = 86_400_000
 # Name of a partition column -> its period in microseconds, type of the column, and format of its values.
@@ -132,6 +138,19 @@ def partition_text(value: Any) -> str | None:  # Any: as the partition column's 
     if value is None or value == "":
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def hive_directory(partition: Partition | None, value: str | None) -> str:
+    """Name the directory of a partition's files as Hive does, such as day=2026-11-20; "" if there is no partition.
+
+    The table's log has the value, too, but Polars takes it from the path. Readers decode %2F and the like there.
+
+    Args:
+        value: As partition_text() returns it.
+    """
+    if partition is None:
+        return ""
+    return f"{quote(partition.column, safe='')}={_NULL if value is None else quote(value, safe='')}"
 
 
 @dataclass(frozen=True)
@@ -236,8 +255,7 @@ def _write_held(held: dict[str, tuple[TableTarget, list[Any]]]) -> Iterator[Data
                 files.append(future.result())
         for target, store in {target.name: (target, store) for target, store, _ in written}.values():
             with _store_errors(target):
-                if isinstance(store, LocalStore):
-                    sync_directory(store.root)
+                sync_directories(store, (file.path for file in files if file.table == target.name), pool)
     yield from files
     held.clear()
 
@@ -284,7 +302,9 @@ def check_field_values(partition: Partition, count: int) -> None:
 
 
 def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partition: str | None) -> DataFile:
-    """Write and sync a file of one partition's rows: each pyarrow.Table is a row group. The caller syncs the directory.
+    """Write and sync a file of one partition's rows: each pyarrow.Table is a row group.
+
+    The caller calls sync_directories() for files on a local disk.
 
     Raises:
         OSError: If the store can't be written.
@@ -305,8 +325,12 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
             all_stats.append(_stats(table))
     data = sink.getvalue()
     # The name is unique, so a task that runs again, or twice at once, never touches the file of another attempt.
-    path = f"{file_prefix(target.batch_id)}{uuid.uuid4().hex}.parquet"
+    name = f"{file_prefix(target.batch_id)}{uuid.uuid4().hex}.parquet"
+    path = str(PurePosixPath(hive_directory(target.partition, partition), name))
     if isinstance(store, LocalStore):
+        if target.partition is not None:
+            # Not its parents: a table's directory that is missing may be on a disk that is not mounted.
+            (store.root / path).parent.mkdir(exist_ok=True)
         with open(store.root / path, "xb", buffering=0) as file:
             left = memoryview(data)
             while left:
@@ -316,6 +340,15 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
         store.put(path, data)
     stats = functools.reduce(_joined_stats, all_stats)
     return DataFile(target.name, path, data.size, stats["numRecords"], partition, _encoded(stats))
+
+
+def sync_directories(store: Store, paths: Iterable[str], pool: ThreadPoolExecutor) -> None:
+    """Sync the directories of a table's files on a local disk, so that the files keep their names."""
+    if isinstance(store, LocalStore):
+        # The table's own directory, too: another task may have made a directory there, and not synced it yet.
+        directories = {store.root, *((store.root / path).parent for path in paths)}
+        for _ in pool.map(sync_directory, directories):
+            pass
 
 
 def file_prefix(batch_id: int) -> str:

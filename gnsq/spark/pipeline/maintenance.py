@@ -28,8 +28,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -39,16 +40,25 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from gnsq.localfiles import open_or_create, sync_directory
+from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, conformed, partition_text, store_error, write_file
+from gnsq.spark.pipeline.datafiles import (
+    DataFile,
+    Partition,
+    TableTarget,
+    conformed,
+    partition_text,
+    store_error,
+    sync_directories,
+    write_file,
+)
 from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.lease import Lease, LeaseHeld
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location, sync_log
 from gnsq.spark.spool.ownership import try_lock
-from gnsq.spark.spool.storage import LocalStore, Store, open_store
+from gnsq.spark.spool.storage import Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
@@ -84,7 +94,7 @@ _VACUUMED = "vacuumed"
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table's newest version; partition and path as the log has them."""
+    """A file of a table's newest version; partition as the log has it, path as on the disk."""
 
     path: str
     size: int
@@ -156,12 +166,13 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
     store = open_store(location, "output")
     partitioned = delta.metadata().partition_columns
     schema = pa.schema([field for field in pa.schema(delta.schema().to_arrow()) if field.name not in partitioned])
-    target = TableTarget("merged", location, schema, None, delta.version())
+    partition = Partition(partitioned[0], partitioned[0]) if partitioned else None
+    target = TableTarget("merged", location, schema, partition, delta.version())
     merged = 0
     for group in groups(_files(delta, partitioned), time.time(), quiet):
         new = write_file(store, target, _row_groups(store, group, schema), group[0].partition)
-        if isinstance(store, LocalStore):
-            sync_directory(store.root)
+        with ThreadPoolExecutor() as pool:
+            sync_directories(store, [new.path], pool)
         _replace(delta, location, group, new, partitioned)
         merged += len(group)
     return merged
@@ -171,14 +182,14 @@ def _files(delta: DeltaTable, partitioned: Sequence[str]) -> Iterator[TableFile]
     found = pa.table(delta.get_add_actions(flatten=True))
     names = ["path", "size_bytes", "modification_time", *(f"partition.{name}" for name in partitioned)]
     for path, size, at, *values in zip(*(found.column(name).to_pylist() for name in names), strict=True):
-        yield TableFile(path, size, partition_text(values[0]) if values else None, at / 1000)
+        yield TableFile(unquote(path), size, partition_text(values[0]) if values else None, at / 1000)
 
 
 def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
     """Read files one after the other; yield pyarrow.Tables of bounded size, with this schema."""
     held: list[Any] = []
     for file in files:
-        with store.open(unquote(file.path)) as opened, pq.ParquetFile(opened) as parquet:
+        with store.open(file.path) as opened, pq.ParquetFile(opened) as parquet:
             metadata = parquet.metadata
             size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
             rows = max(_READ_BYTES * metadata.num_rows // max(size, 1), 1)
@@ -203,7 +214,7 @@ def _replace(
     ]
     notes = {MERGED: [1, len(old)]}
     for _ in range(_TRIES):
-        present = set(pa.table(delta.get_add_actions()).column("path").to_pylist())
+        present = set(map(unquote, pa.table(delta.get_add_actions()).column("path").to_pylist()))
         if not present.issuperset(file.path for file in old):
             break
         # A batch may have written an entry and not synced it. No start mends a torn entry that others follow.
@@ -237,10 +248,9 @@ def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
     hours = math.ceil(retention / 3600)
     # full=True also finds files of killed tasks, which the log does not name. With dry_run=False delta-rs would write
     # log entries and not sync them: a power failure could tear such an entry when later entries follow it.
-    paths = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
-    store = open_store(location, "output")
-    # Delete only files that tasks and merges have made.
-    store.remove(*(name for name in map(unquote, paths) if name.startswith("part-")))
+    names = map(unquote, delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True))
+    # Delete only files that tasks and merges have made. Their directories stay: a task may be about to write there.
+    open_store(location, "output").remove(*(name for name in names if PurePosixPath(name).name.startswith("part-")))
 
 
 # --- all tables of a job

@@ -318,7 +318,12 @@ class Table:
         if self._root is not None:
             found += (str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet"))
         foreign = next(
-            (path for path in found if path.endswith(".parquet") and (own is None or not path.startswith(own))), None
+            (
+                path
+                for path in found
+                if path.endswith(".parquet") and (own is None or not path.rpartition("/")[2].startswith(own))
+            ),
+            None,
         )
         if foreign is not None:
             raise JobFailed(f"{self._shown} has files that belong to no table, such as {foreign}: give another output")

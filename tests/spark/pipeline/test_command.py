@@ -264,7 +264,7 @@ def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakens
     address = f"127.0.0.1:{refused_port()}"
     small = ["--once", "--max-rows-per-batch", "50", "--nsq", "segmentRows=50", "--metrics-address", address]
     with running(arguments(fakensqd, tmp_path, *small)) as process:
-        wait_for(lambda: list((tmp_path / "out" / "archive").glob("*.parquet")), limit=90)
+        wait_for(lambda: list((tmp_path / "out" / "archive").rglob("part-*.parquet")), limit=90)
         wait_for(lambda: re.search(rows, requests.get(f"http://{address}/metrics", timeout=10).text))
         # As Ctrl-C in a terminal: Java and the workers get it, too.
         os.killpg(process.pid, signal.SIGINT)

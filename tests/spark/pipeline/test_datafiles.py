@@ -173,9 +173,10 @@ def test_written_rows_are_read_back_to_be_published(tmp_path):
     assert found.column("body").to_pylist() == [b"a", b"b"]
 
 
-def test_directory_that_is_gone_is_told_in_one_line(tmp_path):
+@pytest.mark.parametrize("partition", [None, Partition("user", "user")], ids=["no partition", "partition"])
+def test_directory_that_is_gone_is_told_in_one_line(tmp_path, partition):
     with pytest.raises(JobFailed, match=r"^table .*/gone: .*No such file.*: mend that, then start the job again"):
-        written(target(tmp_path / "gone"), batch((NOON, "a", "1")))
+        written(target(tmp_path / "gone", partition), batch((NOON, "a", "1")))
 
 
 @pytest.mark.parametrize(

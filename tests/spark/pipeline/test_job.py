@@ -189,7 +189,7 @@ def test_job_whose_table_is_another_ones_fails_before_it_writes(spark, fakensqd,
         query.stop()
     job.close()
     assert table_rows(tmp_path / "output" / "archive") == []
-    assert not list((tmp_path / "output" / "archive").glob("*.parquet"))
+    assert not list((tmp_path / "output" / "archive").rglob("part-*.parquet"))
 
 
 @pytest.mark.spark

@@ -76,7 +76,7 @@ class Archive:
         return sorted(self.delta().to_pyarrow_table(columns=["id"]).column("id").to_pylist())
 
     def files_on_disk(self):
-        return {path.name for path in self.table._root.rglob("*.parquet") if "_delta_log" not in path.parts}
+        return {str(path.relative_to(self.table._root)) for path in self.table._root.rglob("part-*.parquet")}
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_status_tells_of_files_and_times(location):
     status = table(location).status()
 
     assert (status.rows, status.files, status.entered) == (2, 2, None)
-    assert status.size == sum(path.stat().st_size for path in archive._root.glob("*.parquet"))
+    assert status.size == sum(path.stat().st_size for path in archive._root.rglob("part-*.parquet"))
     assert abs(dt.datetime.now(dt.UTC) - status.committed_at) < dt.timedelta(minutes=1)
     assert status.maintained_at is None
     reader(location).optimize.compact()
