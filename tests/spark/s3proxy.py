@@ -10,11 +10,16 @@ EXPIRED = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code>'
     b"<Message>The provided token has expired.</Message></Error>"
 )
+SLOW_DOWN = (
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code>'
+    b"<Message>Please reduce your request rate.</Message></Error>"
+)
 
 
 class S3Proxy(ThreadingHTTPServer):
     """Attributes: has_conditional_put: False ignores If-None-Match and If-Match; has_expired: True refuses each
-    request; credentials: the key, region and token of each request."""
+    request; refuses: how many of the next requests get 503; loses: how many of the next PUTs and POSTs are done, and
+    get 503; credentials: the key, region and token of each request."""
 
     daemon_threads = True
 
@@ -23,6 +28,7 @@ class S3Proxy(ThreadingHTTPServer):
         self.target = target
         self.has_conditional_put = True
         self.has_expired = False
+        self.refuses = self.loses = 0
         self.credentials = set()
 
     def location(self, path, credentials=""):
@@ -41,6 +47,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.has_expired:
             self._answer(403, [("Content-Type", "application/xml")], EXPIRED)
             return
+        if self.server.refuses:
+            self.server.refuses -= 1
+            self._answer(503, [("Content-Type", "application/xml")], SLOW_DOWN)
+            return
         dropped = {"host", "expect", "transfer-encoding"} | (
             set() if self.server.has_conditional_put else {"if-none-match", "if-match"}
         )
@@ -51,7 +61,12 @@ class _Handler(BaseHTTPRequestHandler):
             response = connection.getresponse()
             hop = {"connection", "transfer-encoding"}
             found = [(name, value) for name, value in response.getheaders() if name.lower() not in hop]
-            self._answer(response.status, found, response.read())
+            content = response.read()
+            if self.server.loses and self.command in ("PUT", "POST"):
+                self.server.loses -= 1
+                self._answer(503, [("Content-Type", "application/xml")], SLOW_DOWN)
+            else:
+                self._answer(response.status, found, content)
 
     def _body(self):
         if self.headers.get("Transfer-Encoding") != "chunked":

@@ -37,6 +37,9 @@ __all__ = ["Holder", "Lease", "LeaseHeld", "LeaseLost", "LeaseTimes", "read_hold
 
 logger = logging.getLogger(__name__)
 
+# Seconds. A renewal, which begins after ``renewal`` seconds, must end before ``usable``, also if its last try lasts for
+# REQUEST_TIMEOUT.
+_RETRY_TIME = 20
 # OSError: no credentials were found.
 _FAILURES = (BaseError, OSError)
 
@@ -270,7 +273,7 @@ class _Object:
     """A small object in a store, which is replaced on condition. Methods raise one of _FAILURES if the store fails."""
 
     def __init__(self, location: str, name: str) -> None:
-        store = open_store(location, "work")
+        store = open_store(location, "work", retry_time=_RETRY_TIME)
         assert isinstance(store, ObjectStore)  # PipelineConfig takes no other URI
         self._name = name
         self._store = store.client

@@ -61,7 +61,7 @@ from gnsq.spark.pipeline.datafiles import (
     stats_columns,
     store_error,
 )
-from gnsq.spark.spool.objectstore import s3_options
+from gnsq.spark.spool.objectstore import delta_retries, s3_options
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
@@ -608,9 +608,9 @@ def delta_location(location: str) -> tuple[str, dict[str, str]]:
     bare = redact_uri(location).replace("***@", "")
     filesystem, _ = fs.FileSystem.from_uri(location)
     if filesystem.type_name != "s3":
-        return bare, {}
+        return bare, delta_retries()
     found = s3_options(filesystem)
-    options = {f"AWS_{name.upper()}": value for name, value in found.items()}
+    options = {**delta_retries(), **{f"AWS_{name.upper()}": value for name, value in found.items()}}
     if found.get("endpoint", "").startswith("http:"):
         options["AWS_ALLOW_HTTP"] = "true"
     if "access_key_id" not in found:

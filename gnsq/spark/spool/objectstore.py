@@ -1,13 +1,18 @@
 """Files on an object store: S3, and untested, Google's and Azure's. Addresses are those of pyarrow.fs.
 
 Requests go by obstore, which can do what pyarrow can't: list names after a given one, delete 1,000 files in one
-request, and put a file on a condition. A request ends within REQUEST_TIMEOUT, and is not repeated after RETRY_TIMEOUT.
+request, and put a file on a condition. A request that the store does not answer, or answers by an error of its own (503
+and the like), is sent again for RETRY_TIME. All users of a store have these limits: obstore, pyarrow and delta-rs.
+
+So a PUT may reach the store twice, also one with a condition, which then fails although the first one has succeeded.
+Who puts on a condition must look whose file it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,13 +26,20 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 from pyarrow import fs
 
-__all__ = ["OBJECT_STORES", "ObjectStore", "describe_error", "s3_options"]
+__all__ = ["OBJECT_STORES", "RETRY_TIME", "ObjectStore", "delta_retries", "describe_error", "s3_options"]
 
 # pyarrow's names of the file systems that ObjectStore takes.
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
-# Seconds. A store that hangs must raise an error, which is logged, within a minute.
-CONNECT_TIMEOUT, REQUEST_TIMEOUT, RETRY_TIMEOUT = 5, 30, 15
-MAX_RETRIES = 3
+# Seconds for which a request is sent again, and for which it may last. A store that hangs must raise an error, which is
+# logged, within the sum: a minute.
+RETRY_TIME, REQUEST_TIMEOUT = 30, 30
+CONNECT_TIMEOUT = 5
+# Seconds. The pauses between the tries double, with some chance in them, from the first one up to the longest one.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5
+# Not a limit of its own: RETRY_TIME ends the tries. Without a number the libraries would give up after ten.
+_MAX_RETRIES = 1000
+# Seconds of the first pause of pyarrow's S3, which takes a number of tries, and doubles each pause.
+_PYARROW_PAUSE = 0.025
 # Seconds after which credentials are looked up again. A key in a profile may be changed by hand.
 CREDENTIALS_LIFETIME = 900
 # Larger files are sent in parts of this many bytes, so that a slow connection does not exceed REQUEST_TIMEOUT.
@@ -46,6 +58,7 @@ class ObjectStore:
         location: The URI.
         filesystem: Made by pyarrow from the URI.
         root: Path of the directory, which begins with the bucket.
+        retry_time: In place of RETRY_TIME, for ``client``.
 
     Attributes:
         client: The client of obstore, for requests that only object stores know.
@@ -54,11 +67,17 @@ class ObjectStore:
     # See ListedStore.
     lists_in_order = True
 
-    def __init__(self, location: str, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
-        self._fs = filesystem
+    def __init__(
+        self,
+        location: str,
+        filesystem: Any,  # Any: pyarrow has no types
+        root: str,
+        retry_time: float = RETRY_TIME,
+    ) -> None:
+        self._fs = _patient(filesystem)
         self._root = root.strip("/")
         bucket, _, prefix = self._root.partition("/")
-        self.client = _client(location, filesystem, bucket, prefix or None)
+        self.client = _client(location, filesystem, bucket, prefix or None, retry_time)
 
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
         with _errors():
@@ -154,7 +173,34 @@ def s3_options(filesystem: Any) -> dict[str, str]:  # Any: pyarrow has no types
     return {name: value for name, value in options.items() if value}
 
 
-def _client(location: str, filesystem: Any, bucket: str, prefix: str | None) -> Any:  # Any: one of three classes
+def delta_retries() -> dict[str, str]:
+    """Build the options with which delta-rs sends requests again as this module does."""
+    return {
+        "max_retries": str(_MAX_RETRIES),
+        "retry_timeout": f"{RETRY_TIME}s",
+        "backoff_config.init_backoff": f"{round(FIRST_PAUSE * 1000)}ms",
+        "backoff_config.max_backoff": f"{LONGEST_PAUSE}s",
+        "timeout": f"{REQUEST_TIMEOUT}s",
+        "connect_timeout": f"{CONNECT_TIMEOUT}s",
+    }
+
+
+def _patient(filesystem: Any) -> Any:  # Any: pyarrow has no types
+    """Let pyarrow's S3 send requests again for about RETRY_TIME. Its own limit is 6 s, and a URI can't change it."""
+    if filesystem.type_name != "s3":
+        return filesystem
+    retries = int(math.log2(RETRY_TIME / _PYARROW_PAUSE))
+    settings = filesystem.__reduce__()[1][0]
+    return fs.S3FileSystem(**settings, retry_strategy=fs.AwsDefaultS3RetryStrategy(max_attempts=retries))
+
+
+def _client(
+    location: str,
+    filesystem: Any,  # Any: pyarrow has no types
+    bucket: str,
+    prefix: str | None,
+    retry_time: float,
+) -> Any:  # Any: one of three classes
     uri = urlsplit(location)
     settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
     limits: dict[str, Any] = {
@@ -162,7 +208,14 @@ def _client(location: str, filesystem: Any, bucket: str, prefix: str | None) -> 
             "timeout": dt.timedelta(seconds=REQUEST_TIMEOUT),
             "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT),
         },
-        "retry_config": {"max_retries": MAX_RETRIES, "retry_timeout": dt.timedelta(seconds=RETRY_TIMEOUT)},
+        "retry_config": {
+            "max_retries": _MAX_RETRIES,
+            "retry_timeout": dt.timedelta(seconds=retry_time),
+            "backoff": {
+                "init_backoff": dt.timedelta(seconds=FIRST_PAUSE),
+                "max_backoff": dt.timedelta(seconds=LONGEST_PAUSE),
+            },
+        },
     }
     options: Any = {}  # Any: the keys differ
     if filesystem.type_name == "s3":

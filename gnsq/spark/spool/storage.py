@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from gnsq.localfiles import make_directory, open_or_create, write_file
-from gnsq.spark.spool.objectstore import OBJECT_STORES, ObjectStore
+from gnsq.spark.spool.objectstore import OBJECT_STORES, RETRY_TIME, ObjectStore
 from gnsq.spark.uris import redact_uri
 
 __all__ = ["LocalStore", "ObjectStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
@@ -25,12 +25,13 @@ __all__ = ["LocalStore", "ObjectStore", "RemoteStore", "Store", "TEMPORARY", "op
 TEMPORARY = ".tmp-"
 
 
-def open_store(location: str, what: str = "spool", *, mode: int | None = None) -> Store:
+def open_store(location: str, what: str = "spool", *, mode: int | None = None, retry_time: float = RETRY_TIME) -> Store:
     """Make the store of a path or URI (file:, s3:, gs:, hdfs: ...); touches no file.
 
     Args:
         what: Name of the location, for errors.
         mode: Permissions of new directories, as in LocalStore. Other file systems ignore it.
+        retry_time: As in ObjectStore.
 
     Raises:
         ValueError: If the location is empty, or is a URI that can't be used.
@@ -54,7 +55,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
         # Raise without the cause (from None): its text may show the credentials in the location.
         raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
     if filesystem.type_name in OBJECT_STORES:
-        return ObjectStore(location, filesystem, path)
+        return ObjectStore(location, filesystem, path, retry_time)
     return RemoteStore(filesystem, path)
 
 

@@ -134,3 +134,37 @@ def test_store_that_can_not_be_used_is_told_in_one_line(place):
         table(place).claim("ours", take_over=False)
 
     assert "\x1b" not in str(error.value)
+
+
+# More than the 0.4 s after which the libraries' own three tries end.
+MANY = 8
+
+
+@pytest.mark.subprocess
+def test_store_that_is_busy_for_a_while_delays_a_batch(proxy, tmp_path):
+    archive = table(proxy.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@"))
+    proxy.refuses = MANY
+    archive.claim("ours", take_over=False)
+    proxy.refuses = MANY
+    written = files(archive, 0, 1)
+    proxy.refuses = MANY
+
+    assert archive.commit(BatchIdentity("ours", 0, 1, 1), written)
+    proxy.refuses = MANY
+    assert archive.status().rows == 1
+
+
+@pytest.mark.subprocess
+def test_commit_whose_answer_was_lost_is_the_batch_own(proxy, tmp_path):
+    archive = table(proxy.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@"))
+    proxy.loses = 1
+    archive.claim("ours", take_over=False)
+    proxy.loses = 1
+    written = files(archive, 0, 1)
+    proxy.loses = 1
+
+    archive.commit(BatchIdentity("ours", 0, 1, 1), written)
+    archive.commit(BatchIdentity("ours", 1, 1, 1), files(archive, 1, 2))
+
+    assert sorted(row["n"] for row in table_rows(archive.location)) == [1, 2]
+    assert archive.status().rows == 2

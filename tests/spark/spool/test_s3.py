@@ -275,6 +275,34 @@ def test_store_works_in_the_thread_of_a_hub(hub, location):
     assert len(store.list()) == 10
 
 
+def test_store_that_is_busy_for_a_while_loses_nothing(s3, tmp_path):
+    with s3_proxy(s3.port) as proxy:
+        spool = Spool(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+        # More than the 0.4 s after which the libraries' own three tries end.
+        proxy.refuses = 8
+        spool.writer("r1").write(1, columns(1))
+        proxy.refuses = 8
+        listing = spool.listing()
+        proxy.refuses = 8
+        assert bodies_of(spool) == [b"body 1"]
+        proxy.refuses = 8
+        spool.prune(listing, {"r1": 1})
+
+        assert bodies_of(spool) == []
+
+
+@pytest.mark.slow
+def test_file_that_pyarrow_reads_is_asked_for_as_long(s3, tmp_path):
+    with s3_proxy(s3.port) as proxy:
+        store = open_store(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
+        store.put("one", b"1")
+        # More than the 6 s after which pyarrow gives up by itself.
+        proxy.refuses = 9
+
+        with store.open("one") as file:
+            assert file.read() == b"1"
+
+
 def test_missing_bucket_is_an_error(s3, monkeypatch, fakensqd):
     options = {"spool": s3.location("nobucket/spool", "KEY:SECRET@"), "nsqdTcpAddresses": fakensqd.tcp_address}
     reader = NsqDataSource({"topic": "clicks", "channel": "archive", **options}).streamReader(StructType())
@@ -287,13 +315,15 @@ def test_missing_bucket_is_an_error(s3, monkeypatch, fakensqd):
     assert "SECRET" not in str(caught.value)
 
 
-def test_unreachable_endpoint_does_not_quarantine_a_segment(remote):
+def test_store_that_refuses_requests_does_not_quarantine_a_segment(s3, remote, tmp_path):
     remote.writer("r1").write(1, columns(1))
     [segment] = remote.listing().segments
-    unreachable = Spool("s3://bucket/spool?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1")
+    with s3_proxy(s3.port) as proxy:
+        proxy.has_expired = True
+        refused = Spool(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"))
 
-    with pytest.raises(OSError, match="error sending request"):
-        unreachable.read(segment)
+        with pytest.raises(OSError, match="ExpiredToken"):
+            refused.read(segment)
 
 
 def test_last_run_on_s3_takes_the_lock(remote):
