@@ -54,7 +54,7 @@ from gnsq.spark.pipeline.datafiles import (
     write_file,
 )
 from gnsq.spark.pipeline.layout import query_tables, with_layout
-from gnsq.spark.pipeline.lease import Lease, LeaseHeld
+from gnsq.spark.pipeline.lock import Lease, LeaseHeld
 from gnsq.spark.pipeline.progress import read_note
 from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location, sync_log
 from gnsq.spark.spool.ownership import try_lock

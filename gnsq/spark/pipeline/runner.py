@@ -100,9 +100,8 @@ def run_queries(
     """
     # Import these slow modules here: --help and errors in the settings do not need them.
     from gnsq.spark.pipeline.layout import with_layout
-    from gnsq.spark.pipeline.lease import LeaseLost
+    from gnsq.spark.pipeline.lock import LeaseLost, WorkLock
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
-    from gnsq.spark.pipeline.process import lock_work
 
     if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
         raise ValueError("once needs nsqd_http_addresses or lookupd_http_addresses, to know when all is read")
@@ -110,8 +109,8 @@ def run_queries(
     # Check nsqd first, so that a typing error in the topic leaves no directories behind.
     check_nsq(config, survey(config), once=once, new_topic=new_topic)
     check_work(config)
-    with lock_work(config, stop.wait) as check_lock, contextlib.ExitStack() as stack:
-        if check_lock is None:
+    with WorkLock(config.work, stop.wait) as lock, contextlib.ExitStack() as stack:
+        if not lock.is_held:
             return Summary()
         # Another run may have decided the layout before the lock was free.
         config = with_layout(config)
@@ -139,7 +138,7 @@ def run_queries(
             job = Job(
                 *(spark, config, take),
                 log=log,
-                check_lock=check_lock,
+                check_lock=lock.check,
                 take_over=take_over,
             )
             try:

@@ -30,7 +30,7 @@ from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import link_spark_without_zip, prepare_environment
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.lease import LeaseLost
+from gnsq.spark.pipeline.lock import LeaseLost
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 
 __all__ = ["OpenSession", "borrow_session", "check_classic", "is_submitted", "open_session", "session_settings"]

@@ -13,7 +13,7 @@ from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import query_tables, with_layout
-from gnsq.spark.pipeline.process import describe_job
+from gnsq.spark.pipeline.lock import describe
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
 from gnsq.spark.source.channel import ChannelClient
@@ -89,7 +89,7 @@ def depth_of(config: PipelineConfig, query: str) -> int:
 def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
     """Format the state of each query as lines. If a fact can't be found out, a line says so."""
     try:
-        yield f"job      {describe_job(config)}"
+        yield f"job      {describe(config.work)}"
         config = with_layout(config)
     except (OSError, ValueError, JobFailed) as error:
         yield f"job      unknown: {error}"

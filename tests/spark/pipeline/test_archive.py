@@ -11,7 +11,7 @@ from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, de
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.events import parse_topics
 from gnsq.spark.pipeline.layout import archive_tables, note_layout, note_tables, with_layout
-from gnsq.spark.pipeline.lease import LeaseLost
+from gnsq.spark.pipeline.lock import LeaseLost
 from gnsq.spark.pipeline.windows import Metric
 from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
 

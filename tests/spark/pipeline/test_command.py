@@ -17,7 +17,7 @@ from fakensqd.faults import delay
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table
-from gnsq.spark.pipeline.process import lock_job
+from gnsq.spark.pipeline.lock import WorkLock
 from gnsq.spark.pipeline.windows import Metric, true_counts
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.helpers import refused_port
@@ -153,8 +153,11 @@ def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, t
     fakensqd.stop()
     with running(command) as process:
         wait_for(lambda: "channels of clicks not created" in process.stdout.readline())
-        with pytest.raises(JobFailed, match=f"in use by another job, process {process.pid}: "):
-            lock_job(tmp_path / "work", timeout=0)
+        with (
+            pytest.raises(JobFailed, match=f"in use by another job, process {process.pid}: "),
+            WorkLock(str(tmp_path / "work"), lambda seconds: False),
+        ):
+            pytest.fail("begun")
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
 

@@ -15,7 +15,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.job import Job
 from gnsq.spark.pipeline.layout import archive_tables, metrics_table, topics_with_tables, with_layout
-from gnsq.spark.pipeline.lease import LeaseLost
+from gnsq.spark.pipeline.lock import LeaseLost
 from gnsq.spark.pipeline.preflight import check_places, create_channels, survey
 from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state

@@ -20,7 +20,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.lease import Lease, LeaseTimes
+from gnsq.spark.pipeline.lock import Lease, LeaseTimes
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
     TARGET,

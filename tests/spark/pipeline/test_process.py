@@ -3,37 +3,7 @@ import signal
 
 import pytest
 
-from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.process import StopRequest, lock_job, running_job
-
-
-def test_one_job_at_a_time(tmp_path):
-    with lock_job(tmp_path):
-        assert running_job(tmp_path) == os.getpid()
-        with pytest.raises(JobFailed, match=f"in use by another job, process {os.getpid()}: stop that one"):
-            lock_job(tmp_path, timeout=0)
-    assert running_job(tmp_path) is None
-    with lock_job(tmp_path, timeout=0):
-        pass
-
-
-def test_no_job_ever_ran(tmp_path):
-    assert running_job(tmp_path) is None
-
-
-def test_job_that_has_not_said_who_it_is(tmp_path):
-    with lock_job(tmp_path):
-        (tmp_path / "job.json").write_text("")
-        assert running_job(tmp_path) == 0
-
-
-def test_lock_follows_no_symlink(tmp_path):
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / "job.json").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="symbolic link"):
-        lock_job(tmp_path)
-
-    assert (tmp_path / "victim").read_text() == "mine"
+from gnsq.spark.pipeline.process import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

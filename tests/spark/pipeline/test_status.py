@@ -9,8 +9,8 @@ from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.datafiles import write
 from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.lock import WorkLock
 from gnsq.spark.pipeline.maintenance import maintain_table
-from gnsq.spark.pipeline.process import lock_job
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
 from gnsq.spark.pipeline.topics import TopicSettings
@@ -68,7 +68,7 @@ def test_where_a_query_stands(fakensqd, config, tmp_path):
     Notebook(config, "archive").begin(5)
     size = sum(segment.size for segment in Spool(config.spool_of("archive")).listing().segments)
 
-    with lock_job(tmp_path / "work"):
+    with WorkLock(str(tmp_path / "work"), lambda seconds: True):
         lines = list(status_lines(config, NOW))
 
     assert lines[0] == f"job      running, process {os.getpid()}"

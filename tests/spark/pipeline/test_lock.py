@@ -1,4 +1,7 @@
-"""Leases on an S3 endpoint. Times are short, and each wait ends when something has happened."""
+"""The lock of a job's work directory: a lock of a file, and leases on an S3 endpoint.
+
+Times of leases are short, and each wait ends when something has happened.
+"""
 
 import contextlib
 import dataclasses
@@ -14,17 +17,73 @@ import time
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.lease import Lease, LeaseHeld, LeaseLost, LeaseTimes, _Object, read_holder
+from gnsq.spark.pipeline.lock import (
+    Lease,
+    LeaseHeld,
+    LeaseLost,
+    LeaseTimes,
+    WorkLock,
+    _Object,
+    describe,
+    read_holder,
+)
 from tests.spark.helpers import running, wait_for
 from tests.spark.s3proxy import s3_proxy
 
 TIMES = LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)
 # For a holder that must not lose its lease, although a busy machine may let it wait for seconds.
 KEPT = {"lease": 30.0, "usable": 20.0}
-NAME = "owner.json"
+NAME = "job.json"
 
 # The object store is a process.
 pytestmark = pytest.mark.subprocess
+
+
+# --- a local directory
+
+
+def at_once(seconds):
+    """Wait in no time."""
+    return False
+
+
+def test_one_job_at_a_time(tmp_path):
+    work = str(tmp_path)
+    with WorkLock(work, at_once) as lock:
+        assert lock.is_held
+        assert describe(work) == f"running, process {os.getpid()}"
+        with (
+            pytest.raises(JobFailed, match=f"in use by another job, process {os.getpid()}: stop that one"),
+            WorkLock(work, at_once),
+        ):
+            pytest.fail("begun")
+        with WorkLock(work, lambda seconds: True) as other:
+            assert not other.is_held
+    assert describe(work) == "not running"
+    with WorkLock(work, pytest.fail) as lock:
+        assert lock.is_held
+
+
+def test_no_job_ever_ran(tmp_path):
+    assert describe(str(tmp_path)) == "not running"
+
+
+def test_job_that_has_not_said_who_it_is(tmp_path):
+    with WorkLock(str(tmp_path), at_once):
+        (tmp_path / "job.json").write_text("")
+        assert describe(str(tmp_path)) == "running, process unknown"
+
+
+def test_lock_follows_no_symlink(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "job.json").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"), WorkLock(str(tmp_path), at_once):
+        pytest.fail("begun")
+
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+# --- an object store
 
 
 @pytest.fixture
@@ -72,15 +131,15 @@ def test_lease_that_is_renewed_is_refused(location):
     with lease(location, **KEPT) as holder, lease(location, **KEPT) as other:
         holder.acquire(wait)
 
-        with pytest.raises(LeaseHeld, match=rf"/owner\.json is held by process {os.getpid()} on .*, which renews it"):
+        with pytest.raises(LeaseHeld, match=rf"/job\.json is held by process {os.getpid()} on .*, which renews it"):
             other.acquire(wait)
         holder.check()
 
 
 KILLED = """
 import sys, time
-from gnsq.spark.pipeline.lease import Lease, LeaseTimes
-Lease(sys.argv[1], "owner.json", LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)).acquire(lambda seconds: False)
+from gnsq.spark.pipeline.lock import Lease, LeaseTimes
+Lease(sys.argv[1], "job.json", LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)).acquire(lambda seconds: False)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -148,7 +207,7 @@ def test_lease_that_can_not_be_renewed_is_lost_before_another_one_may_take_it(pr
         warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         # One short line for all requests that failed.
         assert len(warnings) == 1
-        assert re.search(r"/owner\.json not renewed: .*ExpiredToken: [^\n<]*; trying again$", warnings[0])
+        assert re.search(r"/job\.json not renewed: .*ExpiredToken: [^\n<]*; trying again$", warnings[0])
         assert "SECRET" not in caplog.text
 
 
@@ -184,15 +243,30 @@ def test_lease_that_was_taken_is_lost(location, caplog):
     assert read_holder(location, NAME).host == "elsewhere"
 
 
-def test_put_whose_response_was_lost_is_the_holders_own(location):
-    with lease(location) as holder:
-        holder.acquire(wait)
-        # As after a PUT without a response: the object has another version than the holder knows.
-        holder._version = {"e_tag": '"0"'}
+def test_puts_whose_responses_were_lost_are_the_holders_own(proxy, tmp_path):
+    location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    with lease(location, **KEPT) as holder:
+        proxy.loses = 2
+        # Its own PUT is not another job's, for which it would wait.
+        assert holder.acquire(pytest.fail)
+        proxy.loses = 2
+        wait_for(lambda: not proxy.loses)
         number = read_holder(location, NAME).number
         wait_for(lambda: read_holder(location, NAME).number > number)
 
         holder.check()
+    assert read_holder(location, NAME) is None
+
+
+def test_job_starts_though_the_store_is_busy_for_a_while_and_says_who_it_is(proxy, tmp_path):
+    work = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    proxy.refuses = 8
+
+    with WorkLock(work, pytest.fail) as lock:
+        assert lock.is_held
+        lock.check()
+        assert describe(work).startswith(f"process {os.getpid()} on ")
+    assert describe(work) == "not running"
 
 
 def test_store_without_conditional_put_is_refused(proxy, tmp_path):
@@ -210,7 +284,7 @@ def test_store_that_fails_is_told_without_secrets(proxy, tmp_path):
     location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
 
     for use in (lambda: lease(location).acquire(wait), lambda: read_holder(location, NAME)):
-        with pytest.raises(JobFailed, match=r"owner\.json can't be ") as failure:
+        with pytest.raises(JobFailed, match=r"job\.json can't be ") as failure:
             use()
         assert "SECRET" not in str(failure.value)
         assert "\n" not in str(failure.value)

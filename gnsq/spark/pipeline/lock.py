@@ -1,4 +1,7 @@
-"""Lease of an object in a store: keeps other processes out of a place where files can't be locked.
+"""The lock of a job's work directory, which keeps other jobs out.
+
+On a local or mounted disk it is a lock of the file job.json, which the end of the process releases, however it ends. On
+an object store, where files can't be locked, it is a lease of the object job.json:
 
     holder    renews the object every ``renewal`` seconds by a conditional PUT. The lease is lost when the last PUT that
               succeeded began longer than ``usable`` seconds ago, or when another process has replaced the object. Then
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import fcntl
 import json
 import logging
 import os
@@ -22,21 +26,27 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import IO, Any, Self
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
+from gnsq.localfiles import open_or_create
 from gnsq.logs import LogOwner
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.spool.objectstore import ObjectStore, describe_error
-from gnsq.spark.spool.storage import open_store
+from gnsq.spark.spool.ownership import try_lock, write_text
+from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 
-__all__ = ["Holder", "Lease", "LeaseHeld", "LeaseLost", "LeaseTimes", "read_holder"]
+__all__ = ["Lease", "LeaseHeld", "LeaseLost", "LeaseTimes", "WorkLock", "describe"]
 
 logger = logging.getLogger(__name__)
 
+_NAME = "job.json"
+# A job that was told to stop just before still has the lock of the file for a time: seconds of one wait, and how many.
+_PAUSE, _PAUSES = 0.05, 100
 # Seconds. A renewal, which begins after ``renewal`` seconds, must end before ``usable``, also if its last try lasts for
 # REQUEST_TIMEOUT.
 _RETRY_TIME = 20
@@ -52,10 +62,110 @@ class LeaseHeld(JobFailed):
 
 
 class LeaseLost(JobFailed):
-    """This process must stop: another one may use the place soon.
+    """This process must stop: another one may use the work directory soon.
 
     What to do: see the text; start the job again when the object store answers.
     """
+
+
+class WorkLock:
+    """Keeps other jobs out of a work directory, which must exist and be writable, during a ``with`` block.
+
+    Entering raises JobFailed if another job uses the directory, or if the store can't be used.
+
+    Args:
+        work: Path, or URI of an object store.
+        wait: Waits the given seconds; returns True to give up. After a kill a lease is not over for some time.
+
+    Attributes:
+        is_held: False before the block, and in it if wait() has returned True.
+    """
+
+    def __init__(self, work: str, wait: Callable[[float], bool]) -> None:
+        store = open_store(work, "work", retry_time=_RETRY_TIME)
+        self._lock = _FileLock(store.root) if isinstance(store, LocalStore) else Lease(work, _NAME)
+        self._wait = wait
+        self.is_held = False
+
+    def __enter__(self) -> Self:
+        try:
+            self.is_held = self._lock.acquire(self._wait)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """Check that the block may go on.
+
+        Raises:
+            LeaseLost: If it must end at once.
+        """
+        self._lock.check()
+
+
+def describe(work: str) -> str:
+    """Describe, for --status, whether a job uses a work directory.
+
+    Raises:
+        OSError, JobFailed: If that can't be found out.
+    """
+    store = open_store(work, "work")
+    if isinstance(store, LocalStore):
+        pid = _FileLock(store.root).holder()
+        return "not running" if pid is None else f"running, process {pid or 'unknown'}"
+    holder = read_holder(work, _NAME)
+    if holder is None:
+        return "not running"
+    return f"{holder}, which runs or was killed; it has renewed its lease at {holder.renewed_at[:19]} UTC by its clock"
+
+
+class _FileLock:
+    """A lock of a file in a directory, from acquire() to release(), or the end of the process."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._file: IO[str] | None = None
+
+    def acquire(self, wait: Callable[[float], bool]) -> bool:
+        """Take the lock; wait a short time for a job that is about to end. Return False if wait() has returned True.
+
+        Raises:
+            JobFailed: If another job keeps the lock.
+        """
+        self._file = open(open_or_create(self._work / _NAME), "a+", encoding="utf-8")  # noqa: SIM115  # see release()
+        for _ in range(_PAUSES):
+            if try_lock(self._file):
+                write_text(self._file, json.dumps({"pid": os.getpid()}))
+                return True
+            if wait(_PAUSE):
+                return False
+        raise JobFailed(
+            f"work {self._work} is in use by another job, process {self.holder()}: stop that one, or give this one "
+            "directories and channels of its own"
+        )
+
+    def check(self) -> None:
+        """Do nothing: only the end of the process takes the lock away."""
+
+    def release(self) -> None:
+        """Release the lock, if it is held; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+
+    def holder(self) -> int | None:
+        """Return the id of the process that has the lock; None if no process has it, 0 if unknown."""
+        try:
+            with open(self._work / _NAME, encoding="utf-8") as file:
+                # A shared lock, released when the file is closed. A job that starts now finds it, and tries again.
+                return None if try_lock(file, fcntl.LOCK_SH) else int(json.load(file)["pid"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
