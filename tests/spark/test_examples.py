@@ -94,18 +94,6 @@ def test_settings_of_a_job_with_raw_bodies_are_accepted(tmp_path):
     assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive",)
 
 
-def test_settings_of_a_job_whose_tables_spark_writes_are_accepted(tmp_path):
-    text = example("pipeline/guide.md", "The job", language="toml").replace('output = "/data/clicks"', "")
-    head, rest = re.split(r"(?=\[fields\])", text)
-    before, spark = example("pipeline/guide.md", "Tables in a catalog", language="toml").split("[spark]\n")
-    (tmp_path / "job.toml").write_text(head + before + rest + spark)
-
-    config = load_config(str(tmp_path / "job.toml"), {})
-
-    assert (config.table_writer, config.catalog) == ("spark-iceberg", "lake.clicks")
-    assert config.spark["spark.sql.catalog.lake.type"] == "rest"
-
-
 def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
     (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "Object stores", language="toml"))
 

@@ -15,19 +15,18 @@ import base64
 import dataclasses
 import datetime as dt
 import functools
-import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.localfiles import make_directory
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.batches import BatchIdentity, BatchTable
+from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.events import by_topic, field_column
@@ -39,6 +38,7 @@ from gnsq.spark.pipeline.layout import (
     topic_of,
     topics_with_tables,
 )
+from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.pipeline.topics import TopicEntry
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.texts import counted
@@ -61,7 +61,6 @@ class ArchiveBatches:
     yet: they make the directories, and the driver makes the tables before it commits anything.
 
     Args:
-        spark: For tables that Spark writes.
         take_over: Accept tables that belong to another checkpoint.
         check_lock: Called before anything is committed or published; raises if another job may run this batch.
     """
@@ -69,17 +68,15 @@ class ArchiveBatches:
     def __init__(
         self,
         config: PipelineConfig,
-        spark: SparkSession | None = None,
         *,
         take_over: bool = False,
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
-        self._spark = spark
         self._take_over = take_over
         self._check_lock = check_lock
         # Topic -> its tables, which belong to this checkpoint.
-        self._tables: dict[str, tuple[BatchTable, ...]] = {}
+        self._tables: dict[str, tuple[Table, ...]] = {}
         self._sink = WriteOptions.parse(config.sink_options(""))
         # Topics whose dead letters are not published, and that this was logged of.
         self._unpublished: set[str] = set()
@@ -111,8 +108,6 @@ class ArchiveBatches:
                 committed.append(table.name)
         self._check_lock()
         self._publish(parsed, files, batch, topics)
-        for table in itertools.chain.from_iterable(self._tables.values()):
-            table.finish()
         self._warn(topics, files)
         return [file for file in files if file.table in committed]
 
@@ -123,7 +118,7 @@ class ArchiveBatches:
             names = {table.name for table in archive_tables(config, topic)}
             if config.entry_of(topic) is not None and (topic == config.placed.flat or names & {*config.placed.tables}):
                 self._claim(topic, batch, is_new=False)
-            for former in former_tables(config, topic, self._spark):
+            for former in former_tables(config, topic):
                 # If the killed run of this batch has added to the table, the rows would now be in another one, too.
                 # The table may belong to another job, which reads the topic now.
                 if former.exists() and former.is_owned(batch.owner):
@@ -131,7 +126,7 @@ class ArchiveBatches:
         self._is_begun = True
 
     def _claim(self, topic: str, batch: BatchIdentity, *, is_new: bool) -> None:
-        tables = archive_tables(self._config, topic, self._spark)
+        tables = archive_tables(self._config, topic)
         for table in tables:
             if is_new:
                 table.claim(batch.owner, take_over=self._take_over, batch_id=batch.number)
@@ -217,11 +212,9 @@ def _write(
 
 def _make_directories(config: PipelineConfig, targets: Iterable[TableTarget]) -> None:
     """Make the directories of tables that do not exist yet, but not output itself: its disk may not be mounted."""
-    output = None if config.is_spark_writer else open_store(config.output, "output")
+    output = open_store(config.output, "output")
     for target in targets:
-        if output is None:
-            open_store(target.location).make_directory("")
-        elif isinstance(output, LocalStore) and output.root.is_dir():
+        if isinstance(output, LocalStore) and output.root.is_dir():
             make_directory(output.root / target.name)
 
 

@@ -1,24 +1,18 @@
-"""Batches and tables: what identifies a batch, what a table must do for batches, and the checks of each writer.
-
-Pure. tables.py writes tables by delta-rs, sparktables.py by Spark.
-"""
+"""Batches: what identifies a batch, and the checks that a table makes for one. Pure."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.datafiles import DataFile, TableTarget
 from gnsq.texts import counted
 
 __all__ = [
     "EPOCH",
     "OWNER",
     "BatchIdentity",
-    "BatchTable",
     "CommittedBatch",
     "TableStatus",
     "check_owner",
@@ -42,15 +36,12 @@ class BatchIdentity:
         offsets: Hash of what the checkpoint says about the batch, since a checkpoint that has lost its newest files may
             give the same number to another batch. 0 if unknown.
         settings: Hash of the settings that divide the rows of a batch between tables.
-        planned_at: Unix time at which Spark has planned the batch, by the clock of the checkpoint's store; 0 if
-            unknown. It stays the same when the batch runs again.
     """
 
     owner: str
     number: int
     offsets: int
     settings: int
-    planned_at: float = 0.0
 
     @property
     def unchecked(self) -> int:
@@ -72,87 +63,18 @@ class TableStatus:
     """State of a table, as far as it is known.
 
     Attributes:
-        rows, files, size: Of the table's newest version; size in bytes. None if only Spark could tell.
+        rows, files, size: Of the table's newest version; size in bytes.
         committed_at: When a batch was committed last; None if the newest 120 log entries do not say it.
         maintained_at: When a merge or a vacuum was last written to the log; None likewise.
         entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
     """
 
-    rows: int | None
-    files: int | None
-    size: int | None
+    rows: int
+    files: int
+    size: int
     committed_at: dt.datetime | None = None
     maintained_at: dt.datetime | None = None
     entered: int | None = None
-
-
-class BatchTable(Protocol):
-    """A table that batches are written to.
-
-    The tasks of a batch write its rows as files, as target() tells them. commit() makes these rows part of the table.
-    Methods raise JobFailed, with one line that says what to do, if the store or the table's catalog fails.
-
-    Attributes:
-        name: Such as archive, for error texts and descriptions of files.
-        location: Path, URI or name in a catalog.
-    """
-
-    name: str
-    location: str
-
-    def target(self, batch_id: int) -> TableTarget:
-        """Build the TableTarget, which tells the tasks of a batch where and how to write."""
-
-    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1, batch_id: int | None = None) -> int:
-        """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
-
-        Args:
-            owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
-            take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
-            committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
-            batch_id: The batch that runs, if its tasks may have written files for a table that is still missing.
-
-        Returns:
-            The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
-            that the table belongs to again keeps its epoch, since it goes on with its own state. Unused without owner.
-
-        Raises:
-            JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
-        """
-
-    def is_owned(self, owner: str) -> bool:
-        """Return True if the table, which exists, belongs to a checkpoint."""
-
-    def has(self, batch: BatchIdentity) -> bool:
-        """Return True if the table has a batch already.
-
-        Raises:
-            JobFailed: If the table belongs to another checkpoint now, or has a later batch of this checkpoint, another
-                batch with this number, or this batch with other settings.
-        """
-
-    def commit(self, batch: BatchIdentity, files: Iterable[DataFile], entered: int | None = None) -> bool:
-        """Make the rows of a batch's files part of the table, all or none.
-
-        Args:
-            files: Files of several tables. Those of other tables are left out.
-            entered: Number of events in the aggregation, for TableStatus; None: keep the last number.
-
-        Returns:
-            False if there was nothing to do: neither files nor entered, or the table has the batch already.
-
-        Raises:
-            JobFailed: As has(), or if the table has too many partitions.
-        """
-
-    def finish(self) -> None:
-        """Delete files of batches that are not the table's own. Call it when nothing reads a batch's files any more."""
-
-    def exists(self) -> bool:
-        """Return True if there is a table."""
-
-    def status(self) -> TableStatus:
-        """Read what is known of the table. Changes nothing."""
 
 
 def check_owner(shown: str, properties: Mapping[str, str], owner: str | None) -> None:

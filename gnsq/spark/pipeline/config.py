@@ -27,14 +27,13 @@ from gnsq.spark.pipeline.topics import (
     Layout,
     TopicEntry,
     TopicSettings,
-    catalog_name,
     topic_pattern,
 )
 from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
 
-__all__ = ["GONE", "MAINTAINED", "PipelineConfig"]
+__all__ = ["GONE", "PipelineConfig"]
 
 # Seconds.
 YEAR = 31_536_000
@@ -72,14 +71,6 @@ _OWN_OPTIONS = {
     "path": "setting output",
 }
 _TIME_ZONE = "spark.sql.session.timeZone"
-_WRITERS = ("delta-rs", "spark-delta", "spark-iceberg")
-_CATALOG = re.compile(r"[\w-]+(\.[\w-]+)+")
-_MAINTAIN_EVERY = 100
-# What is said of maintenance if Spark writes the tables.
-MAINTAINED = (
-    "the job maintains no tables: let the cluster do it (Delta: OPTIMIZE and VACUUM; Iceberg: rewrite_data_files and "
-    "expire_snapshots)"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +86,7 @@ class PipelineConfig:
         None, "topics, or regular expressions for whole names of topics, each with settings of its own"
     )
     output: str = option(
-        "", "directory for archive/, metrics/ and dead/, a path or the URI of an object store; required without catalog"
-    )
-    table_writer: str = option(
-        "delta-rs",
-        "what writes the tables: delta-rs; or the cluster's own Delta or Iceberg, spark-delta or spark-iceberg",
-    )
-    catalog: str = option(
-        "",
-        "catalog and schema of the tables in place of output, such as main.clicks; for spark-delta and spark-iceberg",
+        "", "directory for archive/, metrics/ and dead/, a path or the URI of an object store; required"
     )
     work: str = option(
         "",
@@ -167,7 +150,7 @@ class PipelineConfig:
         special=(0,),
     )
     maintain_every: int = option(
-        _MAINTAIN_EVERY,
+        100,
         "merge small files of the tables and delete old ones after so many batches; 0: never",
         unit="batches",
         minimum=1,
@@ -195,7 +178,8 @@ class PipelineConfig:
             raise ValueError("settings topic and [topics] are both given: name all topics in one of them")
         if not self.work.strip():
             raise ValueError("setting work is required")
-        self._check_writer()
+        if not self.output.strip():
+            raise ValueError("setting output is required")
         if self.raw and not self.topics:
             self._check_raw()
         self._check_locations()
@@ -214,32 +198,6 @@ class PipelineConfig:
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
         self._check_places()
-        self._check_catalog()
-
-    def _check_writer(self) -> None:
-        writer = self.table_writer
-        if writer not in _WRITERS:
-            raise ValueError(f"setting table_writer {writer!r} is not one of {', '.join(_WRITERS)}")
-        if self.catalog and writer == "delta-rs":
-            raise ValueError(
-                f"setting catalog {self.catalog!r}: delta-rs knows no catalogs: give table_writer spark-delta or "
-                "spark-iceberg, or output in place of catalog"
-            )
-        if self.output.strip() and writer == "spark-iceberg":
-            raise ValueError(
-                "setting output: spark-iceberg writes to a catalog only: give catalog in its place, such as lake.x"
-            )
-        if self.output.strip() and self.catalog:
-            raise ValueError("settings output and catalog are both given: leave one out")
-        if not self.output.strip() and not self.catalog:
-            name = {"spark-iceberg": "catalog", "spark-delta": "output or catalog"}.get(writer, "output")
-            raise ValueError(f"setting {name} is required")
-        if self.catalog and _CATALOG.fullmatch(self.catalog) is None:
-            raise ValueError(
-                f"setting catalog {self.catalog!r} is not the name of a catalog and a schema, such as main.clicks"
-            )
-        if self.is_spark_writer and self.maintain_every not in (0, _MAINTAIN_EVERY):
-            raise ValueError(f"setting maintain_every: with table_writer {writer} {MAINTAINED}: leave it out")
 
     def _check_raw(self) -> None:
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
@@ -323,12 +281,7 @@ class PipelineConfig:
                     f"setting work {redact_uri(self.work)!r} is a URI, and Spark may write it in another way: give "
                     "checkpoint, too, as this Spark knows it (s3a: with Hadoop's S3A, s3: on EMR and Databricks)"
                 )
-            if self.is_spark_writer and not self.spool:
-                raise ValueError(
-                    f"setting table_writer {self.table_writer}: Spark reads files that tasks write beside the spool, "
-                    "so with a URI as work give spool, too: a directory that all machines have mounted"
-                )
-        if is_uri(self.output) and not self.is_spark_writer:
+        if is_uri(self.output):
             check_object_store("output", self.output)
 
     def _check_addresses(self) -> None:
@@ -345,19 +298,17 @@ class PipelineConfig:
     def _check_places(self) -> None:
         """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
         places: dict[str, str] = {}
-        if self.output and (flat := self.placed.flat):
+        if flat := self.placed.flat:
             names = [*FLAT_TABLES, *(name for name in self.named_topics if name != flat)]
             places |= {f"output/{name}": join_uri(self.output, name) for name in names}
-        elif self.output:
+        else:
             places["output"] = self.output
         for query in self.queries:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
-            if self.is_spark_writer:
-                places[f"staged files of {query}"] = self.staged_of(query)
         output = resolved(self.output)
         for name, location in places.items():
             place = resolved(location)
-            if self.placed.flat and self.output and not name.startswith("output/") and output in place.parents:
+            if self.placed.flat and not name.startswith("output/") and output in place.parents:
                 topic = place.relative_to(output).parts[0]
                 entry = self.entry_of(topic)
                 if entry is not None and entry.is_expression:
@@ -366,25 +317,6 @@ class PipelineConfig:
                         f"{topic!r} would be, which fits {entry.name!r}: let the expression not fit it"
                     )
         check_apart(places)
-
-    def _check_catalog(self) -> None:
-        """Check that no two tables of topics whose names are known have one name in the catalog."""
-        if not self.catalog:
-            return
-        tables = [(topic, "archive") for topic in self.named_topics]
-        tables += [(entry.name, "dead") for entry in self.entries if not entry.is_expression and not entry.raw]
-        tables += [(metric.topic, f"metrics/{metric.name}") for metric in self.all_metrics]
-        taken: dict[str, str] = {}
-        for topic, name in tables:
-            path = f"{self.placed.directory(topic)}/{name}".removeprefix("/")
-            # Most catalogs do not tell names apart that differ in case only.
-            other = taken.setdefault(catalog_name(path).lower(), path)
-            if other != path:
-                raise ValueError(
-                    f"setting catalog: tables {other} and {path} would both be {catalog_name(path)!r} in "
-                    f"{self.catalog}: run a job with another catalog for one of the topics, or give a metric another "
-                    "name"
-                )
 
     def _check_names(self) -> None:
         _checked("archive_channel", assert_valid_channel_name, self.archive_channel)
@@ -562,11 +494,6 @@ class PipelineConfig:
         return max(HOUR, self.deduplicate) if self.deduplicate else DAY
 
     @property
-    def is_spark_writer(self) -> bool:
-        """True if the cluster's own Delta or Iceberg writes the tables."""
-        return self.table_writer != "delta-rs"
-
-    @property
     def is_remote(self) -> bool:
         """True if output is on an object store."""
         return is_uri(self.output)
@@ -646,12 +573,6 @@ class PipelineConfig:
         if self.checkpoint:
             return below(self.checkpoint, query)
         return below(self.work, f"{query}/checkpoint")
-
-    def staged_of(self, query: str) -> str:
-        """Return the directory for files that tasks of a query write for Spark to read. It is beside the spool."""
-        if self.spool:
-            return below(self.spool, f"{query}-staged")
-        return below(self.work, f"{query}/staged")
 
     def notes_of(self, query: str) -> str:
         """Return the location of the job's notes about a query."""

@@ -39,7 +39,7 @@ from gnsq.spark.pipeline.events import NO_ENTRY, deduplicated, parse, parse_topi
 from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
-from gnsq.spark.pipeline.preflight import check_tables, note_partitions
+from gnsq.spark.pipeline.preflight import note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, identify, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state, table_state
@@ -141,12 +141,10 @@ class Job:
         if once:
             for query in config.queries:
                 self._look_for_messages(query)
-        spark, take_over, check_lock = self._spark, self._take_over, self._check_lock
-        if config.is_spark_writer:
-            check_tables(config, spark, take_over=take_over)
-        archive = ArchiveBatches(config, spark, take_over=take_over, check_lock=check_lock)
+        take_over, check_lock = self._take_over, self._check_lock
+        archive = ArchiveBatches(config, take_over=take_over, check_lock=check_lock)
         metrics = {
-            query: MetricsBatches(config, query, spark, take_over=take_over, check_lock=check_lock)
+            query: MetricsBatches(config, query, take_over=take_over, check_lock=check_lock)
             for query in config.metric_queries
         }
         self._notebooks = {query: Notebook(config, query) for query in config.queries}

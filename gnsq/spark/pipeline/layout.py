@@ -8,12 +8,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import Partition, TableTarget
 from gnsq.spark.pipeline.progress import checkpoint_id
@@ -23,9 +22,6 @@ from gnsq.spark.pipeline.topics import Layout, is_topic
 from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import join_uri, redact_uri
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = [
     "archive_tables",
@@ -61,50 +57,43 @@ _TYPES = {
 }
 
 
-def archive_tables(config: PipelineConfig, topic: str, spark: SparkSession | None = None) -> tuple[BatchTable, ...]:
+def archive_tables(config: PipelineConfig, topic: str) -> tuple[Table, ...]:
     """Describe the tables archive and dead of a topic; with raw, archive alone; if it fits no entry, left-JOB.
 
     Another job may read a topic that fits no entry now, and may own its tables. So messages that are left of it in the
     spool go to a table that has a hash of the job's work directory in its name, and the columns of the table dead.
-
-    Args:
-        spark: For tables that Spark writes. Without it, such a table only tells its status.
     """
-    return tuple(_table(config, "archive", *each, spark) for each in _described(config, topic))
+    return tuple(_table(config, *each) for each in _described(config, topic))
 
 
 def archive_targets(config: PipelineConfig, topic: str, batch_id: int) -> tuple[TableTarget, ...]:
     """Build the TableTargets of archive_tables(), for tasks, which may meet a topic that the driver does not know."""
-    base = config.staged_of("archive") if config.is_spark_writer else config.output
-    return tuple(
-        TableTarget(name, join_uri(base, name), schema, None if config.is_spark_writer else partition, batch_id)
-        for name, schema, partition in _described(config, topic)
-    )
+    return tuple(table.target(batch_id) for table in archive_tables(config, topic))
 
 
-def former_tables(config: PipelineConfig, topic: str, spark: SparkSession | None = None) -> tuple[BatchTable, ...]:
+def former_tables(config: PipelineConfig, topic: str) -> tuple[Table, ...]:
     """Describe the tables of a topic while it had an entry; if it has one now, the table while it had none.
 
     Only to read their logs: the columns are not known.
     """
     names = ("archive", "dead") if config.entry_of(topic) is None else (_left(config),)
-    return tuple(_table(config, "archive", _path(config, topic, name), pa.schema([]), None, spark) for name in names)
+    return tuple(_table(config, _path(config, topic, name), pa.schema([]), None) for name in names)
 
 
-def metrics_table(config: PipelineConfig, query: str, spark: SparkSession | None = None) -> BatchTable:
-    """Describe the table of a query's metric; ``spark`` as in archive_tables()."""
+def metrics_table(config: PipelineConfig, query: str) -> Table:
+    """Describe the table of a query's metric."""
     metric = config.metric_queries[query]
     schema = metric.schema(config.schema_of(metric.topic).fields)
     name = _path(config, metric.topic, f"metrics/{metric.name}")
-    return _table(config, query, name, schema, Partition("day", "window_start"), spark)
+    return _table(config, name, schema, Partition("day", "window_start"))
 
 
-def query_tables(config: PipelineConfig, query: str, spark: SparkSession | None = None) -> tuple[BatchTable, ...]:
-    """Describe the tables that a query writes, as far as their topics are known; ``spark`` as in archive_tables()."""
+def query_tables(config: PipelineConfig, query: str) -> tuple[Table, ...]:
+    """Describe the tables that a query writes, as far as their topics are known."""
     if query != "archive":
-        return (metrics_table(config, query, spark),)
+        return (metrics_table(config, query),)
     topics = dict.fromkeys([*config.named_topics, *topics_with_tables(config)])
-    return tuple(table for topic in topics for table in archive_tables(config, topic, spark))
+    return tuple(table for topic in topics for table in archive_tables(config, topic))
 
 
 def topic_of(config: PipelineConfig, table: str) -> str:
@@ -141,29 +130,9 @@ def _described(config: PipelineConfig, topic: str) -> Iterator[tuple[str, Any, P
         yield _path(config, topic, _left(config) if entry is None else "dead"), _DEAD, Partition("day", "published_at")
 
 
-def _table(
-    config: PipelineConfig,
-    query: str,
-    name: str,
-    schema: Any,  # Any: pyarrow has no types
-    partition: Partition | None,
-    spark: SparkSession | None,
-) -> BatchTable:
-    """Describe a table by its path relative to output; in a catalog, it has the name of this path."""
-    if not config.is_spark_writer:
-        return Table(name, join_uri(config.output, name), schema, partition)
-    from gnsq.spark.pipeline.sparktables import SparkTable, catalog_table, path_table
-
-    return SparkTable(
-        name,
-        catalog_table(config.catalog, name) if config.catalog else path_table(join_uri(config.output, name)),
-        schema,
-        partition,
-        form=config.table_writer.removeprefix("spark-"),
-        staged=join_uri(config.staged_of(query), name),
-        note=config.notes_of(query),
-        spark=spark,
-    )
+def _table(config: PipelineConfig, name: str, schema: Any, partition: Partition | None) -> Table:  # Any: pyarrow's
+    """Describe a table by its path relative to output."""
+    return Table(name, join_uri(config.output, name), schema, partition)
 
 
 def _arrow_type(kind: str) -> Any:  # Any: pyarrow has no types

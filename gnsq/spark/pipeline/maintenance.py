@@ -42,7 +42,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
+from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.datafiles import (
     DataFile,
     Partition,
@@ -265,8 +265,6 @@ def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, li
     Returns:
         How many files were merged, and the reasons why tables were not maintained.
     """
-    if config.is_spark_writer:
-        raise JobFailed(f"setting table_writer {config.table_writer}: {MAINTAINED}")
     merged, troubles = 0, []
     # Topics may have come since the job's start.
     config = with_layout(config)
@@ -342,7 +340,7 @@ class Maintenance:
 
     def __init__(self, config: PipelineConfig) -> None:
         self._config = config
-        self._is_on = config.maintain_every > 0 and not config.is_spark_writer
+        self._is_on = config.maintain_every > 0
         self._batches = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.merged = 0

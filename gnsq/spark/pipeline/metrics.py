@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
@@ -55,7 +55,6 @@ class MetricsBatches:
 
     Args:
         query: Name of the query.
-        spark: For a table that Spark writes.
         take_over: Accept a table that belongs to another checkpoint.
         check_lock: Called before anything is committed or published; raises if another job may run this batch.
     """
@@ -64,13 +63,12 @@ class MetricsBatches:
         self,
         config: PipelineConfig,
         query: str,
-        spark: SparkSession | None = None,
         *,
         take_over: bool = False,
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
         self._metric = config.metric_queries[query]
-        self._table = metrics_table(config, query, spark)
+        self._table = metrics_table(config, query)
         self._take_over = take_over
         self._check_lock = check_lock
         self._topic = config.metrics_to(query)
@@ -98,7 +96,6 @@ class MetricsBatches:
         self._check_lock()
         sources = {target.name: (target, self._topic)}
         publish_files(changed.sparkSession, found, sources, functools.partial(metric_body, metric), self._sink)
-        self._table.finish()
         return [file for file in found if is_new and file.table == target.name]
 
 

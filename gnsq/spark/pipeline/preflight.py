@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQException
@@ -35,14 +34,10 @@ from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = [
     "Survey",
     "check_nsq",
     "check_places",
-    "check_tables",
     "check_work",
     "create_channels",
     "note_partitions",
@@ -91,34 +86,24 @@ def check_places(config: PipelineConfig, *, take_over: bool = False) -> None:
         raise JobFailed(
             f"setting log_file {config.log} can't be written: {error.strerror}: give a file that can be"
         ) from error
-    if not config.is_spark_writer:
-        if not config.is_remote:
-            _check_writable("output", config.output)
-        check_store(config.output)
+    if not config.is_remote:
+        _check_writable("output", config.output)
+    check_store(config.output)
     for query in config.queries:
         _check_spool(config, query)
         if (found := _read_checkpoint(config, query)) is not None:
             _check_checkpoint(config, query, is_new=found[0] is None)
-    if not config.is_spark_writer:
-        check_tables(config, take_over=take_over)
+    _check_tables(config, take_over=take_over)
     _tell_removed(config)
     note_layout(config)
 
 
-def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, take_over: bool = False) -> None:
-    """Check that the tables fit the settings and belong to this job's checkpoints. No query may run yet.
-
-    Args:
-        spark: For tables that Spark writes.
-        take_over: Accept tables that belong to other checkpoints.
-
-    Raises:
-        JobFailed: If a table does not, or can't be read.
-    """
+def _check_tables(config: PipelineConfig, *, take_over: bool) -> None:
+    """Check that the tables fit the settings and belong to this job's checkpoints. No query may run yet."""
     for query in config.queries:
         if (found := _read_checkpoint(config, query)) is not None:
             identity, committed = found
-            for table in query_tables(config, query, spark):
+            for table in query_tables(config, query):
                 if query == "archive" and config.entry_of(topic_of(config, table.name)) is None:
                     continue  # perhaps another job reads this topic now
                 if query != "archive" or _is_made(config, table.name):
@@ -126,11 +111,9 @@ def check_tables(config: PipelineConfig, spark: SparkSession | None = None, *, t
                 else:
                     # The tables of a topic are made with its first message. The tasks of a batch that was killed may
                     # have written files before: this batch runs again.
-                    is_there = config.is_spark_writer or table.exists()
+                    is_there = table.exists()
                     next_batch = None if identity is None else committed + 1
                     table.claim(identity if is_there else None, take_over=take_over, batch_id=next_batch)
-                # A killed run may have left files of a batch.
-                table.finish()
 
 
 def _read_checkpoint(config: PipelineConfig, query: str) -> tuple[str | None, int] | None:

@@ -257,12 +257,11 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
         filesystem, root = open_location(config.checkpoint_of(query))
     except ValueError:
         # Only Spark can read this checkpoint (such as hdfs:). Then only its number identifies a batch.
-        offsets, planned_at = 0, 0.0
+        offsets = 0
     else:
         # Spark writes this file before the batch, and never again, even if the batch runs again.
         with filesystem.open_input_stream(f"{root}/offsets/{batch_id}") as file:
             offsets = _hash(file.read())
-        planned_at = filesystem.get_file_info(f"{root}/offsets/{batch_id}").mtime_ns / 1e9
         if isinstance(filesystem, fs.LocalFileSystem):
             # Spark syncs nothing, so a power failure may remove files. Without the file in commits, Spark would run the
             # previous batch again, but the source deletes its messages after this batch. Without the file in offsets,
@@ -271,7 +270,7 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
             _sync_state(Path(root), batch_id)
             for directory, name in (("", "metadata"), ("commits", batch_id - 1), ("offsets", batch_id)):
                 sync_files(Path(root, directory), f"{name}", f".{name}.crc")
-    return BatchIdentity(owner, batch_id, offsets, settings, planned_at)
+    return BatchIdentity(owner, batch_id, offsets, settings)
 
 
 def _sync_state(root: Path, batch_id: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.config import MAINTAINED, PipelineConfig
+from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.report import Batch, Summary, batch_line, summary_lines
 
 if TYPE_CHECKING:
@@ -121,8 +121,6 @@ def run_queries(
             return Summary()
         from gnsq.spark.pipeline.job import Job
 
-        if config.is_spark_writer:
-            report(f"tables are written by {config.table_writer}: {MAINTAINED}")
         view = _view(config) if has_view else None
 
         def take(batch: Batch) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset
-from gnsq.spark.pipeline.batches import BatchTable
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.lock import describe
 from gnsq.spark.pipeline.progress import Note, open_location, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
+from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.source.drain import Depth
 from gnsq.spark.spool.spool import Spool
@@ -154,7 +154,7 @@ def _progress(note: Note, now: dt.datetime) -> str:
     return text
 
 
-def table_state(table: BatchTable, now: dt.datetime) -> str:
+def table_state(table: Table, now: dt.datetime) -> str:
     """Describe a table: its size, its last commit, its maintenance. Return "" if it does not exist."""
     try:
         if not table.exists():
@@ -162,12 +162,9 @@ def table_state(table: BatchTable, now: dt.datetime) -> str:
         status = table.status()
     except (JobFailed, OSError, ValueError) as error:
         return f"unknown: {error}"
-    if status.rows is None or status.files is None or status.size is None:
-        text = "written by Spark"
-    else:
-        text = table_text(status.rows, status.files, status.size)
+    text = table_text(status.rows, status.files, status.size)
     if status.entered is not None:
-        text += f"{',' if status.rows is None else ''} of {counted(status.entered, 'event', spec=',')}"
+        text += f" of {counted(status.entered, 'event', spec=',')}"
     if status.committed_at is not None:
         text += f", committed{_at(status.committed_at, now)}"
     if status.maintained_at is not None:

@@ -143,7 +143,18 @@ class Table:
     def claim(self, owner: str | None, *, take_over: bool, committed: int = -1, batch_id: int | None = None) -> int:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
-        Args, result and errors are those of BatchTable.
+        Args:
+            owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
+            take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
+            committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
+            batch_id: The batch that runs, if its tasks may have written files for a table that is still missing.
+
+        Returns:
+            The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
+            that the table belongs to again keeps its epoch, since it goes on with its own state. Unused without owner.
+
+        Raises:
+            JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
         """
         if self._root is not None:
             with _errors(self.location):
@@ -183,7 +194,12 @@ class Table:
         return bool(self._open().metadata().configuration.get(OWNER) == owner)
 
     def has(self, batch: BatchIdentity) -> bool:
-        """Return True if the table has a batch already. Errors are those of BatchTable."""
+        """Return True if the table has a batch already.
+
+        Raises:
+            JobFailed: If the table belongs to another checkpoint now, or has a later batch of this checkpoint, another
+                batch with this number, or this batch with other settings.
+        """
         delta = self._open()
         check_owner(self._shown, delta.metadata().configuration, batch.owner)
         application, *hashes = _applications(batch.owner)
@@ -255,9 +271,6 @@ class Table:
                 commit_properties=properties,
                 post_commithook_properties=NO_HOOKS,
             )
-
-    def finish(self) -> None:
-        """Do nothing: the files of a batch are the table's own."""
 
     def status(self) -> TableStatus:
         """Read the status from the table's log. Changes nothing."""

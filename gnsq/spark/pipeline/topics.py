@@ -24,7 +24,6 @@ __all__ = [
     "Layout",
     "TopicEntry",
     "TopicSettings",
-    "catalog_name",
     "check_expression",
     "is_topic",
     "topic_pattern",
@@ -150,11 +149,6 @@ class TopicEntry:
 def is_topic(name: str) -> bool:
     """Return True if a name of an entry is a topic; otherwise it is an expression."""
     return valid_topic_name(name)
-
-
-def catalog_name(path: str) -> str:
-    """Return the name in a catalog of a table with this path in output, such as metrics/counts."""
-    return re.sub(r"\W", "_", path)
 
 
 def check_expression(expression: str) -> None:

@@ -198,26 +198,6 @@ def test_secrets_are_not_shown():
         ),
         pytest.param({"work": "file:/x"}, "file:/x' is not an object store", id="file URI"),
         pytest.param({"output": " "}, "setting output is required", id="blank"),
-        pytest.param(
-            {"table_writer": "spark"}, "'spark' is not one of delta-rs, spark-delta, spark-iceberg", id="writer"
-        ),
-        pytest.param({"catalog": "a.b"}, "'a.b': delta-rs knows no catalogs: give table_writer", id="catalog alone"),
-        pytest.param(
-            {"table_writer": "spark-delta", "catalog": "a.b"}, "output and catalog are both given", id="places"
-        ),
-        pytest.param({"table_writer": "spark-iceberg"}, "spark-iceberg writes to a catalog only: give", id="Iceberg"),
-        pytest.param({"table_writer": "spark-delta", "output": ""}, "setting output or catalog is required", id="none"),
-        pytest.param({"table_writer": "spark-iceberg", "output": ""}, "setting catalog is required", id="no catalog"),
-        pytest.param(
-            {"table_writer": "spark-delta", "output": "", "catalog": "main"},
-            "'main' is not the name of a catalog and a schema",
-            id="no schema",
-        ),
-        pytest.param(
-            {"table_writer": "spark-delta", "maintain_every": 10},
-            r"maintain_every: with table_writer spark-delta the job maintains no tables: .*: leave it out",
-            id="maintained by Spark",
-        ),
         pytest.param({"nsqd_tcp_addresses": ("a:x",)}, "setting nsqd_tcp_addresses: port 'x'", id="port"),
         pytest.param({"publish_addresses": ("a:x",)}, "setting publish_addresses: port 'x'", id="port to publish to"),
         pytest.param({"lookupd_http_addresses": ("a:x",)}, "setting lookupd_http_addresses: 'a:x'", id="HTTP port"),

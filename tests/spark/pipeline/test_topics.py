@@ -19,7 +19,6 @@ OURS = TopicSettings()
 RAW = TopicSettings(raw=True)
 OUTPUTS = ("clicks-metrics", "clicks-dead")
 PAGES = Metric("pages", topic="clicks")
-CATALOG = {"table_writer": "spark-iceberg", "output": "", "catalog": "lake.x"}
 
 
 def config(**changes):
@@ -324,19 +323,6 @@ def test_topic_that_is_not_read_gets_no_dead_letters():
             id="work in the place of a topic that fits",
         ),
         pytest.param({"topics": {"": OURS}}, "setting topics.: its name is empty: give the name of", id="empty name"),
-        pytest.param(
-            {"topic": "a.b,a-b", **CATALOG},
-            r"tables a\.b/archive and a-b/archive would both be 'a_b_archive' in lake\.x",
-            id="catalog",
-        ),
-        pytest.param(
-            {"topic": "Orders,orders", **CATALOG}, "Orders/archive and orders/archive would both", id="catalog, case"
-        ),
-        pytest.param(
-            {"topic": "x,x_metrics", "metrics": (Metric("archive", topic="x"),), **CATALOG},
-            "x_metrics/archive and x/metrics/archive would both be 'x_metrics_archive'",
-            id="catalog, metric",
-        ),
     ],
 )
 def test_bad_setting_is_named(changes, words):
