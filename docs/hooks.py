@@ -81,14 +81,16 @@ def option_rows(options: Any, *, common: bool = False) -> Iterator[tuple[str, st
     """List name, default, unit and meaning of the common options of a class, or of the others.
 
     The options of Spark have names and defaults as users of Spark write them, and those of ConnectOptions are listed
-    only for that class.
+    only for that class. An option without a meaning is listed nowhere.
     """
     from gnsq.spark.options import ConnectOptions, shown, spark_name
 
     of_spark = issubclass(options, ConnectOptions)
     shared = ConnectOptions.__dataclass_fields__ if of_spark and options is not ConnectOptions else {}
     for field in dataclasses.fields(options):
-        if field.name in shared or field.metadata.get("common", not common) is not common:
+        if field.name in shared or not field.metadata.get("meaning"):
+            continue
+        if field.metadata["common"] is not common:
             continue
         name, default = (spark_name(field), shown(field.default)) if of_spark else (field.name, repr(field.default))
         yield name, default, field.metadata["unit"], field.metadata["meaning"]
@@ -236,7 +238,6 @@ def error_codes_table() -> str:
 _SPARK_METRICS = {
     "pipeline": ("gnsq.spark.pipeline.exporter.METRICS", "pipeline", "query"),
     "receiver": ("gnsq.spark.receiver.metrics.METRICS", "receiver", "channel"),
-    "supervisor": ("gnsq.spark.receiver.metrics.SUPERVISOR_METRICS", "receiver", "receiver"),
 }
 
 

@@ -1,10 +1,11 @@
-"""The pipeline on a standalone cluster, with supervised receivers: its processes, machines and nsqd are killed at
+"""The pipeline on a standalone cluster, with external receivers: its processes, machines and nsqd are killed at
 random, and each event is in the archive once, and counted once.
 
 CLUSTER_KILLS_SECONDS is how long processes are killed, 5 unless said otherwise; CLUSTER_KILLS_SEED repeats an order.
 """
 
 import contextlib
+import itertools
 import os
 import random
 import sys
@@ -17,7 +18,7 @@ import pytest
 from integration.pipeline_job import DURABLE, Job, Publisher, check_account
 from integration.servers import program, running
 from integration.spark_cluster import cluster
-from tests.spark.helpers import channel_stats, is_empty, wait_for
+from tests.spark.helpers import channel_stats, is_empty
 from tests.spark.queries import descendants, kill, named, running_query
 
 SECONDS = float(os.environ.get("CLUSTER_KILLS_SECONDS", "5"))
@@ -30,7 +31,7 @@ pytestmark = [
 ]
 
 CHANNELS = ("archive", "metrics")
-VICTIMS = ("receiver", "supervisor", "executor", "machine", "master", "driver", "job", "nsqd")
+VICTIMS = ("receiver", "executor", "machine", "master", "driver", "job", "nsqd")
 SETTINGS = """
 topic = "clicks"
 output = "{folder}/out"
@@ -58,39 +59,36 @@ page = "string"
 
 
 class Receivers:
-    """For each channel a supervisor with two receivers."""
+    """For each channel two receivers."""
 
     def __init__(self, stack, folder, nsqd):
         self._stack = stack
         self._folder = folder
         self._nsqd = nsqd
-        self._supervisors = {}
+        self._processes = {}
         self._starts = 0
         self.start_again()
 
     def start_again(self):
-        """Start the supervisors that have ended."""
-        for channel in CHANNELS:
-            process = self._supervisors.get(channel)
+        """Start the receivers that have ended."""
+        for channel, number in itertools.product(CHANNELS, (1, 2)):
+            process = self._processes.get((channel, number))
             if process is None or process.poll() is not None:
                 self._starts += 1
-                command = [sys.executable, "-m", "gnsq.spark.receiver", "--processes=2", "--topic=clicks"]
+                command = [sys.executable, "-m", "gnsq.spark.receiver", "--topic=clicks"]
                 command += [f"--channel={channel}", f"--spool={self._folder}/work/{channel}/spool"]
                 command += [f"--nsqd-tcp-address={self._nsqd.tcp_address}"]
                 log = self._folder / f"receivers{self._starts}.log"
-                self._supervisors[channel] = self._stack.enter_context(running_query(command, log))
+                self._processes[channel, number] = self._stack.enter_context(running_query(command, log))
 
-    def pids(self, victim):
-        supervisors = self._supervisors.values()
-        if victim == "supervisor":
-            return [supervisor.pid for supervisor in supervisors]
-        return [pid for supervisor in supervisors for pid in named(supervisor.pid, "--supervised")]
+    def pids(self):
+        return [process.pid for process in self._processes.values()]
 
     def stop(self):
         """Stop all in order; return their exit statuses."""
-        for supervisor in self._supervisors.values():
-            supervisor.terminate()
-        return [supervisor.wait(30) for supervisor in self._supervisors.values()]
+        for process in self._processes.values():
+            process.terminate()
+        return [process.wait(30) for process in self._processes.values()]
 
 
 class Site:
@@ -134,7 +132,7 @@ class Site:
         if victim == "executor":
             pids = [pid for each in self.spark.workers for pid in named(each.pid, "CoarseGrainedExecutorBackend")]
         else:
-            pids = self.receivers.pids(victim)
+            pids = self.receivers.pids()
         if pids:
             kill(self._chosen.choice(pids))
         return bool(pids)
@@ -175,10 +173,9 @@ def test_kills_on_a_cluster_lose_and_double_no_event(stack, tmp_path):
             site.start_again()
     publisher.stop()
     site.start_again()
-    wait_for(lambda: len(site.receivers.pids("receiver")) == 4)
     site.job.drain()
 
     assert all(is_empty(site.nsqd, "clicks", channel) for channel in CHANNELS)
-    assert site.receivers.stop() == [0, 0]
+    assert site.receivers.stop() == [0] * 4
     requeued = {channel: channel_stats(site.nsqd, "clicks", channel)["requeue_count"] for channel in CHANNELS}
     check_account(site.job, publisher, f"killed {dict(killed)}, requeued since nsqd's start {requeued}")

@@ -44,7 +44,6 @@ master = "local[2]"
 id = "long"
 page = "string"
 [nsq]
-segmentRows = 100
 msgTimeout = 2
 [spark]
 "spark.sql.shuffle.partitions" = "1"

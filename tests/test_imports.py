@@ -80,8 +80,8 @@ FOLDERS = {
     "cli": {*CLIENT, "consumer", "contrib", "producer", "running"},
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
-        *["addresses", "backofftimer", "concurrency", "consumer", "contrib", "errors", "finish_all", "localfiles"],
-        *["logs", "options", "producer", "protocol", "startup", "texts"],
+        *["addresses", "backofftimer", "cli", "concurrency", "consumer", "contrib", "errors", "finish_all"],
+        *["localfiles", "logs", "options", "producer", "protocol", "running", "settings", "startup", "texts"],
     },
 }
 

@@ -1,6 +1,6 @@
 """Checks addresses, and converts options to keyword arguments of gnsq's clients. Reads the files that options name.
 
-Errors name an option as users of Spark write it, and show no secret.
+Errors show no secret.
 """
 
 from __future__ import annotations
@@ -9,27 +9,30 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gnsq import LookupdClient, NsqdHTTPClient, Producer
-from gnsq.spark.options import ConnectOptions
+from gnsq.spark.options import ConnectOptions, named
 
 if TYPE_CHECKING:
     import ssl
 
 __all__ = ["check_addresses", "connection_keywords", "http_keywords"]
 
+# Seconds. Longest wait for a response over HTTP.
+HTTP_TIMEOUT = 5.0
+
 
 def check_addresses(options: ConnectOptions) -> None:
     """Check the form of addresses without connecting. Raise a ValueError that names the option and the address."""
     makers: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
-        "nsqdTcpAddresses": (Producer, options.nsqd_tcp_addresses),
-        "lookupdHttpAddresses": (LookupdClient.from_url, options.lookupd_http_addresses),
-        "nsqdHttpAddresses": (NsqdHTTPClient.from_url, getattr(options, "nsqd_http_addresses", ())),
+        "nsqd_tcp_addresses": (Producer, options.nsqd_tcp_addresses),
+        "lookupd_http_addresses": (LookupdClient.from_url, options.lookupd_http_addresses),
+        "nsqd_http_addresses": (NsqdHTTPClient.from_url, getattr(options, "nsqd_http_addresses", ())),
     }
     for name, (make, addresses) in makers.items():
         for address in addresses:
             try:
                 make(address)
             except (ValueError, TypeError) as error:
-                raise ValueError(f"option {name}: {error}") from error
+                raise ValueError(f"{named(name)}: {error}") from error
 
 
 def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each option has its own type
@@ -43,14 +46,11 @@ def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each
         "lookupd_http_addresses": list(options.lookupd_http_addresses),
         "lookupd_poll_interval": options.lookupd_poll_interval,
         "lookupd_options": http_keywords(options),
-        "heartbeat_interval": options.heartbeat_interval,
         "snappy": options.compression == "snappy",
         "deflate": options.compression == "deflate",
         "auth_secret": _auth_secret(options),
         "server_hostname": options.tls_server_hostname or None,
     }
-    if options.deflate_level is not None:
-        keywords["deflate_level"] = options.deflate_level
     if options.tls:
         keywords["tls_context"] = _context(options)
     return keywords
@@ -58,7 +58,7 @@ def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each
 
 def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each option has its own type
     """Build the keywords of HTTP clients. Raise ValueError if an address has https:// and a TLS file can't be used."""
-    keywords: dict[str, Any] = {"timeout": options.lookupd_timeout}
+    keywords: dict[str, Any] = {"timeout": HTTP_TIMEOUT}
     if options.uses_https:
         keywords["ssl_context"] = _context(options)
     return keywords
@@ -67,16 +67,16 @@ def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each optio
 def _auth_secret(options: ConnectOptions) -> bytes | None:
     if not options.auth_secret_file:
         return options.auth_secret.encode() or None
-    path = options.auth_secret_file
+    named_file = f"{named('auth_secret_file')} {options.auth_secret_file!r}"
     try:
-        with open(path, "rb") as file:
+        with open(options.auth_secret_file, "rb") as file:
             secret = file.read().strip()
     except OSError as error:
         raise ValueError(
-            f"option authSecretFile {path!r} can't be read: {error.strerror}; it must be on each machine that connects"
+            f"{named_file} can't be read: {error.strerror}; it must be on each machine that connects"
         ) from error
     if not secret:
-        raise ValueError(f"option authSecretFile {path!r} is empty: it must hold the secret")
+        raise ValueError(f"{named_file} is empty: it must hold the secret")
     return secret
 
 
@@ -88,17 +88,17 @@ def _context(options: ConnectOptions) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.tls_ca_file or None)
     except OSError as error:
-        raise ValueError(f"option tlsCaFile {options.tls_ca_file!r} can't be used: {error}") from error
+        raise ValueError(f"{named('tls_ca_file')} {options.tls_ca_file!r} can't be used: {error}") from error
     if not options.tls_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if options.tls_cert_file:
         try:
-            # Without the password argument, OpenSSL would ask for a password at the terminal.
-            context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, options.tls_key_password)
+            # Without a password, OpenSSL would ask for that of an encrypted key at the terminal.
+            context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, password="")
         except OSError as error:
             raise ValueError(
-                f"options tlsCertFile {options.tls_cert_file!r}, tlsKeyFile {options.tls_key_file!r} can't be used "
-                f"(tlsKeyPassword is {'given' if options.tls_key_password else 'not given'}): {error}"
+                f"{named('tls_cert_file')} {options.tls_cert_file!r}, {named('tls_key_file')} {options.tls_key_file!r} "
+                f"can't be used: {error}; the key must not be encrypted"
             ) from error
     return context

@@ -46,11 +46,7 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
 
     def reader(self, schema: StructType) -> NsqBatchReader:
         """Make the reader of a batch."""
-        options = self._read_options()
-        for name, value in (("spoolReader", options.spool_reader), ("startingTimestamp", options.starting_timestamp)):
-            if value:
-                raise ValueError(f"option {name} is for spark.readStream only: spark.read reads the channel, once")
-        return NsqBatchReader(options, _columns(schema))
+        return NsqBatchReader(self._read_options(), _columns(schema))
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
         """Make the reader of a stream."""

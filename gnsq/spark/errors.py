@@ -28,15 +28,14 @@ class SpoolError(NSQException):
 class SpoolInUse(SpoolError):
     """A spool belongs to another query, or another process reads it.
 
-    What to do: see the text, which names the owner. Give each query a spool of its own, or let it read by
-    ``spoolReader``.
+    What to do: see the text, which names the owner. Give each query a spool of its own.
     """
 
 
 class SpoolIncomplete(SpoolError):
     """Segments that a checkpoint needs do not exist any more.
 
-    What to do: restore the files; or go on without them with ``failOnDataLoss=false``.
+    What to do: restore the files; or go on without them, with a new checkpoint.
     """
 
 

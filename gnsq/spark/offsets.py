@@ -24,19 +24,19 @@ __all__ = [
     "pending",
     "positions_of",
     "read_after",
-    "slowest",
     "take_up_to",
     "with_new_revision",
-    "with_skipped",
 ]
 
 VERSION = 1
 # A key that is no receiver's name. Its value only makes a vector differ from the vector before it.
 _REVISION = ""
-# Prefix of a key: a receiver's name follows. Value: number of its last segment that was deleted or skipped before the
-# first one that is read.
+# Prefix of a key: a receiver's name follows. Value: number of its last segment that was deleted before the first one
+# that is read.
 _NOT_READ_UP_TO = "/"
 
+# Rows and bytes that are worth a task of their own: a task costs about as much as reading so many.
+TASK_ROWS, TASK_BYTES = 20_000, 4 * 1024 * 1024
 # Limit of the receivers that describe_missing() names.
 MAX_DESCRIBED = 5
 
@@ -46,24 +46,17 @@ Vector = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a spool: its receiver, its number at this receiver (from 1), its bytes, its rows.
-
-    Attributes:
-        received_ms: When its messages were received, in milliseconds since 1970: the column received_at of all its
-            rows. None if an earlier version of gnsq wrote the segment.
-    """
+    """One segment of a spool: its receiver, its number at this receiver (from 1), its bytes, its rows."""
 
     receiver: str
     number: int
     size: int
     rows: int
-    received_ms: int | None = None
 
     @property
     def name(self) -> str:
-        """Name of the file. It has the number of rows and the time, so that a listing is enough to know them."""
-        time = "" if self.received_ms is None else f"-{self.received_ms}"
-        return f"{self.number:012d}-{self.rows}{time}.arrow"
+        """Name of the file. It has the number of rows, so that a listing is enough to know it."""
+        return f"{self.number:012d}-{self.rows}.arrow"
 
     @property
     def path(self) -> str:
@@ -184,18 +177,15 @@ def read_after(start: Vector, end: Vector) -> Vector:
     return {**noted, **start}
 
 
-def advance(
-    start: Vector, taken: Iterable[Segment], receivers: Set[str], skipped: Vector | None = None
-) -> dict[str, int]:
+def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
     """Compute the vector for the position after start and the taken segments.
 
     If a receiver is not in start, for example with a new checkpoint on an old spool, the segments before its first
-    taken segment were deleted or skipped. The result then has the last of their numbers, too: missing() expects all
-    later segments.
+    taken segment were deleted. The result then has the last of their numbers, too: missing() expects all later
+    segments.
 
     Args:
         taken: Segments in the order of pending().
-        skipped: For receivers that are not in start, the last segment that is not read.
         receivers: The receivers that have a file. The others have probably ended; the result leaves them out, so that
             vectors do not grow for ever. But if no segment is taken, the result is start, since Spark takes any
             difference for new data.
@@ -208,21 +198,7 @@ def advance(
         end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
     if end == dict(start):
         return end
-    end = {receiver: number for receiver, number in end.items() if receiver in receivers} | not_read
-    return with_skipped(end, skipped or {})
-
-
-def slowest(positions: Sequence[Vector]) -> dict[str, int]:
-    """Compute the vector up to which all of these positions have come: for each receiver, the lowest number."""
-    first, *others = positions
-    lowest = {key: min([number, *(each.get(key, 0) for each in others)]) for key, number in first.items()}
-    return {key: number for key, number in lowest.items() if number}
-
-
-def with_skipped(vector: Vector, skipped: Vector) -> dict[str, int]:
-    """Return a vector that has the receivers of skipped, too. Their segments up to these numbers are not read."""
-    new = {receiver: number for receiver, number in skipped.items() if receiver not in vector}
-    return {**vector, **new, **{_NOT_READ_UP_TO + receiver: number for receiver, number in new.items()}}
+    return {receiver: number for receiver, number in end.items() if receiver in receivers} | not_read
 
 
 def with_new_revision(start: Vector) -> dict[str, int]:
@@ -263,11 +239,13 @@ def describe_missing(gaps: Sequence[tuple[str, int]]) -> str:
 def distribute(segments: Sequence[Segment], groups: int, max_bytes: int) -> list[list[Segment]]:
     """Divide segments into groups of about the same size in bytes, one for each task. No group is empty.
 
-    There are at most ``groups`` groups, or more if that is needed so that no group exceeds max_bytes by more than one
-    segment. Therefore the tasks of a batch that was planned with a higher limit of bytes need no more memory.
+    There are at most ``groups`` groups, and fewer if that is enough for TASK_ROWS and TASK_BYTES, so that a sink writes
+    few files. But there are more if that is needed so that no group exceeds max_bytes by more than one segment.
+    Therefore the tasks of a batch that was planned with a higher limit of bytes need no more memory.
     """
     total = sum(segment.size for segment in segments)
-    groups = min(max(groups, math.ceil(total / max_bytes)), len(segments))
+    useful = max(math.ceil(sum(segment.rows for segment in segments) / TASK_ROWS), math.ceil(total / TASK_BYTES))
+    groups = min(max(min(groups, useful), math.ceil(total / max_bytes)), len(segments))
     shares: list[list[Segment]] = [[] for _ in range(groups)]
     before = 0
     for segment in segments:

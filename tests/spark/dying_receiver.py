@@ -12,7 +12,7 @@ import gevent
 
 from gnsq.nsqd.in_flight import InFlightMessages
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import Receiver
+from gnsq.spark.receiver.receiver import Receiver
 from gnsq.spark.spool.spool import Spool, SpoolWriter
 
 

@@ -63,10 +63,10 @@ class FakeMessage(Message):
 RECEIVED_MS = 1_700_000_001_000
 
 
-def columns(*numbers, topic="clicks", received_ms=RECEIVED_MS):
+def columns(*numbers, topic="clicks"):
     """The columns of a segment with these messages."""
     messages = [FakeMessage(number) for number in numbers]
-    return segment_columns(messages, [topic] * len(messages), received_ms * 1_000_000)
+    return segment_columns(messages, [topic] * len(messages), RECEIVED_MS * 1_000_000)
 
 
 def arrow_file(schema, *arrays):

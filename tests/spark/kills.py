@@ -4,7 +4,7 @@ import signal
 import sys
 
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import Receiver
+from gnsq.spark.receiver.receiver import Receiver
 from tests.spark.helpers import is_empty, running, wait_for
 
 TOPIC, CHANNEL = "clicks", "archive"

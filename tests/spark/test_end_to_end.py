@@ -128,7 +128,7 @@ def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archi
         with ThreadPoolExecutor(4) as pool:
             found.extend(pool.map(lambda call: call(), calls))
 
-    archive(source(segmentRows=500, drain=True), write, once=True)
+    archive(source(maxInFlight=500, drain=True), write, once=True)
 
     assert found == [3000, 1, False, None]
     assert archived(tmp_path / "batches") == numbered(3000)
@@ -139,7 +139,7 @@ def test_once_is_one_batch_which_several_threads_may_use(fakensqd, source, archi
 def test_spool_that_is_full_of_what_was_read_is_emptied(fakensqd, source, run, tmp_path):
     publish(fakensqd, "clicks", numbered(300))
 
-    query = run(source(maxSpoolBytes=1, segmentRows=100, maxInFlight=100, drain=True), availableNow=True)
+    query = run(source(maxSpoolBytes=1, maxInFlight=100, drain=True), availableNow=True)
 
     assert query.awaitTermination(60)
     assert sorted(written(tmp_path / "out")) == numbered(300)

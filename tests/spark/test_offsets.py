@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnsq.spark.offsets import (
+    TASK_BYTES,
+    TASK_ROWS,
     Segment,
     advance,
     decode_offset,
@@ -222,9 +224,22 @@ def test_sharing_out_keeps_every_segment_once_and_in_order(spool, groups):
 
 
 def test_sharing_out_balances_bytes():
-    shares = distribute(segments("a", 1, 2, 3, 4, 5, 6), 3, 1000)
+    shares = distribute(segments("a", 1, 2, 3, 4, 5, 6, size=TASK_BYTES), 3, 10**9)
 
     assert [len(share) for share in shares] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "tasks"),
+    [
+        pytest.param(TASK_ROWS // 6, 100, 1, id="few"),
+        pytest.param(TASK_ROWS // 6 + 1, 100, 2, id="rows"),
+        pytest.param(1, TASK_BYTES // 6 + 1, 2, id="bytes"),
+        pytest.param(TASK_ROWS, 100, 4, id="many"),
+    ],
+)
+def test_small_batch_has_few_tasks(rows, size, tasks):
+    assert len(distribute(segments("a", *range(1, 7), rows=rows, size=size), 4, 10**9)) == tasks
 
 
 def test_a_large_batch_has_more_tasks_each_of_a_bounded_size():

@@ -30,7 +30,7 @@ def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd
     secured = {**as_spark(options), "authSecret": SECRET}
     source = {
         "topic": "in", "channel": "c", "spool": str(tmp_path / "spool"),
-        "nsqdHttpAddresses": nsqd.http_address, "tlsKeyPassword": SECRET, "drain": "true",
+        "nsqdHttpAddresses": nsqd.http_address, "drain": "true",
     }  # fmt: skip
     with NsqdHTTPClient.from_url(nsqd.http_address) as client:
         client.multipublish("in", numbered(10))

@@ -60,7 +60,6 @@ _OWN_OPTIONS = {
     "nsqdhttpaddresses": "setting nsqd_http_addresses",
     "spool": "setting spool",
     "spoolowner": "setting checkpoint",
-    "spoolreader": "nothing: the job's queries own their spools",
     "receivers": "setting receivers",
     "maxrowsperbatch": "setting max_rows_per_batch",
     "maxrows": "setting max_rows_per_batch",

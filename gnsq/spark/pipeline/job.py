@@ -134,7 +134,7 @@ class Job:
             once: End each query after it has read the messages that exist now. Otherwise run until stopped.
 
         Raises:
-            JobFailed: If Spark refuses a query; with once, also if nsqd does not answer or a spool has an older layout.
+            JobFailed: If Spark refuses a query; with once, also if nsqd does not answer.
             NSQException, OSError, ValueError: If a directory, or a file of the job in it, can't be used.
         """
         config = self._config

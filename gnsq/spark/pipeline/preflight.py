@@ -228,7 +228,6 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
                     f"spool {spool.location} belongs to {name} {found[name]!r}, not to {value!r}: give this query a "
                     "spool of its own, or delete the spool if nothing in it is needed"
                 )
-        # listing() raises if the spool has an older layout.
         spool.listing()
     except OSError as error:
         raise JobFailed(f"spool {spool.location} can't be used: {error}: give a directory that can be") from error

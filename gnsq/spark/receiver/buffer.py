@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gnsq import Message
 
-__all__ = ["BufferedMessages", "SegmentBuffer", "grown_age"]
+__all__ = ["SEGMENT_BYTES", "SEGMENT_ROWS", "BufferedMessages", "SegmentBuffer", "grown_age"]
 
+# Most rows and bytes of bodies in one segment. Up to eight such segments wait in memory, and a batch has about eight of
+# this size, too. A segment costs a sync and a file: below 10,000 rows, receiving gets slower.
+SEGMENT_ROWS, SEGMENT_BYTES = 10_000, 8 * 1024 * 1024
 # While more segments than this wait in the spool, segments may get older before they are written, up to these seconds.
 MANY_SEGMENTS, MAX_GROWN_AGE = 1000, 5.0
 

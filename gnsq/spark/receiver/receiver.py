@@ -23,9 +23,8 @@ is lost is in the spool twice. A receiver runs in one gevent hub. It knows no Sp
 #     its checkpoint.
 #  9. `NsqStreamReader.partitions` in spark/source/reader.py divides the segments into tasks. Each task yields rows by
 #     `read_segments` in spark/source/reader.py. `Spool.read` in spark/spool/spool.py decodes and checks the rows.
-# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `SpoolPruner.prune` in
-#     spark/spool/retention.py deletes the segments, unless they are kept for other queries: in the next latestOffset(),
-#     or at once with Trigger.Once.
+# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `Spool.prune` in
+#     spark/spool/spool.py deletes the segments: in the next latestOffset(), or at once with Trigger.Once.
 #
 # States of a receiver, and the reasons to pause:
 #
@@ -50,11 +49,12 @@ import gevent
 from gevent.event import Event
 
 from gnsq import Consumer, Message, finish_all
+from gnsq.backofftimer import exponential_delay
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.errors import NSQException
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.buffer import BufferedMessages, SegmentBuffer, grown_age
+from gnsq.spark.receiver.buffer import SEGMENT_BYTES, SEGMENT_ROWS, BufferedMessages, SegmentBuffer, grown_age
 from gnsq.spark.receiver.subscriptions import Subscriptions
 from gnsq.spark.spool.listing import SpoolListing
 from gnsq.texts import counted
@@ -102,6 +102,7 @@ class Receiver:
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
         max_rows: The most messages to write; None: no limit.
+        segment_rows, segment_bytes: Most rows and bytes of bodies in one segment.
         write_timeout: Seconds that close() waits for the writes of what is buffered, and then for that of closed.json.
 
     Attributes:
@@ -125,6 +126,8 @@ class Receiver:
         on_segment: Callable[[], None] | None = None,
         *,
         max_rows: int | None = None,
+        segment_rows: int = SEGMENT_ROWS,
+        segment_bytes: int = SEGMENT_BYTES,
         write_timeout: float = WRITE_TIMEOUT,
     ) -> None:
         self.options = options
@@ -136,8 +139,9 @@ class Receiver:
         self._spool = spool
         self._on_segment = on_segment
         self._max_rows = max_rows
+        self._segment_bytes = segment_bytes
         self._write_timeout = write_timeout
-        self._buffer = SegmentBuffer(options.segment_rows, options.segment_bytes, options.segment_wait)
+        self._buffer = SegmentBuffer(segment_rows, segment_bytes, options.segment_wait)
         # The messages of the segment that is being written. If the write is abandoned, they must be requeued.
         self._writing: Sequence[Message] = ()
         self._writing_size = 0
@@ -151,7 +155,7 @@ class Receiver:
         self._paused: set[str] = set()
         self._wake = Event()
         self._spool_size = SpoolSizeEstimator(options.max_spool_bytes)
-        self._listing = SpoolListing(spool.location)
+        self._listing = SpoolListing()
         self._writer: SpoolWriter | None = None
         self._write_greenlet: gevent.Greenlet | None = None
         self._io_thread = BlockingIOThread()
@@ -288,7 +292,7 @@ class Receiver:
             buffer.begin(time.monotonic(), self.subscriptions.ready_count, messages[0].time_left)
             self._wake.set()
         is_full = buffer.add(consumer.topic, messages)
-        if buffer.size + self._writing_size > MAX_BUFFERED_SEGMENTS * self.options.segment_bytes:
+        if buffer.size + self._writing_size > MAX_BUFFERED_SEGMENTS * self._segment_bytes:
             self.pause("memory")
         if self._accepted == self._max_rows:
             self.pause("maxRows")
@@ -352,9 +356,9 @@ class Receiver:
         """Write one segment and finish its messages; try until it succeeds or the receiver is closing."""
         self._writing, self._writing_size = segment.messages, segment.size
         number, count = self.segments + 1, len(segment.messages)
-        # The same time for each try, since the name of the file has it: a try that has failed may leave a file.
+        # The same for each try: a try that has failed may leave a file, which the next one replaces.
         received_at_ns = time.time_ns()
-        retry = RETRY_INITIAL
+        failures = 0
         while True:
             try:
                 size = self._io_thread.call(self._write_segment, number, segment, received_at_ns)
@@ -363,6 +367,8 @@ class Receiver:
                 # nsqd keeps the messages. Without the pause a full disk would fill the memory, too.
                 self.failing = True
                 self.pause("disk")
+                failures += 1
+                retry = exponential_delay(failures, RETRY_INITIAL, RETRY_MAXIMUM)
                 logger.error(
                     "spool %s: segment %d of %s not written: %s. No message is finished until this succeeds; "
                     "free space or repair the file system. Next try in %.1f s",
@@ -375,11 +381,10 @@ class Receiver:
             if self._wait_closing(retry):
                 self._requeue_writing()
                 return
-            retry = min(retry * 2, RETRY_MAXIMUM)
         self._writing, self._writing_size = (), 0
         self.failing = False
         self._resume("disk")
-        if self._buffer.size <= MAX_BUFFERED_SEGMENTS // 2 * self.options.segment_bytes:
+        if self._buffer.size <= MAX_BUFFERED_SEGMENTS // 2 * self._segment_bytes:
             self._resume("memory")
         self.segments = number
         self.rows += count
@@ -460,7 +465,7 @@ class Receiver:
     def _list_spool(self) -> int:
         """Return the unread bytes of the spool. Let segments grow if many wait there. Called in the I/O thread."""
         self._spool.update(self._listing, sees_deletions=True)
-        waiting = self._spool.unread(self._listing)
+        waiting = self._listing.segments.totals({})
         self._buffer.max_age = grown_age(self.options.segment_wait, waiting.segments)
         return waiting.size
 

@@ -3,9 +3,11 @@ spool needs an empty batch, and when a batch waits for more rows. Pure: callers 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gnsq.backofftimer import exponential_delay
 from gnsq.texts import counted
 
 __all__ = [
@@ -207,8 +209,8 @@ class EmptyBatchTrigger:
         self._after_depth = after_depth
         self._after_unknown = after_unknown
         self._retry_initial = retry_initial
-        self._before = 0
-        self._delay = self._due = 0.0
+        self._before = self._tries = 0
+        self._due = 0.0
 
     def is_due(self, read: int, waiting: int | None, idle: float, now: float, *, is_paused: bool) -> bool:
         """Return True if an empty batch is needed now. Then the caller must make one.
@@ -221,20 +223,20 @@ class EmptyBatchTrigger:
         """
         if read < self._before or not read:
             # Segments were deleted, so the last empty batch had an effect.
-            self._before, self._delay, self._due = 0, 0.0, 0.0
+            self._before, self._tries, self._due = 0, 0, 0.0
         if not read or waiting == 0 or now < self._due:
             return False
         if not is_paused and idle < (self._after_unknown if waiting is None else self._after_depth):
             return False
         self._before = read
-        self._delay = min(self._delay * 2, RETRY_MAXIMUM) or self._retry_initial
-        self._due = now + self._delay
+        self._tries += 1
+        self._due = now + exponential_delay(self._tries, self._retry_initial, RETRY_MAXIMUM)
         return True
 
     @property
     def is_ineffective(self) -> bool:
         """True if at least two empty batches were needed, and nothing was deleted."""
-        return self._delay > self._retry_initial
+        return self._tries > 1
 
 
 class SmallBatchDelay:
@@ -242,26 +244,22 @@ class SmallBatchDelay:
 
     Args:
         min_rows: A batch with at least so many rows does not wait.
-        max_delay: Seconds since the last batch after which a batch does not wait.
-        now: The time of the start, in seconds.
+        max_delay: Seconds since the last batch after which a batch does not wait. The first one of a run never waits,
+            since the time of the batch before it is not known.
     """
 
-    def __init__(self, min_rows: int, max_delay: float, now: float) -> None:
+    def __init__(self, min_rows: int, max_delay: float) -> None:
         self._min_rows = min_rows
         self._max_delay = max_delay
-        self._started = now
-        self._last_batch: float | None = None
+        self._last_batch = -math.inf
 
-    def must_wait(self, rows: int, now: float, age: float, *, is_paused: bool) -> bool:
+    def must_wait(self, rows: int, now: float, *, is_paused: bool) -> bool:
         """Return True if a batch with these rows must wait.
 
         Args:
-            age: Seconds since the first of them was received; 0 if unknown. After a restart the time of the last batch
-                is not known, but it was before that.
             is_paused: True if receivers are known to wait for space: then no more rows come.
         """
-        passed = max(now - self._started, age) if self._last_batch is None else now - self._last_batch
-        return rows < self._min_rows and passed < self._max_delay and not is_paused
+        return rows < self._min_rows and now - self._last_batch < self._max_delay and not is_paused
 
     def record_batch(self, now: float) -> None:
         """Record that a batch with rows was planned."""

@@ -1,8 +1,5 @@
 """Planner: everything that a query's reader needs while it runs: the lock of the spool, the receiver, the next offsets.
 
-A planner with the option spoolReader plans for a further query on the spool of another query. It receives nothing and
-deletes nothing: it writes its position into the spool.
-
 Knows offsets as vectors, and no Spark. Its methods are called from one plain thread, which may block natively between
 calls. Connections run on a hub thread.
 """
@@ -28,19 +25,16 @@ from gnsq.spark.offsets import (
     read_after,
     take_up_to,
     with_new_revision,
-    with_skipped,
 )
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import Receiver
-from gnsq.spark.receiver.buffer import grown_age
+from gnsq.spark.receiver.buffer import SEGMENT_BYTES, SEGMENT_ROWS, grown_age
+from gnsq.spark.receiver.receiver import Receiver
 from gnsq.spark.source import channel, drain
 from gnsq.spark.source.channel import ChannelMonitor
 from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome, SmallBatchDelay
 from gnsq.spark.spool.index import Totals
 from gnsq.spark.spool.listing import SpoolListing
 from gnsq.spark.spool.ownership import SpoolLock
-from gnsq.spark.spool.positions import REFRESH_INTERVAL, ReaderRegistration
-from gnsq.spark.spool.retention import Retention, SpoolPruner
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
@@ -56,10 +50,6 @@ LOCAL_INTERVALS, REMOTE_INTERVALS = (0.02, 0.2), (0.5, 5.0)
 # While the segments of a whole batch are known, the pause after a listing is this many times its duration.
 # A listing of 100,000 known segments takes 0.1 s on a local disk.
 LISTING_PAUSE = 10.0
-# Seconds between deletions of retained segments while no batch is committed.
-RETENTION_INTERVAL = 30.0
-# Seconds that a new reader waits before it lists the spool: the owner may be deleting, without knowing of the reader.
-NEW_READER_PAUSE = 2.0
 # While draining: seconds between listings, and seconds for which segments are gathered to a batch.
 DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
@@ -73,8 +63,6 @@ class PlannerTimes:
         owner_check: Between checks that no other run has taken the spool.
         listing_pause: See LISTING_PAUSE.
         depth, warn_after: Given to ChannelMonitor as poll_interval and warn_after.
-        retention: Between deletions of retained segments while no batch is committed.
-        reader_refresh, new_reader: See REFRESH_INTERVAL in positions.py, and NEW_READER_PAUSE.
         trigger_after_depth, trigger_after_unknown, trigger_retry: Given to EmptyBatchTrigger, in this order.
     """
 
@@ -83,9 +71,6 @@ class PlannerTimes:
     listing_pause: float = LISTING_PAUSE
     depth: float = channel.POLL_INTERVAL
     warn_after: float = drain.WARN_AFTER
-    retention: float = RETENTION_INTERVAL
-    reader_refresh: float = REFRESH_INTERVAL
-    new_reader: float = NEW_READER_PAUSE
     trigger_after_depth: float = drain.TRIGGER_AFTER_DEPTH
     trigger_after_unknown: float = drain.TRIGGER_AFTER_UNKNOWN
     trigger_retry: float = drain.RETRY_INITIAL
@@ -109,18 +94,12 @@ class Planner:
         self._times = times
         self._limit = options.max_spool_bytes
         self._lock: SpoolLock | None = None
-        # Of the query that owns the spool; and of a reader. A planner has one of them while it runs.
-        self._pruner: SpoolPruner | None = None
-        self._registration: ReaderRegistration | None = None
-        # The end of the last committed batch of this run, and when segments up to it were last deleted.
-        self._committed: Vector | None = None
-        self._pruned_at = 0.0
         self._hub: HubThread | None = None
         self._monitor: ChannelMonitor | None = None
         # Set when the receiver has written a segment.
         self._changed = threading.Event()
         self._checked_at = self._listed_at = 0.0
-        self._listing = SpoolListing(self.spool.location)
+        self._listing = SpoolListing()
         # Seconds that the last listing took.
         self._listing_took = 0.0
         # The end of the spool, and the time of the last listing that found new segments.
@@ -128,13 +107,13 @@ class Planner:
         self._grown_at = time.monotonic()
         self._planned: Vector = {}
         # The end of the last empty batch that latest() has planned.
-        self._renewed: Vector | None = None
+        self._renewed: dict[str, int] | None = None
         # Number of batches that were planned, for take_up_to().
         self._turn = 0
         self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
         self._delay: SmallBatchDelay | None = None
         if options.min_rows_per_batch is not None:
-            self._delay = SmallBatchDelay(options.min_rows_per_batch, options.trigger_delay, time.monotonic())
+            self._delay = SmallBatchDelay(options.min_rows_per_batch, options.max_trigger_delay)
         # While draining: the policy, the last offset once it is known, the end of the counted segments, and their rows.
         self._drain: Drain | None = None
         self._drain_end: Vector | None = None
@@ -164,17 +143,9 @@ class Planner:
         if self._lock is not None:
             return
         options, times = self._options, self._times
-        reader = options.spool_reader
         try:
-            self._lock = self.spool.lock(options.spool_owner, options.source, times.lock, reader=reader)
+            self._lock = self.spool.lock(options.spool_owner, options.source, times.lock)
             self._checked_at = time.monotonic()
-            if reader:
-                self._registration = ReaderRegistration(self.spool.positions, reader, times.reader_refresh)
-                if drain:
-                    self._start_reader_drain()
-                return
-            retention = Retention(options.spool_retention, options.spool_retention_bytes)
-            self._pruner = SpoolPruner(self.spool, retention, options.max_spool_bytes)
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
             self._monitor = ChannelMonitor(self._hub, options, self.spool.location, times.depth, times.warn_after)
@@ -201,8 +172,6 @@ class Planner:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
-        if self._registration is not None:
-            self._registration.close()
         hub, self._hub = self._hub, None
         if hub is None:
             return
@@ -214,13 +183,16 @@ class Planner:
 
     def _start_receiver(self) -> None:
         options = dataclasses.replace(self._options, max_spool_bytes=self._limit)
-        # Segments are not divided, so none may be larger than a batch.
-        rows = min(options.segment_rows, options.max_rows_per_batch or options.segment_rows)
-        size = min(options.segment_bytes, options.max_bytes_per_batch)
-        options = dataclasses.replace(options, segment_rows=rows, segment_bytes=size)
-        max_rows = options.max_rows if self._is_batch else None
         # Assign the receiver before it starts: a start may take long, and stop() must be able to close the receiver.
-        self.receiver = Receiver(options, self.spool, self._changed.set, max_rows=max_rows)
+        self.receiver = Receiver(
+            options,
+            self.spool,
+            self._changed.set,
+            max_rows=options.max_rows if self._is_batch else None,
+            # Segments are not divided, so none may be larger than a batch.
+            segment_rows=min(SEGMENT_ROWS, options.max_rows_per_batch or SEGMENT_ROWS),
+            segment_bytes=min(SEGMENT_BYTES, options.max_bytes_per_batch),
+        )
         self.receiver.start()
 
     # --- offsets
@@ -234,20 +206,19 @@ class Planner:
             SpoolError: If the receiver or the drain has failed, or another run has taken the spool.
             OSError: If the spool can't be listed.
         """
-        self._register(start)
+        self._note_start(start)
         since = time.monotonic()
         if self._drain is not None:
             self._drain.begin(since)
         while True:
             self._poll(start)
-            self._prune_retained()
             waiting = self._totals_after(start)
             if self._is_too_small(start, waiting):
                 waiting = Totals()
             if not waiting.segments and self._is_trigger_due(start):
                 if self._drain is None or start != self._renewed:
-                    self._renewed = with_skipped(with_new_revision(start), self._skipped(start))
-                    return dict(self._renewed)
+                    self._renewed = with_new_revision(start)
+                    return self._renewed
                 # The segments could not be deleted after the empty batch. Another empty batch would not help, and a
                 # drain must end.
                 self.commit(start)
@@ -261,9 +232,9 @@ class Planner:
         Raises:
             SpoolError, OSError: In the same cases as latest().
         """
-        self._register(start)
+        self._note_start(start)
         if self._drain is None:
-            (self._start_drain if self._registration is None else self._start_reader_drain)()
+            self._start_drain()
         for _ in self._poll_until_drained():
             if self._is_trigger_due(start):
                 # Not after an empty batch, since Trigger.Once has only one batch: see NsqStreamReader.commit().
@@ -274,66 +245,44 @@ class Planner:
                     self.spool.location,
                 )
                 break
-        return self._plan_up_to(start, self._listing.segments.between(self._after(start), self._drain_end))
+        return self._plan_up_to(start, self._listing.segments.between(start, self._drain_end))
 
     def partitions(self, start: Vector, end: Vector) -> list[list[Segment]]:
         """Divide the segments between two offsets into tasks.
 
         Raises:
-            SpoolIncomplete: If any of these segments is gone. Not with failOnDataLoss=false: a warning is logged then.
-            SpoolError: If the whole spool is gone.
+            SpoolIncomplete: If any of these segments is gone.
             OSError: If the spool can't be listed.
         """
-        self._register(start)
+        self._note_start(start)
         segments, gaps = self._segments_between(start, end)
         if gaps:
             # The listing may be older than the batch; or, after a restart of the query, there is no listing yet.
             self._list(is_whole=True)
             segments, gaps = self._segments_between(start, end)
         if gaps:
-            lost = f"spool {self.spool.location} lacks {describe_missing(gaps)} of this batch"
-            if self._options.fail_on_data_loss:
-                raise SpoolIncomplete(
-                    f"{lost}: was the spool deleted, or is the checkpoint another query's? Bring the spool back, or go "
-                    "on without the messages that were in it: with failOnDataLoss=false, or with a new checkpoint"
-                )
-            self.spool.check_exists()
-            logger.warning("%s: the batch goes on without their messages, since failOnDataLoss is false", lost)
+            raise SpoolIncomplete(
+                f"spool {self.spool.location} lacks {describe_missing(gaps)} of this batch: was the spool deleted, or "
+                "is the checkpoint another query's? Bring the spool back, or go on without the messages that were in "
+                "it, with a new checkpoint"
+            )
         self._planned = dict(end)
         options = self._options
         return distribute(segments, options.partitions, options.max_partition_bytes)
 
     def commit(self, end: Vector) -> None:
-        """Delete the segments up to an offset, except those that are kept. A reader notes the offset in the spool.
+        """Delete the segments up to an offset.
 
         If that fails, a warning is logged: the next commit does it, too.
 
         Raises:
             SpoolInUse: If another run has taken the spool.
         """
-        self._committed = end
         try:
             self._check_owner(0.0)
-            if self._registration is not None:
-                self._registration.advance(end)
-            else:
-                self._prune(end)
+            self.spool.prune(self._listing, end)
         except OSError as error:
             logger.warning("spool %s not pruned: %s", self.spool.location, error)
-
-    def _prune(self, committed: Vector) -> None:
-        assert self._pruner is not None  # start() has made it
-        self._pruned_at = time.monotonic()
-        self._pruner.prune(self._listing, committed, time.time())
-
-    def _prune_retained(self) -> None:
-        """Delete segments that need no longer be kept, now and then, since commit() is not called without batches."""
-        if self._pruner is None or self._committed is None:
-            return
-        if time.monotonic() - self._pruned_at >= self._times.retention:
-            if self._listing.segments.totals({}, self._committed).segments:
-                self.commit(self._committed)
-            self._pruned_at = time.monotonic()
 
     def progress(self) -> tuple[dict[str, int], dict[str, int | str]]:
         """Return the end of the spool, and the backlog for query.lastProgress, as the last listings have shown them."""
@@ -371,13 +320,13 @@ class Planner:
         return [segment for segment in self.spool.listing().segments if segment.receiver == receiver.id]
 
     def _plan_batch(self, start: Vector) -> dict[str, int]:
-        options, waiting = self._options, self._listing.segments.waiting(self._after(start), self._drain_end)
+        options, waiting = self._options, self._listing.segments.waiting(start, self._drain_end)
         return self._plan_up_to(
             start, take_up_to(waiting, options.max_rows_per_batch, options.max_bytes_per_batch, self._turn)
         )
 
     def _plan_up_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
-        self._planned = advance(start, taken, self._listing.receivers, self._skipped(start))
+        self._planned = advance(start, taken, self._listing.receivers)
         if taken:
             self._turn += 1
             if self._delay is not None:
@@ -386,25 +335,14 @@ class Planner:
 
     def _totals_after(self, start: Vector) -> Totals:
         """Sum up the segments after start that the last listing has found."""
-        return self._listing.segments.totals(self._after(start), self._drain_end)
-
-    def _after(self, start: Vector) -> Vector:
-        """Return the position after which the next batch reads."""
-        return {**self._skipped(start), **start}
-
-    def _skipped(self, start: Vector) -> Vector:
-        """Return the end of the segments that a query without a checkpoint does not read (startingTimestamp)."""
-        time_ms = self._options.starting_timestamp
-        return {} if time_ms is None or positions_of(start) else self._listing.segments.before(time_ms)
+        return self._listing.segments.totals(start, self._drain_end)
 
     def _is_too_small(self, start: Vector, waiting: Totals) -> bool:
         """Return True if the batch of the segments after start must wait for more rows (minRowsPerBatch)."""
         # If a limit of a batch leaves segments out, the batch can't get more rows. A drain ends with the last rows.
         if self._delay is None or self._drain is not None or self._exceeds_batch(waiting):
             return False
-        oldest_ms = self._listing.segments.oldest_ms(self._after(start))
-        age = 0.0 if oldest_ms is None else time.time() - oldest_ms / 1000
-        return self._delay.must_wait(waiting.rows, time.monotonic(), age, is_paused=self._is_paused())
+        return self._delay.must_wait(waiting.rows, time.monotonic(), is_paused=self._is_paused())
 
     def _exceeds_batch(self, waiting: Totals) -> bool:
         """Return True if these segments are more than one batch may have."""
@@ -426,7 +364,7 @@ class Planner:
             return not waiting.segments and waited < NEW_DATA_TIMEOUT
         if self._drain_end is not None or self._exceeds_batch(waiting):
             return False
-        return not waiting.segments or (waited < GATHER_SECONDS and self._unread.size < self._limit // 2)
+        return not waiting.segments or (waited < GATHER_SECONDS and self._listing.size < self._limit // 2)
 
     def _wait(self) -> None:
         """Wait briefly for a new segment; while draining, then for more, since a listing lists the whole spool."""
@@ -439,12 +377,10 @@ class Planner:
         An empty batch is needed for that: before it Spark calls commit() for the last batch, and code in it can sync
         Spark's commit log. With Trigger.Once there is none, and the planner deletes the segments itself.
         """
-        if self._pruner is None:
-            return False  # no receiver waits for a reader
         segments, now, depth = self._listing.segments, time.monotonic(), None
         if self._channel_monitor.asked_at > self._grown_at:
             depth = self._channel_monitor.depth
-        read = segments.totals(self._pruner.owner_position, self._after(start)).size
+        read = segments.totals({}, start).size
         waiting = depth.waiting if depth is not None and (depth.exact or depth.waiting) else None
         idle = now - self._grown_at
         due = self._drain_end is None and self._trigger.is_due(read, waiting, idle, now, is_paused=self._is_paused())
@@ -457,41 +393,10 @@ class Planner:
             )
         return due
 
-    # --- readers
-
-    def _register(self, start: Vector) -> None:
-        """Note what start tells: a reader lets the owner of the spool keep the segments after it, others may have lost
-        their topic.
-
-        Raises:
-            SpoolIncomplete: If the owner keeps nothing for this reader any more. Not with failOnDataLoss=false.
-            OSError: If the spool can't be written or listed.
-        """
+    def _note_start(self, start: Vector) -> None:
         if self._monitor is not None and positions_of(start):
             # The query has read the topic before, so the topic is not misspelled.
             self._monitor.may_be_missing = True
-        registration, name = self._registration, self._options.spool_reader
-        if registration is None or (registration.is_registered and not registration.is_removed):
-            return
-        if positions_of(start) and self.spool.positions.is_removed(name):
-            lost = (
-                f"spool {self.spool.location} keeps nothing for reader {name}, which has not run for long: segments "
-                "that it has not read may have been deleted"
-            )
-            if self._options.fail_on_data_loss:
-                raise SpoolIncomplete(
-                    f"{lost}. Go on without their messages: with failOnDataLoss=false, or with a new checkpoint"
-                )
-            logger.warning("%s. It goes on without their messages, since failOnDataLoss is false", lost)
-        if not registration.register(start):
-            time.sleep(self._times.new_reader)
-        self._list(is_whole=True)
-
-    def _start_reader_drain(self) -> None:
-        """Let a reader read what is in the spool now, and end: it does not wait for messages at nsqd."""
-        self._list()
-        self._drain = Drain(self._options.idle_timeout, time.monotonic(), has_http=False)
-        self._drain_end = self._listing.segments.last()
 
     # --- draining
 
@@ -502,10 +407,10 @@ class Planner:
         self._counted = self._listing.segments.last()
         if self._is_batch:
             # Segments of other receivers are neither read nor deleted, so they do not count for the limit.
-            self._limit += self._unread.size
+            self._limit += self._listing.size
         options, has_http = self._options, self._channel_monitor.has_http
         # As old as segments may get now: later, the drain reads what waits.
-        wait = grown_age(options.segment_wait, self._unread.segments)
+        wait = grown_age(options.segment_wait, len(self._listing.segments))
         self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http, segment_wait=wait)
         if depth is not None:
             self._drain.record(0, depth)
@@ -596,7 +501,7 @@ class Planner:
         if receiver is not None and receiver.failing:
             return f"spool {self.spool.location} can't be written, see the log"
         if self._is_full():
-            return f"spool {self.spool.location} is full ({self._unread.size} bytes, see maxSpoolBytes)"
+            return f"spool {self.spool.location} is full ({self._listing.size} bytes, see maxSpoolBytes)"
         if receiver is None or self._hub is None:
             return ""
         failures = self._hub.call(receiver.subscriptions.failures)
@@ -621,14 +526,7 @@ class Planner:
         return self._is_full() or (self.receiver is not None and self.receiver.is_paused)
 
     def _is_full(self) -> bool:
-        return self._pruner is not None and self._unread.size >= self._limit
-
-    @property
-    def _unread(self) -> Totals:
-        """Sums of the segments that the owner of the spool has not read. They, and not those that are kept, count for
-        the limit."""
-        assert self._pruner is not None  # only the owner has a limit
-        return self._listing.segments.totals(self._pruner.owner_position)
+        return self._listing.size >= self._limit
 
     @property
     def _channel_monitor(self) -> ChannelMonitor:

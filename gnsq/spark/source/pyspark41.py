@@ -14,8 +14,7 @@ from typing import Any
 
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.spool.listing import READERS
-from gnsq.spark.spool.ownership import owner_path, read_owner
+from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 
@@ -60,16 +59,11 @@ _NAME = "planned.json"
 
 
 class PlannedEnd:
-    """The end of the last batch that was planned, as an offset, in a spool. All methods raise OSError if it fails.
-
-    A reader of another query's spool has a file of its own: readers/NAME.planned.json.
-    """
+    """The end of the last batch that was planned, as an offset, in a spool. All methods raise OSError if it fails."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._store = open_store(options.spool, mode=options.spool_permissions)
         self._shown = redact_uri(options.spool)
-        self._reader = options.spool_reader
-        self._path = f"{READERS}/{self._reader}.{_NAME}" if self._reader else _NAME
 
     def prepare(self, initial: dict[str, Any]) -> None:
         """Write the file, with the end ``initial``, if no query has used the spool. Call this before it is locked.
@@ -85,27 +79,27 @@ class PlannedEnd:
             ) from error
 
     def _prepare(self, initial: dict[str, Any]) -> None:
-        if self._store.exists(self._path):
+        if self._store.exists(_NAME):
             return
-        if read_owner(self._store, owner_path(self._reader)):
+        if read_owner(self._store):
             raise SpoolError(
                 f"spool {self._shown} was read with PySpark 4.2 or later, and PySpark 4.1 can't go on there: use that "
                 "PySpark again, or let it read everything and start with a new checkpoint and a new spool"
             )
         # Before the spool has an owner: otherwise a query that is killed now would be refused when it starts again.
-        self._store.make_directory(READERS if self._reader else "")
+        self._store.make_directory("")
         self.write(initial)
 
     def read(self) -> dict[str, Any]:
         """Return the end. Call this after the spool is locked, since another run may have planned a batch before."""
-        with self._store.open(self._path) as file:
+        with self._store.open(_NAME) as file:
             found: dict[str, Any] = json.loads(file.read())
         return found
 
     def write(self, end: dict[str, Any]) -> None:
         """Keep the end, durably."""
-        self._store.put(self._path, json.dumps(end).encode())
+        self._store.put(_NAME, json.dumps(end).encode())
 
     def remove(self) -> None:
         """Delete the file, which would be out of date after a batch with a later PySpark."""
-        self._store.remove(self._path)
+        self._store.remove(_NAME)

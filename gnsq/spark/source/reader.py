@@ -1,7 +1,7 @@
 """The readers that Spark calls, for streams and batches. They translate Spark's calls to calls of Planner and Spool.
 
 Spark pickles readers into tasks, so a new reader has only options. The process that plans batches makes all other
-objects when it first needs them. receiver/receiver.py begins with the way of a row.
+objects when it first needs them. gnsq/spark/receiver/receiver.py begins with the way of a row.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import SpoolError, SpoolIncomplete
+from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import tune_gc
+from gnsq.spark.receiver.receiver import tune_gc
 from gnsq.spark.source.planner import TIMES, Planner, PlannerTimes, drain_channel
 from gnsq.spark.source.pyspark41 import (
     HAS_READ_LIMITS,
@@ -35,7 +35,6 @@ from gnsq.spark.source.pyspark41 import (
 )
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
-from gnsq.texts import counted
 
 __all__ = ["NsqBatchReader", "NsqStreamReader", "NsqStreamReader41", "SegmentsPartition", "stream_reader"]
 
@@ -58,33 +57,19 @@ class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not
         return f"SegmentsPartition({redact_uri(self.location)!r}, {[segment.path for segment in self.segments]})"
 
 
-def read_segments(
-    partition: InputPartition, columns: tuple[str, ...], *, fail_on_data_loss: bool = True
-) -> Iterator[Any]:
+def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterator[Any]:
     """Yield the record batches of a partition. Changes no segment that can be decoded, so a task may run again.
 
     A segment that can't be decoded is renamed, logged as ERROR, and left out.
 
     Raises:
-        SpoolIncomplete: If a segment is gone. Without fail_on_data_loss, it is left out, and a warning is logged.
-        SpoolError: If the whole spool is gone.
+        SpoolIncomplete: If a segment is gone.
     """
     if not isinstance(partition, SegmentsPartition):
         return  # for a batch without partitions, Spark passes a partition of its own
     spool = Spool(partition.location)
     for segment in partition.segments:
-        try:
-            batches = spool.read(segment)
-        except SpoolIncomplete:
-            if fail_on_data_loss:
-                raise
-            spool.check_exists()
-            logger.warning(
-                "spool %s: segment %s is gone: the batch goes on without its %s, since failOnDataLoss is false",
-                *(spool.location, segment.path, counted(segment.rows, "message")),
-            )
-            continue
-        for batch in batches:
+        for batch in spool.read(segment):
             yield batch.select(list(columns))
 
 
@@ -179,7 +164,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read one partition, in a task."""
-        return read_segments(partition, self._columns, fail_on_data_loss=self._options.fail_on_data_loss)
+        return read_segments(partition, self._columns)
 
     def commit(self, end: Offset) -> None:
         """Let the next latestOffset() delete the segments up to end. With Trigger.Once, delete them now.
@@ -321,4 +306,4 @@ class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not 
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read one partition, in a task."""
-        return read_segments(partition, self._columns, fail_on_data_loss=self._options.fail_on_data_loss)
+        return read_segments(partition, self._columns)

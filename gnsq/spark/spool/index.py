@@ -129,24 +129,6 @@ class SegmentIndex:
             size += run.sizes[last] - run.sizes[first]
         return Totals(segments, rows, size)
 
-    def before(self, time_ms: int) -> dict[str, int]:
-        """Return the vector for the position before the first segments that were received at a time or later.
-
-        Segments without a time, and those after them, count as received later.
-        """
-        found: dict[str, int] = {}
-        for receiver, run in self._runs.items():
-            for segment in run.segments:
-                if segment.received_ms is None or segment.received_ms >= time_ms:
-                    break
-                found[receiver] = segment.number
-        return found
-
-    def oldest_ms(self, start: Vector) -> int | None:
-        """Return when the first of the segments after start was received; None if that is not known of any receiver."""
-        firsts = (run.segments[first].received_ms for _, run, first, _ in self._ranges(start, None))
-        return min((time_ms for time_ms in firsts if time_ms is not None), default=None)
-
     def last(self) -> dict[str, int]:
         """Return the vector for the position after all segments."""
         return {receiver: run.numbers[-1] for receiver, run in self._runs.items()}

@@ -12,18 +12,15 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment, Vector
 from gnsq.spark.spool.index import SegmentIndex
 
-__all__ = ["CLOSED", "CORRUPT", "PAGE", "READERS", "ListedStore", "SpoolListing"]
+__all__ = ["CLOSED", "CORRUPT", "PAGE", "ListedStore", "SpoolListing"]
 
 # Names of files in the directory of a receiver. An object store lists CLOSED after all segments.
 CLOSED = "closed.json"
 CORRUPT = ".corrupt"
-# Directory of the positions of readers. It has no segments.
-READERS = "readers"
-_SEGMENT = re.compile(r"(?P<number>\d{12})(?:-(?P<rows>\d+)(?:-(?P<received_ms>\d+))?)?\.arrow(?P<corrupt>\.corrupt)?")
+_SEGMENT = re.compile(r"(?P<number>\d{12})-(?P<rows>\d+)\.arrow(?P<corrupt>\.corrupt)?")
 # Number of names in one response of an object store. Fewer names are listed from the first by the same single request.
 PAGE = 1000
 
@@ -65,9 +62,6 @@ class _Directory:
 class SpoolListing:
     """The files of a spool, as the updates so far have found them. An update may raise OSError.
 
-    Args:
-        location: For error texts, without credentials.
-
     Attributes:
         segments: Segments that are not known to be damaged.
         quarantined: Segments that could not be decoded.
@@ -75,8 +69,7 @@ class SpoolListing:
         whole_due: Time, by the clock of the owner, when all names must be listed again.
     """
 
-    def __init__(self, location: str) -> None:
-        self._location = location
+    def __init__(self) -> None:
         self.segments = SegmentIndex()
         self.quarantined: set[Segment] = set()
         self.closed: set[str] = set()
@@ -105,11 +98,8 @@ class SpoolListing:
             is_whole: List all names. If False, an object store lists only new names where many are known; then this
                 listing keeps files that other processes have deleted or quarantined.
             sees_deletions: Remove at least the first segments of each receiver if a query has deleted them.
-
-        Raises:
-            SpoolError: If there are segments of an older layout.
         """
-        present = set(store.directories()) - {READERS}
+        present = set(store.directories())
         for receiver in self._directories.keys() - present:
             self._forget(receiver, set(self._directories[receiver].files))
         for receiver in present:
@@ -174,7 +164,7 @@ class SpoolListing:
                 size = names[name]
                 if size is None and (size := store.size(f"{receiver}/{name}")) is None:
                     continue  # deleted meanwhile
-                segment = self._segment(receiver, match, size)
+                segment = Segment(receiver, int(match["number"]), size, int(match["rows"]))
             found[name] = segment
         # Change this listing only now: if the store has failed, the next listing finds the same files.
         directory.files |= found
@@ -193,12 +183,3 @@ class SpoolListing:
             self.closed.discard(receiver)
         self.segments.discard({each for name, each in gone.items() if each and not name.endswith(CORRUPT)})
         self.quarantined -= {each for name, each in gone.items() if each and name.endswith(CORRUPT)}
-
-    def _segment(self, receiver: str, match: re.Match[str], size: int) -> Segment:
-        if match["rows"] is None:
-            raise SpoolError(
-                f"spool {self._location} holds {receiver}/{match[0]}, of an older layout: read it to its end with the "
-                "gnsq that wrote it, or give another directory"
-            )
-        received_ms = None if match["received_ms"] is None else int(match["received_ms"])
-        return Segment(receiver, int(match["number"]), size, int(match["rows"]), received_ms)

@@ -1,7 +1,4 @@
-"""Ownership of a spool: a query deletes the segments that it has read, so a second query would lose messages.
-
-Further queries may read a spool as readers with names. Then each name has a query that owns it.
-"""
+"""Ownership of a spool: a query deletes the segments that it has read, so a second query would lose messages."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ from typing import IO
 
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import may_follow
-from gnsq.spark.spool.listing import READERS
 from gnsq.spark.spool.storage import LocalStore, Store
 
-__all__ = ["SpoolLock", "owner_path", "read_owner", "try_lock", "wait_for_lock", "write_text"]
+__all__ = ["SpoolLock", "read_owner", "try_lock", "wait_for_lock", "write_text"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,29 +31,22 @@ class SpoolLock:
     Args:
         claim: Names and values that identify the query. Refused if one differs from the last owner's (unless empty). A
             source may have other topics, as offsets.may_follow() says.
-        reader: Name of the reader that is locked; empty: the spool itself.
         timeout: Seconds to wait while another process has the lock.
     """
 
-    def __init__(self, store: Store, location: str, claim: dict[str, str], timeout: float, *, reader: str = "") -> None:
+    def __init__(self, store: Store, location: str, claim: dict[str, str], timeout: float) -> None:
         self._file: IO[str] | None = None
         self._store = store
-        self._path = owner_path(reader)
-        self._subject = f"reader {reader} of spool {location}" if reader else f"spool {location}"
-        self._own, self._remedy = "a spool", "delete the spool if nothing in it is needed"
-        if reader:
-            self._own, self._remedy = "a spoolReader", f"delete {self._path} if the other query is not used any more"
+        self._subject = f"spool {location}"
         self._run = uuid.uuid4().hex
         text = json.dumps({**claim, "run": self._run, "host": socket.gethostname(), "pid": os.getpid()})
         if isinstance(store, LocalStore):
-            if reader:
-                store.make_directory(READERS)
-            self._file = self._acquire(store.open_or_create(self._path), timeout)
+            self._file = self._acquire(store.open_or_create(_OWNER), timeout)
             self._check_claim(claim)
             write_text(self._file, text)
         else:
             self._check_claim(claim)
-            store.put(self._path, text.encode())
+            store.put(_OWNER, text.encode())
 
     def check(self) -> None:
         """Check that no other run has taken the spool.
@@ -66,7 +55,7 @@ class SpoolLock:
             SpoolInUse: If another run has taken the spool.
             OSError: If the owner's file can't be read.
         """
-        owner = read_owner(self._store, self._path)
+        owner = read_owner(self._store)
         if owner.get("run", self._run) != self._run:
             raise SpoolInUse(
                 f"{self._subject} was taken over by another run of this query (process {owner.get('pid')} on "
@@ -86,12 +75,12 @@ class SpoolLock:
         with file:
             file.seek(0)
             raise SpoolInUse(
-                f"{self._subject} is in use by another query ({file.read()}): each query needs {self._own} of its own; "
+                f"{self._subject} is in use by another query ({file.read()}): each query needs a spool of its own; "
                 "give this one another, or stop the other query"
             )
 
     def _check_claim(self, claim: dict[str, str]) -> None:
-        owner = read_owner(self._store, self._path)
+        owner = read_owner(self._store)
         for name, value in claim.items():
             before = owner.get(name)
             if not before or not value or before == value:
@@ -101,8 +90,8 @@ class SpoolLock:
             else:
                 self.release()
                 raise SpoolInUse(
-                    f"{self._subject} belongs to {name} {before!r}, not to {value!r}: give this query {self._own} of "
-                    f"its own, or {self._remedy}"
+                    f"{self._subject} belongs to {name} {before!r}, not to {value!r}: give this query a spool of "
+                    "its own, or delete the spool if nothing in it is needed"
                 )
 
 
@@ -133,15 +122,10 @@ def write_text(file: IO[str], text: str) -> None:
     os.fsync(file.fileno())
 
 
-def owner_path(reader: str) -> str:
-    """Return the path of the file that names the owner of a reader's name; with an empty name, that of the spool."""
-    return f"{READERS}/{reader}.{_OWNER}" if reader else _OWNER
-
-
-def read_owner(store: Store, path: str = _OWNER) -> dict[str, object]:
+def read_owner(store: Store) -> dict[str, object]:
     """Read the owner's file; return an empty dict if it does not exist or is damaged."""
     try:
-        owner = json.loads(store.read(path).to_pybytes())
+        owner = json.loads(store.read(_OWNER).to_pybytes())
     except (FileNotFoundError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}

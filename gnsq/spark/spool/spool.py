@@ -3,10 +3,9 @@
 Layout, below the spool's directory:
 
     owner.json                         the query that reads this spool; locked while it runs (local file systems)
-    RECEIVER/000000000042-10000-1700000000123.arrow  one segment: NUMBER-ROWS-TIME, the time in ms since 1970
-    RECEIVER/000000000041-9000-1700000000023.arrow.corrupt  a segment that can't be decoded
+    RECEIVER/000000000042-10000.arrow  one segment: NUMBER-ROWS
+    RECEIVER/000000000041-9000.arrow.corrupt  a segment that can't be decoded
     RECEIVER/closed.json               the receiver has ended and writes no more
-    position.json, readers/            positions of queries, see positions.py
 
 Only RECEIVER writes to its directory. Knows no NSQ connections and no Spark. Processes need no lock for segments: a
 segment appears whole, and only the planner of the query that owns the spool deletes it.
@@ -22,13 +21,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gnsq.localfiles import PRIVATE
-from gnsq.spark.errors import SegmentCorrupt, SpoolError, SpoolIncomplete, SpoolInUse
+from gnsq.spark.errors import SegmentCorrupt, SpoolIncomplete, SpoolInUse
 from gnsq.spark.offsets import Segment, Vector, may_follow
-from gnsq.spark.spool.index import Totals
 from gnsq.spark.spool.listing import CLOSED, CORRUPT, SpoolListing
-from gnsq.spark.spool.ownership import SpoolLock, owner_path, read_owner
-from gnsq.spark.spool.positions import SpoolPositions
-from gnsq.spark.spool.segments import SCHEMA, decode_segment, encode_segment
+from gnsq.spark.spool.ownership import SpoolLock, read_owner
+from gnsq.spark.spool.segments import decode_segment, encode_segment
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
@@ -53,7 +50,6 @@ class Spool:
 
     Attributes:
         location: The location without credentials, for log lines and errors.
-        positions: The positions of queries in the spool.
 
     Raises:
         ValueError: If the location is empty, or is a URI that can't be used.
@@ -62,7 +58,6 @@ class Spool:
     def __init__(self, location: str, mode: int = PRIVATE) -> None:
         self.location = redact_uri(location)
         self._store = open_store(location, mode=mode)
-        self.positions = SpoolPositions(self._store, self.location)
         self._is_access_checked = False
 
     def __repr__(self) -> str:
@@ -88,28 +83,24 @@ class Spool:
                     access,
                 )
 
-    def lock(self, owner: str, source: str, timeout: float = 0.0, *, reader: str = "") -> SpoolLock:
-        """Lock the spool for the query that owns it, or the name of a reader for a further query.
+    def lock(self, owner: str, source: str, timeout: float = 0.0) -> SpoolLock:
+        """Lock the spool for the query that owns it.
 
         Args:
-            reader: Name of the reader; empty for the owner.
             owner: Name of the query, such as the URI of its checkpoint; may be empty.
             source: Topics and channel that the query reads, as ReadOptions.source.
             timeout: Seconds to wait while another process, which may be ending, has the lock.
 
         Raises:
-            SpoolInUse: If the spool or the name belongs to another query, or another process has locked it; or if a
-                reader's source is not that of the spool's owner.
+            SpoolInUse: If the spool belongs to another query, or another process has locked it.
         """
         self.prepare()
-        if reader:
-            self.check_source(source)
         claim = {"owner": redact_uri(owner), "source": source}
         with self._with_hint():
-            return SpoolLock(self._store, self.location, claim, timeout, reader=reader)
+            return SpoolLock(self._store, self.location, claim, timeout)
 
     def check_source(self, source: str) -> None:
-        """Check that a receiver or a reader of this source may use the spool. If no query owns the spool, any may.
+        """Check that a receiver of this source may write to the spool. If no query owns the spool, any may.
 
         Raises:
             SpoolInUse: If the spool belongs to a query with another channel, or with other topics alone.
@@ -130,12 +121,8 @@ class Spool:
     # --- segments
 
     def listing(self) -> SpoolListing:
-        """List all segments, without opening any.
-
-        Raises:
-            SpoolError: If there are segments of an older layout.
-        """
-        listing = SpoolListing(self.location)
+        """List all segments, without opening any."""
+        listing = SpoolListing()
         self.update(listing)
         return listing
 
@@ -148,10 +135,6 @@ class Spool:
         if is_whole:
             now = time.monotonic()
             listing.whole_due = now + max(WHOLE_INTERVAL, WHOLE_PAUSE * (now - began))
-
-    def unread(self, listing: SpoolListing) -> Totals:
-        """Sum up the segments of a listing that the owner of the spool has not read."""
-        return listing.segments.totals(self.positions.owner())
 
     def read(self, segment: Segment) -> list[Any]:
         """Read the record batches of a segment, with SCHEMA. A damaged segment is quarantined; the list is empty then.
@@ -170,29 +153,13 @@ class Spool:
                 return []
             raise SpoolIncomplete(
                 f"spool {self.location}: segment {segment.path} is gone, with "
-                f"{counted(segment.rows, 'message')}: bring it back, or go on without it: with failOnDataLoss=false, "
-                "or with a new checkpoint"
+                f"{counted(segment.rows, 'message')}: bring it back, or go on without it, with a new checkpoint"
             ) from None
         try:
             return decode_segment(data, segment.rows, segment.path)
         except SegmentCorrupt as error:
             self._quarantine(segment, error)
             return []
-
-    def check_exists(self) -> None:
-        """Check that this machine sees the spool. Call this before segments are left out since they are gone.
-
-        Otherwise, if a disk were not mounted, messages would be left out whose segments still exist, and the next
-        commit would delete these.
-
-        Raises:
-            SpoolError: If the spool has no owner.json. The query that owns the spool writes it, and none deletes it.
-        """
-        if not self._store.exists(owner_path("")):
-            raise SpoolError(
-                f"spool {self.location} has no owner.json, so it is not known whether its segments are gone: is its "
-                "file system mounted on this machine? If the spool was deleted, start the query again"
-            )
 
     def _quarantine(self, segment: Segment, error: SegmentCorrupt) -> None:
         """Rename a damaged segment, so that the file is kept but not read again."""
@@ -264,9 +231,7 @@ class SpoolWriter:
         """
         data = encode_segment(columns)
         size = int(data.size)
-        # All rows of a segment have the same time, in microseconds.
-        received_ms = columns[SCHEMA.get_field_index("received_at")][0].value // 1000
-        self._store.put(Segment(self.receiver, number, size, len(columns[0]), received_ms).path, data)
+        self._store.put(Segment(self.receiver, number, size, len(columns[0])).path, data)
         return size
 
     def close(self, segments: int) -> None:

@@ -215,7 +215,7 @@ def test_second_interrupt_in_mid_batch_ends_at_once_though_spark_hangs_and_loses
     publish(fakensqd, "clicks", EVENTS[:800] + BAD)
     secret = {"GNSQ_PIPELINE_NSQ": "authSecret=hush-hush"}
     # What is in flight at the end comes back soon.
-    small = ["--max-rows-per-batch", "200", "--nsq", "segmentRows=100", "--nsq", "msgTimeout=2"]
+    small = ["--max-rows-per-batch", "200", "--nsq", "msgTimeout=2"]
     with running(arguments(fakensqd, tmp_path, *small), **secret) as process:
         # The first batch is done, and another one is under way.
         offsets, commits = (tmp_path / "work" / "archive" / "checkpoint" / name for name in ("offsets", "commits"))
@@ -265,7 +265,7 @@ def test_once_stops_in_order_on_an_interrupt_and_says_that_it_is_not_done(fakens
     publish(fakensqd, "clicks", EVENTS)
     rows = re.compile(r'^gnsq_pipeline_rows_total{query="archive"} [1-9]', re.MULTILINE)
     address = f"127.0.0.1:{refused_port()}"
-    small = ["--once", "--max-rows-per-batch", "50", "--nsq", "segmentRows=50", "--metrics-address", address]
+    small = ["--once", "--max-rows-per-batch", "50", "--metrics-address", address]
     with running(arguments(fakensqd, tmp_path, *small)) as process:
         wait_for(lambda: list((tmp_path / "out" / "archive").rglob("part-*.parquet")), limit=90)
         wait_for(lambda: re.search(rows, requests.get(f"http://{address}/metrics", timeout=10).text))

@@ -152,7 +152,7 @@ def test_options_reach_source_and_sink():
         *("true", "/ca.pem", "9", "x"),
     )
     assert held.read_options("metrics").min_rows_per_batch == 100
-    assert held.read_options("metrics").trigger_delay == 9.5
+    assert held.read_options("metrics").max_trigger_delay == 9.5
     assert sink == {
         "tls": "true",
         "tlsCaFile": "/ca.pem",
@@ -241,10 +241,10 @@ def test_secrets_are_not_shown():
         pytest.param(
             {"deduplicate": 90, "keep_windows": 60}, "deduplicate 90 s is more than keep_windows 60 s", id="ids"
         ),
-        pytest.param({"receivers": "moon"}, "receivers 'moon' is neither driver", id="receivers"),
+        pytest.param({"receivers": "moon"}, "receivers 'moon' must be one of driver", id="receivers"),
         pytest.param({"nsq": {"tlsCaFiel": "x"}}, "option tlsCaFiel is unknown; did you mean tlsCaFile", id="option"),
         pytest.param({"nsq": {"spool": "x"}}, "nsq: spool is the job's own: use setting spool", id="own option"),
-        pytest.param({"nsq": {"max_in_flight": "many"}}, "nsq: option maxInFlight 'many' is not", id="value"),
+        pytest.param({"nsq": {"max_in_flight": "many"}}, "nsq: option maxInFlight must be a whole number", id="value"),
         pytest.param({"nsq": {"tlsCaFile": "/x"}}, "nothing is encrypted", id="TLS that is not used"),
         pytest.param(
             {"spark": {"spark.sql.session.timeZone": "Asia/Tokyo"}}, "hours and windows are UTC's", id="time zone"

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import gevent
 import pytest
@@ -17,11 +16,10 @@ from gevent.event import Event
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import Receiver
-from gnsq.spark.receiver.__main__ import _report
+from gnsq.spark.receiver.program import _report
+from gnsq.spark.receiver.receiver import Receiver
 from tests.helpers import refused_port
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
-from tests.spark.queries import named
 
 pytestmark = pytest.mark.subprocess
 
@@ -89,63 +87,13 @@ def fakensqd_options(request):
     return {"msg_timeout": 1.0} if request.function is test_killed_receiver_loses_nothing else {}
 
 
-# --- several processes, and health
-
-
-def children(process):
-    """Process ids of the receivers of a supervisor."""
-    return named(process.pid, "--supervised")
+# --- health
 
 
 def health(address, check):
     """The status of a check; None without an answer."""
     with contextlib.suppress(OSError):
         return requests.get(f"http://{address}/{check}", timeout=10).status_code
-
-
-def rows_shown(address):
-    """Sum of the rows in the metrics of two receivers."""
-    shown = requests.get(f"http://{address}/metrics", timeout=10).text
-    rows = re.findall(r'^gnsq_receiver_rows_total{channel="archive",receiver="[12]"} (\d+)', shown, re.MULTILINE)
-    return sum(map(int, rows))
-
-
-def test_supervisor_starts_a_killed_receiver_again(fakensqd, spool, tmp_path):
-    address = f"127.0.0.1:{refused_port()}"
-    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
-    with running(command(*arguments, "--processes", "2", "--health-address", address)) as process:
-        wait_for(lambda: health(address, "ready") == 200)
-        killed, other = children(process)
-        os.kill(killed, signal.SIGKILL)
-        wait_for(lambda: health(address, "ready") == 503)
-        assert health(address, "live") == 200
-        wait_for(lambda: health(address, "ready") == 200)
-        assert other in children(process)
-        publish(fakensqd, "clicks", numbered(100))
-        wait_for(lambda: len(bodies_of(spool)) == 100)
-        # A receiver counts rows after it has written them.
-        wait_for(lambda: rows_shown(address) == 100)
-        shown = requests.get(f"http://{address}/metrics", timeout=10).text
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
-
-    assert process.returncode == 0
-    assert re.search(r"receiver 1 \(process \d+\) has ended with signal SIGKILL after .* next start in 0.5 s", output)
-    assert output.count("stopped in order: ") == 2
-    assert 'gnsq_receiver_restarts_total{receiver="1"} 1.0\n' in shown
-
-
-def test_receivers_of_a_killed_supervisor_stop_in_order(fakensqd, spool, tmp_path):
-    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
-    publish(fakensqd, "clicks", numbered(10))
-    with running(command(*arguments, "--processes", "2", "--segment-time", "30")) as process:
-        wait_for(lambda: (channel_stats(fakensqd, "clicks", "archive") or {}).get("in_flight_count") == 10)
-        left = children(process)
-        os.kill(process.pid, signal.SIGKILL)
-
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
-
-    assert sorted(bodies_of(spool)) == numbered(10)
 
 
 def test_health_is_answered_over_http(fakensqd, tmp_path):
@@ -189,8 +137,7 @@ def test_every_option_that_a_receiver_needs_has_its_flag():
     assert flags >= {"--topic", "--topic-pattern", "--channel", "--spool", "--nsqd-tcp-address"}
     assert flags >= {"--lookupd-http-address", "--tls", "--tls-ca-file", "--auth-secret-file", "--max-in-flight"}
     assert "--auth-secret " not in text
-    assert "--tls-key-password" not in text
-    assert "[default: 10000]" in text
+    assert "Default: 10000." in text
 
 
 def test_options_come_from_the_environment_too(fakensqd, spool, tmp_path):
@@ -226,8 +173,10 @@ def test_receiver_program_connects_with_tls_and_auth(secured_nsqd, spool, tmp_pa
     ("arguments", "words"),
     [
         pytest.param(["--tls-ca-file", "x"], "--tls-ca-file is given, but --tls is not true", id="CA without TLS"),
-        pytest.param(["--max-in-flight", "0"], "--max-in-flight 0 must be at least 1", id="bound"),
-        pytest.param(["--health-address", "127.0.0.1"], "--health-address: address '127.0.0.1' has no port", id="port"),
+        pytest.param(["--max-in-flight", "0"], "max_in_flight 0 must be at least 1", id="bound"),
+        pytest.param(
+            ["--health-address", "127.0.0.1"], "'--health-address': address '127.0.0.1' has no port", id="port"
+        ),
         pytest.param(["--topic-pattern", "x"], "--topic and --topic-pattern are both given", id="topic and pattern"),
     ],
 )
@@ -242,7 +191,7 @@ def test_errors_name_flags(tmp_path, arguments, words):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("missing", ["click", "pyarrow"])
+@pytest.mark.parametrize("missing", ["click", "gevent", "pyarrow"])
 def test_missing_package_is_named(tmp_path, missing):
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{missing}'\")")
 

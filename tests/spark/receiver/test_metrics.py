@@ -1,11 +1,13 @@
-"""Metrics of receivers and their supervisor for Prometheus."""
+"""Metrics of receivers for Prometheus."""
 
 import pytest
+import requests
 
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import Receiver
-from gnsq.spark.receiver.health import HealthServer, get
-from gnsq.spark.receiver.metrics import ReceiverCollector, application, merged
+from gnsq.spark.receiver.health import HealthServer
+from gnsq.spark.receiver.metrics import ReceiverCollector, application
+from gnsq.spark.receiver.receiver import Receiver
+from tests.helpers import refused_port
 from tests.spark.helpers import numbered, publish, wait_for
 
 
@@ -26,12 +28,8 @@ def start(fakensqd, spool, hub):
 
 
 def samples(collector):
-    return values_of(collector.collect())
-
-
-def values_of(families):
     """All values, by tuples of the name and the values of the labels."""
-    found = [sample for family in families for sample in family.samples]
+    found = [sample for family in collector.collect() for sample in family.samples]
     return {(sample.name, *sample.labels.values()): sample.value for sample in found}
 
 
@@ -84,27 +82,12 @@ def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, start):
     assert not [key for key in after if key[0] == "gnsq_consumer_connections"]
 
 
-def test_metrics_are_a_page_beside_the_checks(hub, start, tmp_path):
-    path = str(tmp_path / "health")
-    server = hub.call(HealthServer, path, {"/live": str}, {"/metrics": application(start())})
+def test_metrics_are_a_page_beside_the_checks(hub, start):
+    address = f"127.0.0.1:{refused_port()}"
+    server = hub.call(HealthServer, address, {"/live": str}, {"/metrics": application(start())})
 
-    assert hub.call(get, path, "/live", 5.0) == (True, "ok\n")
-    is_ok, text = hub.call(get, path, "/metrics", 5.0)
-    assert is_ok
-    assert 'gnsq_receiver_rows_total{channel="archive"} 0.0\n' in text
-    assert hub.call(get, path, "/", 5.0) == (False, "known are /live, /metrics\n")
+    texts = {path: requests.get(f"http://{address}{path}", timeout=10).text for path in ("/live", "/metrics", "/")}
+    assert texts["/live"] == "ok\n"
+    assert 'gnsq_receiver_rows_total{channel="archive"} 0.0\n' in texts["/metrics"]
+    assert texts["/"] == "known are /live, /metrics\n"
     hub.call(server.close)
-
-
-def test_supervisor_shows_the_metrics_of_all_receivers():
-    text = '# TYPE gnsq_receiver_rows counter\ngnsq_receiver_rows_total{channel="archive"} %d.0\n'
-
-    found = values_of(merged({1: text % 5, 3: text % 7}, {1: 0, 2: 4, 3: 0}))
-
-    rows = {key: value for key, value in found.items() if key[0] == "gnsq_receiver_rows_total"}
-    assert rows == {
-        ("gnsq_receiver_rows_total", "1", "archive"): 5,
-        ("gnsq_receiver_rows_total", "3", "archive"): 7,
-    }
-    assert [found["gnsq_receiver_up", number] for number in "123"] == [1, 0, 1]
-    assert [found["gnsq_receiver_restarts_total", number] for number in "123"] == [0, 4, 0]

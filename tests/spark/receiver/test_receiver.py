@@ -18,11 +18,11 @@ def receive(fakensqd, spool, hub):
     """Start a receiver; it is closed at the end."""
     receivers = []
 
-    def start(max_rows=None, write_timeout=5.0, **options):
+    def start(limits=(), write_timeout=5.0, **options):
         options = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
 
         def make():
-            receiver = Receiver(ReadOptions(**options), spool, max_rows=max_rows, write_timeout=write_timeout)
+            receiver = Receiver(ReadOptions(**options), spool, write_timeout=write_timeout, **dict(limits))
             receivers.append(receiver)
             receiver.start()
             return receiver
@@ -66,7 +66,7 @@ def test_lone_message_is_written_after_segment_time(fakensqd, receive):
 
 
 def test_segment_is_written_at_its_limit_of_bytes(fakensqd, receive):
-    receiver = receive(segment_bytes=1000, segment_time=30)
+    receiver = receive(limits={"segment_bytes": 1000}, segment_time=30)
     publish(fakensqd, "clicks", [b"x" * 400] * 3)
 
     wait_for(lambda: receiver.rows == 2, limit=5)
@@ -93,7 +93,7 @@ def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, disk):
 
 def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, disk):
     disk.hold(".arrow")
-    receiver = receive(segment_bytes=400_000, segment_time=0.01)
+    receiver = receive(limits={"segment_bytes": 400_000}, segment_time=0.01)
     # More than all that was on its way.
     for _ in range(8):
         publish(fakensqd, "clicks", [b"x" * 100_000] * 40)
@@ -127,7 +127,7 @@ def test_close_writes_and_finishes_buffered_messages(fakensqd, spool, hub, recei
 
 def test_close_during_a_stream_requeues_no_message(fakensqd, spool, hub, receive):
     publish(fakensqd, "clicks", numbered(20_000))
-    receiver = receive(segment_time=30, segment_rows=100)
+    receiver = receive(limits={"segment_rows": 100}, segment_time=30)
     wait_for(lambda: receiver.rows)
 
     hub.call(receiver.close)
@@ -180,7 +180,7 @@ def test_close_with_a_failing_disk_requeues_all_messages(fakensqd, hub, receive,
 
 def test_close_waits_for_a_slow_write_and_writes_the_rest(fakensqd, spool, hub, receive, disk):
     disk.hold(".arrow")
-    receiver = receive(write_timeout=30.0, segment_rows=10, segment_time=30, max_in_flight=50)
+    receiver = receive(limits={"segment_rows": 10}, write_timeout=30.0, segment_time=30, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert disk.was_reached.wait(20)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
@@ -195,7 +195,7 @@ def test_close_waits_for_a_slow_write_and_writes_the_rest(fakensqd, spool, hub, 
 
 def test_close_waits_for_a_stuck_write_until_the_timeout(fakensqd, hub, receive, disk):
     disk.hold(".arrow")
-    receiver = receive(write_timeout=0.2, segment_rows=10, max_in_flight=50)
+    receiver = receive(limits={"segment_rows": 10}, write_timeout=0.2, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert disk.was_reached.wait(20)
     began = time.monotonic()
@@ -273,7 +273,7 @@ def test_busy_topic_gets_more_consumers(fakensqd, receive, hub):
 def test_no_more_than_max_rows_are_taken(fakensqd, spool, hub, receive):
     publish(fakensqd, "clicks", numbered(100))
 
-    receiver = receive(max_rows=30, segment_time=30)
+    receiver = receive(limits={"max_rows": 30}, segment_time=30)
     assert hub.call(receiver.finished.wait, 10)
     hub.call(receiver.close)
 

@@ -178,7 +178,7 @@ def test_silent_nsqd_delays_no_other(fakensqd, silent_address, subscribe, hub):
 def test_silent_nsqlookupd_does_not_delay_the_start(silent_address, subscribe):
     began = time.monotonic()
 
-    subscribe([], topic_pattern="a", lookupd_http_addresses=(silent_address,), lookupd_timeout=30)
+    subscribe([], topic_pattern="a", lookupd_http_addresses=(silent_address,))
 
     assert time.monotonic() - began < 20
 

@@ -275,20 +275,10 @@ def test_no_warning_while_a_receiver_is_connected_or_no_message_waits():
     ],
 )
 def test_small_batch_waits(rows, now, is_paused, waits):
-    assert SmallBatchDelay(100, 60, now=100).must_wait(rows, now, 0.0, is_paused=is_paused) is waits
+    delay = SmallBatchDelay(100, 60)
+    # The first batch of a run does not wait.
+    assert not delay.must_wait(0, 100, is_paused=False)
 
+    delay.record_batch(100)
 
-def test_small_batch_waits_no_longer_if_its_query_was_restarted():
-    delay = SmallBatchDelay(100, 60, now=0)
-
-    assert delay.must_wait(1, 1, 59, is_paused=False)
-    assert not delay.must_wait(1, 1, 60, is_paused=False)
-
-
-def test_delay_of_small_batches_counts_from_the_last_batch():
-    delay = SmallBatchDelay(100, 60, now=0)
-
-    delay.record_batch(50)
-
-    assert delay.must_wait(1, 109, 9999, is_paused=False)
-    assert not delay.must_wait(1, 110, 9999, is_paused=False)
+    assert delay.must_wait(rows, now, is_paused=is_paused) is waits

@@ -94,7 +94,7 @@ def test_idle_stream_returns_start(planner):
 def test_batches_keep_to_their_limit(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(2000))
 
-    _, sizes, _ = run_out(planner(drain=True, segment_rows=100, max_rows_per_batch=500))
+    _, sizes, _ = run_out(planner(drain=True, max_in_flight=100, max_rows_per_batch=500))
 
     assert max(sizes) <= 500
     assert sum(sizes) == 2000
@@ -114,7 +114,7 @@ def test_large_batch_that_is_planned_already_is_divided_after_a_restart(planner,
     sizes = [writer.write(number, columns(number)) for number in range(1, 21)]
     first = planner(receivers="external")
     end = first.latest({})
-    assert [len(share) for share in first.partitions({}, end)] == [10, 10]
+    assert [len(share) for share in first.partitions({}, end)] == [20]
     first.stop()
 
     second = planner(receivers="external", max_bytes_per_batch=2 * max(sizes))
@@ -141,7 +141,7 @@ def test_known_segments_are_planned_without_a_listing_for_each_batch(planner, sp
 
 
 def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, planner):
-    stream = planner(max_spool_bytes=1, segment_rows=100, max_in_flight=100)
+    stream = planner(max_spool_bytes=1, max_in_flight=100)
     publish(fakensqd, "clicks", numbered(1000))
 
     start, bodies = {}, []
@@ -158,21 +158,17 @@ def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, p
 
 def test_batch_waits_for_its_least_rows(planner, spool):
     writer = spool.writer("r1")
-    now = time.time_ns() // 1_000_000
+    writer.write(1, columns(0))
     stream = planner(receivers="external", min_rows_per_batch=3)
-    writer.write(1, columns(1, 2, received_ms=now))
+    # The first batch of a run does not wait.
+    start = stream.latest({})
+    assert start == {"r1": 1}
+    writer.write(2, columns(1, 2))
 
-    assert stream.latest({}) == {}
+    assert stream.latest(start) == start
     assert stream.progress()[1]["spool_rows"] == 2
-    writer.write(2, columns(3))
-    assert stream.latest({}) == {"r1": 2}
-
-
-def test_batch_of_a_restarted_query_does_not_wait_for_old_messages_again(planner, spool):
-    # They were received in 2023.
-    spool.writer("r1").write(1, columns(1))
-
-    assert planner(receivers="external", min_rows_per_batch=3).latest({}) == {"r1": 1}
+    writer.write(3, columns(3))
+    assert stream.latest(start) == {"r1": 3}
 
 
 @pytest.mark.parametrize(
@@ -186,12 +182,13 @@ def test_batch_of_a_restarted_query_does_not_wait_for_old_messages_again(planner
 )
 def test_batch_with_fewer_rows_does_not_wait_for_ever(planner, spool, given):
     writer = spool.writer("r1")
-    for number in (1, 2):
-        writer.write(number, columns(number, received_ms=time.time_ns() // 1_000_000))
-
+    for number in (1, 2, 3):
+        writer.write(number, columns(number))
     stream = planner(receivers="external", **{"min_rows_per_batch": 200, **given})
+    start = {"r1": 1}
+    stream._delay.record_batch(time.monotonic())
 
-    assert stream.latest({}) != {}
+    assert stream.latest(start) != start
 
 
 def test_batch_that_waits_does_not_keep_receivers_from_going_on(fakensqd, planner, spool):
@@ -199,7 +196,8 @@ def test_batch_that_waits_does_not_keep_receivers_from_going_on(fakensqd, planne
     writer.write(1, columns(1))
     times = {"depth": 0.05, "trigger_after_depth": 0.1}
     stream = planner(receivers="external", min_rows_per_batch=2, max_trigger_delay=60, times=times)
-    writer.write(2, columns(2, received_ms=time.time_ns() // 1_000_000))
+    stream.latest({})
+    writer.write(2, columns(2))
     # With a limit of its own, the receiver is paused.
     publish(fakensqd, "clicks", [b"waits"])
 
@@ -212,7 +210,7 @@ def test_batch_that_waits_does_not_keep_receivers_from_going_on(fakensqd, planne
 
 def test_everything_is_one_batch(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(5000))
-    stream = planner(drain=True, segment_rows=100)
+    stream = planner(drain=True, max_in_flight=100)
 
     end = stream.all_available({})
 
@@ -229,7 +227,7 @@ def test_everything_of_a_running_query(fakensqd, planner):
 
 def test_everything_ends_where_the_spool_is_full(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(1000))
-    stream = planner(drain=True, max_spool_bytes=1, segment_rows=100, max_in_flight=100)
+    stream = planner(drain=True, max_spool_bytes=1, max_in_flight=100)
 
     assert 0 < len(read(stream, {}, stream.all_available({}))) < 1000
 
@@ -246,7 +244,7 @@ def test_drain_reads_the_initial_messages_and_ends(fakensqd, planner):
 def test_drain_gathers_messages_into_one_batch(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(5000))
 
-    _, sizes, _ = run_out(planner(drain=True, segment_rows=100))
+    _, sizes, _ = run_out(planner(drain=True, max_in_flight=100))
 
     assert len(sizes) <= 2
 
@@ -333,57 +331,15 @@ def test_pruned_batch_is_an_error(fakensqd, planner):
     end = stream.latest({})
     stream.commit(end)
 
-    with pytest.raises(SpoolIncomplete, match=r"lacks 1 segment .*failOnDataLoss=false, or with a new checkpoint"):
+    with pytest.raises(SpoolIncomplete, match=r"lacks 1 segment .*go on without .*, with a new checkpoint"):
         stream.partitions({}, end)
-
-
-def test_lost_segments_are_left_out_if_the_options_say_so(planner, spool, caplog):
-    writer = spool.writer("r1")
-    for number in (1, 2, 3, 4):
-        writer.write(number, columns(number))
-    stream = planner(receivers="external", fail_on_data_loss=False)
-    end = stream.latest({})
-    spool.prune(spool.listing(), {"r1": 2})
-    stream.stop()
-
-    again = planner(receivers="external", fail_on_data_loss=False)
-
-    assert read(again, {}, end) == [b"body 3", b"body 4"]
-    assert "lacks 2 segments (2 of receiver r1, numbers 1 to 2) of this batch: the batch goes on" in caplog.text
-    assert again.latest(end) == end
-
-
-def test_segments_are_not_left_out_if_the_whole_spool_is_gone(planner, spool, tmp_path):
-    spool.writer("r1").write(1, columns(1))
-    stream = planner(receivers="external", fail_on_data_loss=False)
-    end = stream.latest({})
-    # As if its disk were unmounted.
-    (tmp_path / "spool").rename(tmp_path / "away")
-    (tmp_path / "spool").mkdir()
-
-    stream.latest(end)
-    with pytest.raises(SpoolError, match="is its file system mounted"):
-        stream.partitions({}, end)
-
-    (tmp_path / "spool").rmdir()
-    (tmp_path / "away").rename(tmp_path / "spool")
-    assert read(stream, {}, end) == [b"body 1"]
-
-
-def test_query_goes_on_with_a_new_spool_and_an_old_offset(planner, spool, caplog):
-    spool.writer("r2").write(1, columns(1))
-    stream = planner(receivers="external", fail_on_data_loss=False)
-
-    assert read(stream, {}, {"r1": 7}) == []
-    assert "lacks 7 segments (7 of receiver r1, numbers 1 to 7)" in caplog.text
-    assert stream.latest({"r1": 7}) == {"r2": 1}
 
 
 def test_quarantined_segment_is_left_out(planner, spool, tmp_path):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    (tmp_path / "spool" / "r1" / "000000000001-1-1700000001000.arrow").write_bytes(b"broken")
+    (tmp_path / "spool" / "r1" / "000000000001-1.arrow").write_bytes(b"broken")
     stream = planner(receivers="external")
 
     end = stream.latest({})
@@ -600,14 +556,14 @@ def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, s
 @pytest.mark.parametrize("limit", [1, 1_000_000])
 def test_drain_with_a_small_spool_reads_all(fakensqd, planner, limit):
     publish(fakensqd, "clicks", numbered(1000))
-    stream = planner(drain=True, max_spool_bytes=limit, segment_rows=100, max_in_flight=100)
+    stream = planner(drain=True, max_spool_bytes=limit, max_in_flight=100)
 
     assert len(run_out(stream)[0]) == 1000
 
 
 def test_once_goes_on_where_a_full_spool_ended_the_last_run(fakensqd, planner, caplog):
     publish(fakensqd, "clicks", numbered(1000))
-    small = {"max_spool_bytes": 1, "segment_rows": 100, "max_in_flight": 100}
+    small = {"max_spool_bytes": 1, "max_in_flight": 100}
     start, bodies = {}, []
     for _ in range(3):
         stream = planner(drain=True, **small)
@@ -672,7 +628,7 @@ def test_drain_of_what_no_nsqd_has_any_more_ends(fakecluster, planner, caplog, c
     publish(fakecluster.nsqds[0], "other", [b"x"])
     lookupds = tuple(fakecluster.lookupd_http_addresses)
     nsqd = {"nsqd_tcp_addresses": (), "nsqd_http_addresses": (), "lookupd_http_addresses": lookupds}
-    stream = planner(drain=True, fail_on_data_loss=False, **nsqd, **changes)
+    stream = planner(drain=True, **nsqd, **changes)
 
     assert stream.latest(start) == start
     assert "drained: " in caplog.text
@@ -717,7 +673,7 @@ def test_segment_that_one_listing_lacks_is_read(planner, spool, monkeypatch):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    listdir, late = os.listdir, ["000000000001-1-1700000001000.arrow"]
+    listdir, late = os.listdir, ["000000000001-1.arrow"]
 
     def racing(path):
         # The first segment is written during the listing, the second before it.
@@ -784,7 +740,7 @@ def test_batch_larger_than_the_spool_is_an_error_and_kept(fakensqd, options, spo
     publish(fakensqd, "clicks", numbered(1000))
 
     with pytest.raises(SpoolError, match=r"more than maxSpoolBytes 1: give maxRows .*keeps them for spark.readStream"):
-        drain_channel(options(max_spool_bytes=1, segment_rows=100, max_in_flight=100))
+        drain_channel(options(max_spool_bytes=1, max_in_flight=100))
 
     assert 0 < len(bodies_of(spool)) < 1000
 

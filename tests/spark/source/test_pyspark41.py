@@ -1,6 +1,5 @@
 """The reader of a stream as PySpark 4.1 calls it: latestOffset() has no arguments."""
 
-import json
 import pickle
 
 import pytest
@@ -96,7 +95,7 @@ def test_batch_that_was_not_planned_before_a_kill_comes_first(start, segments):
 
 def test_drain_reads_what_is_there_in_one_batch(fakensqd, start):
     publish(fakensqd, "clicks", numbered(100))
-    reader = start(receivers="driver", drain=True, segment_rows=10)
+    reader = start(receivers="driver", drain=True, max_in_flight=10)
 
     end = reader.latestOffset()
 
@@ -127,18 +126,3 @@ def test_end_is_not_kept_when_a_later_pyspark_goes_on(start, segments):
 
     with pytest.raises(SpoolError, match="use that PySpark again"):
         start().latestOffset()
-
-
-@pytest.mark.parametrize("kind", [NsqStreamReader41, NsqStreamReader], ids=["4.1", "later"])
-def test_reader_of_another_querys_spool_leaves_the_end_of_that_query_alone(options, start, segments, tmp_path, kind):
-    owner = start()
-    end = owner.latestOffset()
-    owner.partitions(owner.initialOffset(), end)
-
-    reader = kind(ReadOptions(**{**vars(options), "spool_reader": "second", "max_rows_per_batch": None}), ("body",))
-    first = reader.initialOffset()
-    found = bodies(reader, first, reader.latestOffset(first, reader.getDefaultReadLimit()))
-    reader.stop()
-
-    assert len(found) == 5
-    assert json.loads((tmp_path / "spool" / "planned.json").read_text()) == end

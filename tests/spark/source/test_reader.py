@@ -26,7 +26,7 @@ from gnsq.spark.source.planner import PlannerTimes
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
 from gnsq.spark.source.reader import RETRY_INTERVAL, NsqStreamReader, SegmentsPartition
 from gnsq.spark.spool.spool import Spool
-from tests.spark.helpers import RECEIVED_MS, channel_stats, columns, numbered, publish, running, unusable, wait_for
+from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
 # As getDefaultReadLimit() gives it by default.
 LIMIT = ReadMaxBytes(64 * 1024 * 1024)
@@ -266,14 +266,14 @@ def test_segment_that_is_damaged_after_planning_is_quarantined(reader, spool, tm
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    segments = [Segment("r1", number, 1, 1, RECEIVED_MS) for number in (1, 2)]
+    segments = [Segment("r1", number, 1, 1) for number in (1, 2)]
     (tmp_path / "spool" / segments[0].path).write_bytes(b"broken")
 
     partition = SegmentsPartition(spool.location, segments)
     [batch] = reader(receivers="external").read(partition)
 
     assert batch.column("body").to_pylist() == [b"body 2"]
-    assert (tmp_path / "spool" / "r1" / "000000000001-1-1700000001000.arrow.corrupt").exists()
+    assert (tmp_path / "spool" / "r1" / "000000000001-1.arrow.corrupt").exists()
 
 
 def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
@@ -281,24 +281,6 @@ def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
 
     with pytest.raises(SpoolIncomplete, match=r"r1/000000000001-7.arrow is gone, with 7 messages"):
         list(reader(receivers="external").read(partition))
-
-
-def test_task_leaves_no_segment_out_if_its_machine_does_not_see_the_spool(reader, tmp_path):
-    partition = SegmentsPartition(str(tmp_path / "nowhere"), [Segment("r1", 1, 1, 7)])
-
-    with pytest.raises(SpoolError, match=r"nowhere .*is its file system mounted"):
-        list(reader(receivers="external", failOnDataLoss="false").read(partition))
-
-
-def test_segment_that_is_gone_after_planning_is_left_out_if_the_options_say_so(reader, spool, caplog):
-    spool.lock("", "clicks/archive").release()
-    spool.writer("r1").write(2, columns(2))
-    partition = SegmentsPartition(spool.location, [Segment("r1", number, 1, 1, RECEIVED_MS) for number in (1, 2)])
-
-    [batch] = reader(receivers="external", failOnDataLoss="false").read(partition)
-
-    assert batch.column("body").to_pylist() == [b"body 2"]
-    assert f"-1-{RECEIVED_MS}.arrow is gone: the batch goes on without its 1 message" in caplog.text
 
 
 def test_second_query_is_refused(reader):
@@ -319,7 +301,7 @@ def test_checkpoint_of_another_source_is_refused(reader, other):
 
 def test_once_is_one_batch_of_everything(fakensqd, reader):
     publish(fakensqd, "clicks", numbered(3000))
-    stream = reader(segmentRows="100")
+    stream = reader(maxInFlight="100")
     start = stream.initialOffset()
 
     end = stream.latestOffset(start, ReadAllAvailable())
@@ -422,9 +404,9 @@ def test_foreign_schema_is_refused(options, field):
 
 
 def test_number_of_tasks_is_that_of_the_cluster(options, spool):
-    writer = spool.writer("r1")
+    writer, rows = spool.writer("r1"), columns(*range(20_000))
     for number in range(1, 10):
-        writer.write(number, columns(number))
+        writer.write(number, rows)
     given = {**options, "receivers": "external"}
     source = data_source_for(7)
 
@@ -477,12 +459,6 @@ def test_empty_batch_has_no_rows(options):
 
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
-
-
-@pytest.mark.parametrize("given", [{"spoolReader": "second"}, {"startingTimestamp": "1700000000000"}])
-def test_options_of_a_stream_are_refused_for_a_batch(options, given):
-    with pytest.raises(ValueError, match=r"option \w+ is for spark.readStream only"):
-        NsqDataSource({**options, **given}).reader(schema())
 
 
 def test_overwrite_is_refused(options):

@@ -3,7 +3,6 @@
 import logging
 import pickle
 import sys
-import time
 
 import gevent
 import pyarrow as pa
@@ -16,8 +15,6 @@ from gnsq.spark.datasource import NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
 from gnsq.spark.spool.objectstore import PART_SIZE
-from gnsq.spark.spool.positions import ReaderRegistration
-from gnsq.spark.spool.retention import Retention, SpoolPruner
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from tests.helpers import run
@@ -68,33 +65,6 @@ def test_prune_lists_nothing(s3, remote):
     wait_for(lambda: len(s3.requests) > before)
     assert [request.split()[0] for request in s3.requests[before:]] == ["POST"]
     assert bodies_of(remote) == [b"body 3"]
-
-
-def test_reader_holds_segments_back(s3, remote):
-    writer = remote.writer("r1")
-    for number in (1, 2, 3):
-        writer.write(number, columns(number))
-    registration = ReaderRegistration(remote.positions, "second")
-    try:
-        assert not registration.register({"r1": 1})
-        owner = SpoolPruner(remote, Retention(), max_held=10**9)
-        owner.prune(remote.listing(), {"r1": 3}, time.time())
-        assert bodies_of(remote) == [b"body 2", b"body 3"]
-        assert remote.unread(remote.listing()).segments == 0
-
-        registration.advance({"r1": 2})
-        owner.prune(remote.listing(), {"r1": 3}, time.time())
-    finally:
-        registration.close()
-
-    assert bodies_of(remote) == [b"body 3"]
-
-
-def test_name_of_a_reader_belongs_to_one_query(remote):
-    remote.lock("one", "clicks/archive", reader="second").release()
-
-    with pytest.raises(SpoolInUse, match="belongs to owner 'one', not to 'two'"):
-        remote.lock("two", "clicks/archive", reader="second")
 
 
 def test_1001_files_are_deleted_by_two_requests(s3, location):
@@ -340,7 +310,7 @@ def test_query_with_a_spool_on_s3_reads_every_message(fakensqd, s3, location, ca
     publish(fakensqd, "clicks", numbered(3000))
     schema = StructType().add("body", "binary")
     uri = s3.location(f"bucket/{tmp_path.name}/spool", "KEY:SECRET@")
-    given = {"spool": uri, "spoolOwner": "s3://KEY:SECRET@bucket/checkpoint", "segmentRows": "1000"}
+    given = {"spool": uri, "spoolOwner": "s3://KEY:SECRET@bucket/checkpoint", "maxRowsPerBatch": "1000"}
     given |= {"nsqdTcpAddresses": fakensqd.tcp_address, "nsqdHttpAddresses": fakensqd.http_address}
     stream = NsqDataSource({"topic": "clicks", "channel": "archive", **given}).streamReader(schema)
     stream.prepareForTriggerAvailableNow()
