@@ -76,6 +76,15 @@ class StopSignals:
         atexit.register(self._ignore_copies_at_exit)
         return self
 
+    def is_set(self) -> bool:
+        """Return True after the first signal, also if the hub has not run since."""
+        return self.number is not None
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the first signal, up to timeout seconds; return True if it has come."""
+        self.requested.wait(timeout)
+        return self.is_set()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._is_over = True
         self._waker.close()

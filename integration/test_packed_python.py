@@ -47,7 +47,7 @@ def used(number):
     return sys.executable, gnsq.__file__
 
 settings = {"spark.archives": "environment.tar.gz#environment", "spark.ui.showConsoleProgress": "false"}
-with open_session("packed", master="local-cluster[2,1,1024]", settings=settings) as spark:
+with open_session("packed", settings={"spark.master": "local-cluster[2,1,1024]", **settings}) as spark:
     found = spark.sparkContext.parallelize(range(8), 4).map(used).distinct().collect()
     finished = run(spark, config, once=True).finished
 print(json.dumps([found, finished]))

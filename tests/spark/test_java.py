@@ -12,7 +12,6 @@ from gnsq.spark.java import (
     JavaNotFound,
     find_java,
     is_supported,
-    link_spark_without_zip,
     parse_version,
     prepare_environment,
 )
@@ -218,8 +217,24 @@ def test_launcher_directory_is_private(packaged):
     assert Path(home, "bin").stat().st_mode & 0o077 == 0
 
 
-def test_spark_that_is_linked_has_no_second_pyspark(tmp_path):
-    link_spark_without_zip(tmp_path)
+def test_local_spark_has_no_second_pyspark(monkeypatch):
+    monkeypatch.delenv("SPARK_HOME", raising=False)
 
-    assert (tmp_path / "bin" / "spark-submit").exists()
-    assert [path.name for path in tmp_path.rglob("pyspark*.zip")] == []
+    prepare_environment()
+
+    home = Path(os.environ["SPARK_HOME"])
+    assert (home / "bin" / "spark-submit").exists()
+    assert [path.name for path in home.rglob("pyspark*.zip")] == []
+    monkeypatch.delenv("SPARK_HOME")
+    prepare_environment("local[2]")
+    assert os.environ["SPARK_HOME"] == str(home)
+
+
+def test_spark_home_of_the_user_and_that_of_a_cluster_stay(monkeypatch):
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    prepare_environment()
+    assert os.environ["SPARK_HOME"] == "/opt/spark"
+
+    monkeypatch.delenv("SPARK_HOME")
+    prepare_environment("spark://host:7077")
+    assert "SPARK_HOME" not in os.environ

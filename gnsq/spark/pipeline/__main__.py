@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import JobFailed
+from gnsq.spark.errors import JobFailed, JobStopped
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
 from gnsq.spark.pipeline.report import Batch
@@ -24,15 +24,9 @@ from gnsq.texts import counted
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gnsq.spark.pipeline.process import StopRequest
     from gnsq.spark.pipeline.session import OpenSession
 
 __all__ = ["main", "run_job"]
-
-INTERRUPTED = (
-    "interrupted at once: what was in flight comes back after nsqd's msg_timeout, a batch that was under way runs "
-    "again; the next start goes on where this one ended"
-)
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE", "show_default": False})
@@ -94,11 +88,6 @@ def main(
             _maintain(config)
             return
         finished = run_job(config, session, once=once, new_topic=new_topic, take_over=take_over)
-    except KeyboardInterrupt:
-        click.echo(INTERRUPTED, err=True)
-        sys.stdout.flush()
-        # Not sys.exit(): the threads of Arrow, delta-rs and Py4J still run, and may crash the end of the interpreter.
-        os._exit(130)
     except (NSQException, OSError, ValueError) as error:
         raise _failure(config, str(error)) from error
     except Exception as error:
@@ -161,20 +150,19 @@ def run_job(
         NSQException, OSError, ValueError: If the job can't start, or fails.
     """
     # Import these slow modules here: --help and errors in the settings do not need them.
-    from gnsq.spark.pipeline.process import JobStopped, StopRequest
+    from gnsq.running import StopSignals
     from gnsq.spark.pipeline.runner import run_queries
 
-    with StopRequest() as stop:
+    with StopSignals(before_end=_kill_java) as stop:
         summary = run_queries(
             config,
-            lambda: _started(config, session, stop),
-            stop=stop.asked,
+            lambda: _started(config, session),
+            stop=stop,
             report=click.echo,
             log=str(config.log),
             once=once,
             new_topic=new_topic,
             take_over=take_over,
-            is_killed_by_interrupt=True,
             observe=observe,
             has_view=True,
         )
@@ -184,16 +172,21 @@ def run_job(
 
 
 @contextlib.contextmanager
-def _started(config: PipelineConfig, session: OpenSession | None, stop: StopRequest) -> Iterator[SparkSession]:
+def _started(config: PipelineConfig, session: OpenSession | None) -> Iterator[SparkSession]:
     from gnsq.spark.pipeline.session import is_submitted, open_session  # loads pyspark
 
     click.echo("starting" if is_submitted() else f"starting Spark; its messages go to {config.log}")
-    with (session or open_session)(
-        "gnsq-pipeline", master=config.master or None, settings=config.spark, log=config.log
-    ) as spark:
-        # Install the signal handlers again: SparkContext has replaced the one of SIGINT.
-        stop.install()
+    master = {"spark.master": config.master} if config.master else {}
+    with (session or open_session)("gnsq-pipeline", settings={**master, **config.spark}, log=config.log) as spark:
         yield spark
+
+
+def _kill_java() -> None:
+    # The second signal ends this process at once: leave neither a JVM nor a hidden cursor behind.
+    if "gnsq.spark.pipeline.session" in sys.modules:
+        sys.modules["gnsq.spark.pipeline.session"].kill_java()
+    if sys.stdout.isatty():
+        os.write(1, b"\x1b[?25h")
 
 
 if __name__ == "__main__":

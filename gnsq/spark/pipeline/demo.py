@@ -25,11 +25,12 @@ import click
 
 from gnsq import Producer
 from gnsq.errors import NSQException
+from gnsq.running import StopSignals
+from gnsq.spark.errors import JobStopped
 from gnsq.spark.java import Java, find_java
 from gnsq.spark.pipeline.__main__ import run_job
 from gnsq.spark.pipeline.config import YEAR, PipelineConfig
 from gnsq.spark.pipeline.demoreport import DemoRun, ShownTable, demo_html
-from gnsq.spark.pipeline.process import JobStopped, StopRequest
 from gnsq.spark.pipeline.report import Batch, table_text
 from gnsq.texts import counted
 
@@ -81,13 +82,13 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
     work = Path(tempfile.mkdtemp(prefix="gnsq-demo-"))
     click.echo(f"Java {java.version} from {java.origin}; working in {work}")
     try:
-        with StopRequest() as stop:
+        with StopSignals() as stop:
             bodies = generate(messages, seed) if file is None else read_lines(file)
             run = _demo(stop, work, bodies, total, session, java, is_kept=keep)
         write_report(run)
         click.echo(f"took {run.seconds:.0f} s")
         status = 0 if all(run.checks.values()) else 1
-    except (JobStopped, KeyboardInterrupt):
+    except JobStopped:
         click.echo("stopped")
         status = 130
     except (NSQException, OSError) as error:
@@ -101,7 +102,7 @@ def main(session: OpenSession | None, /, file: Path | None, messages: int, seed:
 
 
 def _demo(
-    stop: StopRequest,
+    stop: StopSignals,
     work: Path,
     bodies: Iterable[bytes],
     total: int,
@@ -141,7 +142,7 @@ def _demo(
         published = 0
         with Producer(nsqds) as producer:
             for batch in _batches(bodies):
-                if stop.asked.is_set():
+                if stop.is_set():
                     raise JobStopped
                 producer.multipublish(TOPIC, batch)
                 published += len(batch)

@@ -295,6 +295,8 @@ class Job:
     def _start(self, name: str, batches: Callable[[DataFrame, BatchIdentity], list[DataFile]], once: bool) -> None:
         config = self._config
         options = {**config.source_options(name), "drain": str(once)}
+        # The query's thread takes this property from the thread that starts it; see session.py.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
         messages = self._spark.readStream.format("nsq").options(**options).load()
         metric = config.metric_queries.get(name)
         if metric is not None:

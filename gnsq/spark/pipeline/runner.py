@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
@@ -64,7 +64,7 @@ def run(
     check_classic(spark)
     return run_queries(
         config,
-        lambda: borrow_session(spark, config),
+        lambda: borrow_session(spark, config.spark),
         stop=stop or threading.Event(),
         report=report or logger.info,
         log="Spark's log",
@@ -74,17 +74,26 @@ def run(
     )
 
 
+class Stop(Protocol):
+    """What asks a job to stop: a threading.Event, or StopSignals."""
+
+    def is_set(self) -> bool:
+        """Return True if the job must stop."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to timeout seconds; return True if the job must stop."""
+
+
 def run_queries(
     config: PipelineConfig,
     open_spark: Callable[[], AbstractContextManager[SparkSession]],
     *,
-    stop: threading.Event,
+    stop: Stop,
     report: Callable[[str], object],
     log: str,
     once: bool,
     new_topic: bool,
     take_over: bool,
-    is_killed_by_interrupt: bool = False,
     observe: Callable[[Batch], object] | None = None,
     has_view: bool = False,
 ) -> Summary:
@@ -93,7 +102,6 @@ def run_queries(
     Args:
         open_spark: Makes the session, and ends its queries. It is called after all checks.
         log: Where Spark's messages are, for warnings.
-        is_killed_by_interrupt: After a KeyboardInterrupt, call nothing of Spark: open_spark kills it.
         observe: Called with each progress of a query, also of an idle one.
         has_view: While the queries run, show them live on stdout if that is a terminal, instead of a line for each
             batch.
@@ -147,15 +155,9 @@ def run_queries(
                 if job.summary.finished:
                     job.maintain()
                 else:
-                    report(
-                        "stopping in order" + ("; a second Ctrl-C ends it at once" if is_killed_by_interrupt else "")
-                    )
-            except KeyboardInterrupt:
-                if not is_killed_by_interrupt:
-                    job.release()
-                raise
-            except LeaseLost:
-                # Lose no time with a summary: the queries must end before another job begins.
+                    report("stopping in order")
+            except (KeyboardInterrupt, LeaseLost):
+                # Lose no time with a summary: after LeaseLost the queries must end before another job begins.
                 job.release()
                 raise
             except BaseException:

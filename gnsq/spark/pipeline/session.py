@@ -10,9 +10,9 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -28,12 +28,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
-from gnsq.spark.java import link_spark_without_zip, prepare_environment
-from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.java import prepare_environment
 from gnsq.spark.pipeline.lock import LeaseLost
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 
-__all__ = ["OpenSession", "borrow_session", "check_classic", "is_submitted", "open_session", "session_settings"]
+__all__ = [
+    "OpenSession",
+    "borrow_session",
+    "check_classic",
+    "is_submitted",
+    "kill_java",
+    "open_session",
+    "session_settings",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +49,14 @@ JVM_PATIENCE = 10.0
 # Limit of the memory that RocksDB takes outside of Java's heap, for all states of a process together.
 STATE_MEMORY_MB = 256
 _STATE = "spark.sql.streaming.stateStore"
+_MASTER = "spark.master"
 _SETTINGS = {
+    # Tasks of the queries take turns. Otherwise those of one query's large batch would hold up all others. Each query
+    # runs in a pool of its name, which is a property of the thread that starts it.
+    "spark.scheduler.mode": "FAIR",
     "spark.sql.session.timeZone": "UTC",
+    # An expression that can't be computed for an event, such as a cast, is null: it does not stop the query.
+    "spark.sql.ansi.enabled": "false",
     # Every reader of Parquet reads this type as a time with a zone; the default, INT96, is read as one without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Spark sends rows to Python in parts of up to 10,000 rows. Limit the bytes of a part, too, since a body may have
@@ -108,21 +121,19 @@ def check_classic(spark: object) -> None:
 
 
 @contextlib.contextmanager
-def borrow_session(spark: SparkSession, config: PipelineConfig) -> Iterator[SparkSession]:
+def borrow_session(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """Make a new session in a Spark that runs, with the job's settings. At the end, stop the queries of that session.
 
-    A setting of config.spark that Spark takes only at its start is logged as a WARNING, unless Spark has that value.
+    A setting that Spark takes only at its start is logged as a WARNING, unless Spark has that value.
 
     Raises:
         JobFailed: If Spark refuses the value of a setting.
     """
     try:
         session = spark.newSession()
-        master = session.sparkContext.master
-        own = {key: value for key, value in session_settings(master).items() if key.startswith("spark.sql.")}
-        if config.master and config.master != master:
-            logger.warning("setting master %s has no effect: this Spark runs on %s", config.master, master)
-        for key, value in {**own, **config.spark}.items():
+        own = session_settings(session.sparkContext.master)
+        sql = {key: value for key, value in own.items() if key.startswith("spark.sql.")}
+        for key, value in {**sql, **settings}.items():
             _set(session, key, value)
         register(session)
     except (PySparkException, Py4JError) as error:
@@ -136,101 +147,84 @@ def borrow_session(spark: SparkSession, config: PipelineConfig) -> Iterator[Spar
 
 def _set(session: SparkSession, key: str, value: str) -> None:
     try:
-        session.conf.set(key, value)
+        if key != _MASTER:  # Spark would take it without an effect
+            session.conf.set(key, value)
+            return
     except PySparkException as error:
         if not (error.getCondition() or "").startswith("CANNOT_MODIFY"):
             raise
-        found = session.conf.get(key, None)
-        if found != value:
-            logger.warning(
-                "setting spark: %s can only be given when Spark starts: the job runs with %s, not with %r",
-                *(key, "Spark's default" if found is None else repr(found), value),
-            )
-
-
-def _submitted_master() -> str:
-    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, whose properties SparkConf reads
-    return str(SparkConf().get("spark.master", ""))
+    found = session.conf.get(key, None)
+    if found != value:
+        logger.warning(
+            "setting spark: %s can only be given when Spark starts: the job runs with %s, not with %r",
+            *(key, "Spark's default" if found is None else repr(found), value),
+        )
 
 
 @contextlib.contextmanager
 def open_session(
-    name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, log: Path | None = None
+    name: str, *, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark, in the JVM of spark-submit if there is one. At the end, stop the queries and Spark. After LeaseLost,
-    or a KeyboardInterrupt, also one during the stop, kill the JVM that was started here instead.
+    """Start Spark, in the JVM of spark-submit if there is one. At the end, stop the queries and Spark; after LeaseLost,
+    kill the JVM that was started here instead.
 
     Args:
-        master: Such as local[2]; default: spark-submit's, else local[*].
-        settings: Settings of Spark; they win over those of session_settings().
+        settings: Settings of Spark; they win over those of session_settings(). Default of spark.master: spark-submit's,
+            else local[*].
         log: File for Spark's messages; None leaves them on stderr.
 
     Raises:
         JavaNotFound: If there is no Java that Spark supports.
         JobFailed: If Spark does not start.
     """
-    if not is_submitted():
-        prepare_environment()
-        master = master or "local[*]"
-    with _spark_home(master), _started(name, master, settings, log) as spark:
-        yield spark
-
-
-@contextlib.contextmanager
-def _spark_home(master: str | None) -> Iterator[None]:
-    """Let Python processes of a local Spark start faster, see link_spark_without_zip(). A cluster has its own Spark."""
-    if master is None or not master.startswith("local") or is_submitted() or "SPARK_HOME" in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="gnsq-spark-") as home:
-        link_spark_without_zip(Path(home))
-        os.environ["SPARK_HOME"] = home
-        try:
-            yield
-        finally:
-            del os.environ["SPARK_HOME"]
-
-
-@contextlib.contextmanager
-def _started(
-    name: str, master: str | None, settings: Mapping[str, str] | None, log: Path | None
-) -> Iterator[SparkSession]:
+    given = dict(settings or {})
+    if is_submitted():
+        SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, whose properties SparkConf reads
+        given.setdefault(_MASTER, str(SparkConf().get(_MASTER, "")))
+    else:
+        prepare_environment(given.setdefault(_MASTER, "local[*]"))
+    if given[_MASTER].startswith("local"):
+        # Nothing of a local master needs to be reached from outside.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name)
-    if master is not None:
-        builder = builder.master(master)
-        if master.startswith("local"):
-            # Nothing of a local master needs to be reached from outside.
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    for key, value in {**session_settings(master or _submitted_master()), **(settings or {})}.items():
+    for key, value in {**session_settings(given[_MASTER]), **given}.items():
         builder = builder.config(key, value)
     written = log.stat().st_size if log is not None and log.exists() else 0
-    with _stderr_to(log):
-        try:
+    try:
+        with _stderr_to(log), _same_interrupt():
             spark = builder.getOrCreate()
-        except (PySparkException, Py4JError) as error:
-            raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
-    is_usable = True
+    except (PySparkException, Py4JError) as error:
+        raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
+    is_usable = is_lost = False
     try:
         try:
-            try:
-                _prepare(spark)
-            except (PySparkException, Py4JError) as error:
-                # After a bad setting there are no queries, and to ask Spark for them takes seconds.
-                is_usable = False
-                raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
-            yield spark
-        except (KeyboardInterrupt, LeaseLost):
-            raise
-        except BaseException:
-            _stop(spark, log, has_queries=is_usable)
-            raise
-        else:
-            _stop(spark, log)
-    except (KeyboardInterrupt, LeaseLost) as error:
-        if isinstance(error, LeaseLost) and is_submitted():
-            _stop_queries(spark)
-        _kill()
+            _prepare(spark)
+        except (PySparkException, Py4JError) as error:
+            raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
+        is_usable = True
+        yield spark
+    except LeaseLost:
+        is_lost = True
         raise
+    finally:
+        if is_lost and not is_submitted():
+            kill_java()
+        elif is_lost:
+            _stop_queries(spark)
+        else:
+            # After a bad setting there are no queries, and to ask Spark for them takes seconds.
+            _stop(spark, log, has_queries=is_usable)
+
+
+@contextlib.contextmanager
+def _same_interrupt() -> Iterator[None]:
+    """Keep the handler of SIGINT: SparkContext sets one of its own, which raises KeyboardInterrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _prepare(spark: SparkSession) -> None:
@@ -272,7 +266,7 @@ def _reason(error: BaseException, log: Path | None, written: int) -> str:
     return root_cause(getattr(error, "_desc", None) or str(error))
 
 
-def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) -> None:
+def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool) -> None:
     # A batch that is interrupted writes errors to stderr, in this process too: send them to the log.
     with _stderr_to(log):
         if has_queries:
@@ -315,7 +309,7 @@ def _stop_query(query: StreamingQuery) -> None:
         logger.warning("a query did not stop, its batch hangs: %s", root_cause(str(error)))
 
 
-def _kill() -> None:
+def kill_java() -> None:
     """Kill the JVM, which may hang, if it was started here. Receivers then see their input's end, and shut down."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:

@@ -105,25 +105,26 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
 
 
 @pytest.mark.spark
-def test_settings_that_spark_takes_only_at_its_start_are_told(caller, tmp_path, caplog):
-    given = {"spark.driver.memory": "2g", "spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
-    config = config_for(tmp_path, master="local[9]", spark=given)
+def test_settings_that_spark_takes_only_at_its_start_are_told(caller, caplog):
+    given = {"spark.master": "local[9]", "spark.driver.memory": "2g"}
+    given |= {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
 
-    with caplog.at_level(logging.WARNING), borrow_session(caller, config) as session:
+    with caplog.at_level(logging.WARNING), borrow_session(caller, given) as session:
         assert session.conf.get(ZONE) == "UTC"
 
     assert caplog.messages == [
-        "setting master local[9] has no effect: this Spark runs on local[2]",
+        "setting spark: spark.master can only be given when Spark starts: the job runs with 'local[2]', not with "
+        "'local[9]'",
         "setting spark: spark.driver.memory can only be given when Spark starts: the job runs with Spark's default, "
         "not with '2g'",
     ]
 
 
 @pytest.mark.spark
-def test_bad_value_of_a_setting_of_spark_is_told(caller, tmp_path):
-    config = config_for(tmp_path, spark={PARTITIONS: "many"})
+def test_bad_value_of_a_setting_of_spark_is_told(caller):
+    words = r"can't be used: .*The value 'many'"
 
-    with pytest.raises(JobFailed, match=r"can't be used: .*The value 'many'"), borrow_session(caller, config):
+    with pytest.raises(JobFailed, match=words), borrow_session(caller, {PARTITIONS: "many"}):
         pytest.fail("used")
 
 

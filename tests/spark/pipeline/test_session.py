@@ -19,7 +19,7 @@ from pathlib import Path
 from gnsq.errors import NSQException
 from gnsq.spark.pipeline.session import open_session
 try:
-    with open_session("x", master=sys.argv[1], settings=dict([sys.argv[2].split("=")]), log=Path(sys.argv[3])):
+    with open_session("x", settings=dict(each.split("=") for each in sys.argv[1:3]), log=Path(sys.argv[3])):
         pass
 except NSQException as error:
     print(error)
@@ -129,7 +129,7 @@ def test_checkpoint_keeps_the_store_of_state_that_it_was_made_with(spark, tmp_pa
 @pytest.mark.subprocess
 def test_setting_with_which_spark_does_not_start_is_told_in_one_line(tmp_path, master, setting, words):
     (tmp_path / "log").write_text("of an earlier run\n")
-    command = [sys.executable, "-c", PROGRAM, master, setting, str(tmp_path / "log")]
+    command = [sys.executable, "-c", PROGRAM, f"spark.master={master}", setting, str(tmp_path / "log")]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
@@ -144,7 +144,17 @@ def test_value_of_a_setting_that_spark_refuses_is_told(spark):
     words = r"^Spark does not start: .*The value 'many' in the config .*spark.sql.shuffle.partitions.* is invalid\. "
 
     # Spark runs already, and takes the settings as at its start.
-    with pytest.raises(JobFailed, match=words), open_session("x", master="local[2]", settings={PARTITIONS: "many"}):
+    with pytest.raises(JobFailed, match=words), open_session("x", settings={PARTITIONS: "many"}):
         pytest.fail("started")
 
     assert spark.conf.get(PARTITIONS) == "2"
+
+
+@pytest.mark.spark
+def test_expression_that_can_not_be_computed_is_null(spark):
+    assert spark.sql("SELECT CAST('x' AS INT) AS a, 1 / 0 AS b, array(1)[5] AS c").first() == (None, None, None)
+
+
+@pytest.mark.spark
+def test_queries_share_the_cores(spark):
+    assert spark.sparkContext.getConf().get("spark.scheduler.mode") == "FAIR"
