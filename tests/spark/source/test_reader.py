@@ -387,9 +387,9 @@ def test_foreign_offset_is_refused(reader):
         pytest.param({"maxRows": "5"}, "maxRows is for spark.read only", id="maxRows"),
     ],
 )
-def test_bad_option_of_a_stream(reader, given, words):
+def test_bad_option_of_a_stream(options, given, words):
     with pytest.raises(ValueError, match=words):
-        reader(**given)
+        NsqDataSource({**options, **given}).streamReader(schema()).initialOffset()
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_bad_option_of_a_stream(reader, given, words):
 )
 def test_foreign_schema_is_refused(options, field):
     with pytest.raises(ValueError, match="use from_json"):
-        NsqDataSource(options).streamReader(StructType().add(*field))
+        NsqDataSource(options).streamReader(StructType().add(*field)).initialOffset()
 
 
 # --- number of tasks
