@@ -1,4 +1,4 @@
-"""Durable files below one directory, on any file system that pyarrow knows. Knows no segments.
+"""Durable files below one directory: of a local disk here, of any other file system in remote.py. Knows no segments.
 
 A file appears whole. On local disks and HDFS it is written under a temporary name (on local disks synced, too) and
 renamed. On object stores (objectstore.py), it appears when its upload has ended.
@@ -10,28 +10,32 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from pyarrow import fs
 
 from gnsq.localfiles import make_directory, open_or_create, write_file
-from gnsq.spark.spool.objectstore import OBJECT_STORES, RETRY_TIME, ObjectStore
 from gnsq.spark.uris import redact_uri
 
-__all__ = ["LocalStore", "ObjectStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
+if TYPE_CHECKING:
+    from gnsq.spark.spool.objectstore import ObjectStore
+    from gnsq.spark.spool.remote import RemoteStore
+
+__all__ = ["LocalStore", "Store", "TEMPORARY", "open_store"]
 
 TEMPORARY = ".tmp-"
 
 
-def open_store(location: str, what: str = "spool", *, mode: int | None = None, retry_time: float = RETRY_TIME) -> Store:
+def open_store(
+    location: str, what: str = "spool", *, mode: int | None = None, retry_time: float | None = None
+) -> Store:
     """Make the store of a path or URI (file:, s3:, gs:, hdfs: ...); touches no file.
 
     Args:
         what: Name of the location, for errors.
         mode: Permissions of new directories, as in LocalStore. Other file systems ignore it.
-        retry_time: As in ObjectStore.
+        retry_time: As in ObjectStore; None: its default.
 
     Raises:
         ValueError: If the location is empty, or is a URI that can't be used.
@@ -48,15 +52,10 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None, r
     if scheme in ("", "file"):
         path = unquote(urlsplit(location).path) if scheme else location
         return LocalStore(Path(path), mode)
-    try:
-        filesystem, path = fs.FileSystem.from_uri(location)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        shown = redact_uri(location)
-        # Raise without the cause (from None): its text may show the credentials in the location.
-        raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
-    if filesystem.type_name in OBJECT_STORES:
-        return ObjectStore(location, filesystem, path, retry_time)
-    return RemoteStore(filesystem, path)
+    # Loads pyarrow.fs and obstore: 12 MiB that the process of a query with a local spool does not need.
+    from gnsq.spark.spool.remote import open_remote
+
+    return open_remote(location, what, retry_time)
 
 
 class LocalStore:
@@ -195,86 +194,6 @@ class LocalStore:
         return True
 
 
-class RemoteStore:
-    """A directory of a pyarrow file system that is neither local nor an object store, such as HDFS.
-
-    Methods as LocalStore's; list() lists all levels.
-    """
-
-    lists_in_order = False
-
-    def __init__(self, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
-        self._fs = filesystem
-        self._root = root.rstrip("/")
-
-    def put(self, path: str, data: Any) -> None:
-        whole = self._path(path)
-        directory, _, name = whole.rpartition("/")
-        temporary = f"{directory}/{TEMPORARY}{name}"
-        with self._fs.open_output_stream(temporary) as stream:
-            stream.write(data)
-        self._fs.move(temporary, whole)
-
-    def read(self, path: str) -> Any:
-        with self.open(path) as file:
-            return file.read_buffer()
-
-    def open(self, path: str) -> Any:
-        return self._fs.open_input_file(self._path(path))
-
-    def exists(self, path: str) -> bool:
-        return bool(self._fs.get_file_info(self._path(path)).type == fs.FileType.File)
-
-    def make_directory(self, path: str) -> None:
-        self._fs.create_dir(self._path(path), recursive=True)
-
-    def list(self) -> list[tuple[str, int]]:
-        selector = fs.FileSelector(self._root, allow_not_found=True, recursive=True)
-        start = len(self._root) + 1
-        found = [info for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File]
-        return [(info.path[start:], info.size) for info in found]
-
-    def directories(self) -> set[str]:
-        return {info.base_name for info in self._infos("") if info.type == fs.FileType.Directory}
-
-    def names(self, directory: str, after: str = "") -> dict[str, int | None]:
-        return {info.base_name: info.size for info in self._infos(directory) if info.type == fs.FileType.File}
-
-    def first_name(self, directory: str) -> str | None:
-        return min(self.names(directory), default=None)
-
-    def size(self, path: str) -> int | None:
-        info = self._fs.get_file_info(self._path(path))
-        return int(info.size) if info.type == fs.FileType.File else None
-
-    def _infos(self, directory: str) -> Any:
-        return self._fs.get_file_info(fs.FileSelector(self._path(directory), allow_not_found=True))
-
-    def remove(self, *paths: str) -> None:
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.delete_file(self._path(path))
-
-    def remove_directory(self, path: str) -> None:
-        whole = self._path(path)
-        if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.delete_dir(whole)
-
-    def rename(self, path: str, target: str) -> bool:
-        try:
-            self._fs.move(self._path(path), self._path(target))
-        except OSError:
-            # Ignore an error if the file does not exist: pyarrow does not always raise FileNotFoundError then.
-            if self.exists(path):
-                raise
-            return False
-        return True
-
-    def _path(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
-
-
 def _directories(root: Path) -> list[Path]:
     try:
         with os.scandir(root) as entries:
@@ -284,4 +203,4 @@ def _directories(root: Path) -> list[Path]:
         return []
 
 
-Store = LocalStore | ObjectStore | RemoteStore
+Store: TypeAlias = "LocalStore | ObjectStore | RemoteStore"

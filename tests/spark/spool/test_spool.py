@@ -3,6 +3,8 @@ import logging
 import os
 import re
 import stat
+import subprocess
+import sys
 import time
 
 import pytest
@@ -412,3 +414,24 @@ def test_credentials_are_not_in_texts_of_a_spool():
     assert spool.location == "s3://***@bucket/dir"
     assert repr(spool) == "Spool('s3://***@bucket/dir')"
     # The other side can still open it.
+
+
+@pytest.mark.subprocess
+def test_process_that_writes_a_local_spool_stays_small(tmp_path):
+    """pandas, pyarrow.compute, pyarrow.fs and obstore take 67 MiB, in the process of each query."""
+    code = (
+        "import sys\n"
+        "from tests.spark.helpers import bodies_of, columns\n"
+        "from gnsq.spark.source import reader\n"
+        "from gnsq.spark.spool.spool import Spool\n"
+        "spool = Spool(sys.argv[1])\n"
+        "spool.writer('r1').write(1, columns(1, 2))\n"
+        "loaded = {'pandas', 'pyarrow.compute', 'pyarrow.fs', 'obstore'} & set(sys.modules)\n"
+        "print(loaded, bodies_of(spool))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "set() [b'body 1', b'body 2']\n"

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from gnsq.spark.spool.storage import LocalStore, RemoteStore, open_store
+from gnsq.spark.spool.remote import RemoteStore
+from gnsq.spark.spool.storage import LocalStore, open_store
 
 
 @pytest.fixture(params=["local", "remote"])
