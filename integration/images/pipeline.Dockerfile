@@ -7,6 +7,8 @@ RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -
 COPY --from=java /opt/java/openjdk /opt/java/openjdk
 COPY . /src
 RUN pip install --no-cache-dir '/src[prometheus,spark]' && rm -rf /src
+# Spark's Python processes then import the installed PySpark, which is compiled, and not the one in this file.
+RUN rm /usr/local/lib/python3.11/site-packages/pyspark/python/lib/pyspark.zip
 COPY integration/images/entrypoint.sh integration/images/job.py /opt/gnsq/
 ENV JAVA_HOME=/opt/java/openjdk \
     SPARK_HOME=/usr/local/lib/python3.11/site-packages/pyspark \

@@ -33,7 +33,7 @@ def pytest_configure(config):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def short_lived_java(request, tmp_path_factory):
+def short_lived_java(request):
     """Let Java, its launcher and Python start fast: the Spark of a test ends after seconds."""
     if not any(item.get_closest_marker("spark") for item in request.session.items):
         yield
@@ -62,7 +62,7 @@ def class_archive(file):
         if file.exists() or not try_lock(lock):
             yield
             return
-        command = [sys.executable, "-m", "tests.spark.class_archive", str(file)]
+        command = [sys.executable, "-m", "gnsq.spark.class_archive", str(file)]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, cwd=ROOT, **quiet) as process:
             try:

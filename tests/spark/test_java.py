@@ -1,4 +1,5 @@
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -175,6 +176,7 @@ def test_environment_is_set(make_java, monkeypatch):
     home = make_java("a", "17.0.1")
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setenv("PYSPARK_PYTHON", "chosen")
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
 
     prepare_environment()
@@ -238,3 +240,39 @@ def test_spark_home_of_the_user_and_that_of_a_cluster_stay(monkeypatch):
     monkeypatch.delenv("SPARK_HOME")
     prepare_environment("spark://host:7077")
     assert "SPARK_HOME" not in os.environ
+
+
+def test_archive_of_classes_is_used_if_it_was_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    for name in ("SPARK_HOME", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.delenv(name, raising=False)
+    prepare_environment()
+    home = Path(os.environ["SPARK_HOME"])
+    assert "SPARK_SUBMIT_OPTS" not in os.environ
+
+    (home / "classes.jsa").touch()
+    del os.environ["SPARK_HOME"]
+    prepare_environment()
+
+    assert f"-XX:SharedArchiveFile={home}/classes.jsa" in os.environ["SPARK_SUBMIT_OPTS"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_archive_of_classes_is_written(tmp_path):
+    command = [sys.executable, "-m", "gnsq.spark.class_archive", str(tmp_path / "classes.jsa")]
+    # Java can't use one archive and write another.
+    options = re.sub(r"-XX:SharedArchiveFile=\S+", "", os.environ["SPARK_SUBMIT_OPTS"])
+
+    done = subprocess.run(
+        command,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": options},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["classes.jsa"]
