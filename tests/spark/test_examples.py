@@ -11,12 +11,11 @@ import pytest
 
 from gnsq import Producer
 from gnsq.spark.pipeline.__main__ import main as job_command
-from gnsq.spark.pipeline.batches import BatchIdentity
-from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.loading import load_config
 from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.schema import plain_type
-from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.pipeline.windows import Metric, version_of
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from tests.docs.pages import example
@@ -111,7 +110,7 @@ def test_settings_of_a_job_with_several_topics_are_accepted(tmp_path):
 @pytest.mark.subprocess
 def test_readers_example_reads_a_table_after_a_merge(tmp_path):
     schema = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("page", pa.string())])
-    table = Table("archive", str(tmp_path), schema, Partition("day", "event_time"))
+    table = Table("archive", str(tmp_path), schema, ["_day"], time="event_time")
     table.claim("q", take_over=False)
     for batch_id in range(3):
         target = table.target(batch_id)
@@ -131,7 +130,7 @@ def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
     metric = Metric.parse({"name": "pages", "window": 300, "slide": 60, "keys": ["page"], "aggregates": ["sum(ms)"]})
     start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     schema = metric.schema({"page": "string", "ms": "int"})
-    table = Table("metrics", str(tmp_path), schema, Partition("day", "window_start"))
+    table = Table("metrics", str(tmp_path), schema, ["_day"], time="window_start")
     for owner, batch_id, count in (("old", 0, 1), ("old", 1, 3), ("new", 0, 2)):
         epoch = table.claim(owner, take_over=True)
         values = (start, start + dt.timedelta(minutes=5), "/", count, 10 * count, epoch, version_of(epoch, batch_id))

@@ -97,11 +97,13 @@ def main(
 
 
 def _maintain(config: PipelineConfig) -> None:
-    from gnsq.spark.pipeline.maintenance import maintain_tables  # loads pyarrow
+    from gnsq.spark.pipeline.layout import maintained  # loads pyarrow
+    from gnsq.spark.pipeline.maintenance import maintain_tables
     from gnsq.spark.pipeline.preflight import check_work
 
     check_work(config)
-    merged, troubles = maintain_tables(config, is_forced=True)
+    locations, retention = maintained(config)
+    merged, troubles = maintain_tables(locations, retention=retention, is_forced=True)
     if troubles:
         raise JobFailed(f"maintenance: {'; '.join(troubles)}")
     click.echo(f"maintained: {counted(merged, 'file', spec=',')} merged")

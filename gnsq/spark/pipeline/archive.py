@@ -26,9 +26,8 @@ from pyspark.sql import functions as F
 
 from gnsq.localfiles import make_directory
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
+from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import by_topic, field_column
 from gnsq.spark.pipeline.layout import (
     archive_tables,
@@ -38,7 +37,7 @@ from gnsq.spark.pipeline.layout import (
     topic_of,
     topics_with_tables,
 )
-from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.topics import TopicEntry
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.texts import counted

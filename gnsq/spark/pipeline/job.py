@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import itertools
 import json
 import logging
@@ -32,13 +33,13 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile
+from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import NO_ENTRY, deduplicated, parse, parse_topics
-from gnsq.spark.pipeline.layout import query_tables, with_layout
+from gnsq.spark.pipeline.layout import maintained, query_tables, with_layout
 from gnsq.spark.pipeline.maintenance import Maintenance
 from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
+from gnsq.spark.pipeline.parquet import DataFile
 from gnsq.spark.pipeline.preflight import note_partitions
 from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, identify, source_of, start_of
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
@@ -120,7 +121,9 @@ class Job:
         self._silence = {query: Silence(is_asked=asked) for query in config.queries}
         # Query -> what kept messages from being received, as of its last batch with rows; "" for nothing.
         self._troubles: dict[str, str] = {}
-        self._maintenance = Maintenance(config)
+        self._maintenance = Maintenance(
+            functools.partial(maintained, config), every=config.maintain_every, log=config.log
+        )
         # Query and batch -> files that the batch has committed, until the batch's progress event comes.
         self._committed: dict[tuple[str, int], list[DataFile]] = {}
         # With once: the segments that the spool of a query had at the start. The first progress event says which of

@@ -3,21 +3,24 @@ start, which is noted in the work directory. Knows no Spark."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import Partition, TableTarget
-from gnsq.spark.pipeline.progress import checkpoint_id
+from gnsq.spark.pipeline.delta import Table
+from gnsq.spark.pipeline.maintenance import DAY, RETENTION
+from gnsq.spark.pipeline.parquet import TableTarget
+from gnsq.spark.pipeline.progress import checkpoint_id, read_note
 from gnsq.spark.pipeline.schema import plain_type
-from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.pipeline.topics import Layout, is_topic
 from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.storage import open_store
@@ -27,6 +30,7 @@ __all__ = [
     "archive_tables",
     "archive_targets",
     "former_tables",
+    "maintained",
     "metrics_table",
     "note_layout",
     "note_tables",
@@ -42,6 +46,8 @@ _LAYOUT = "layout.json"
 _TIME = pa.timestamp("us", tz="UTC")
 _ORIGIN = [("message_id", pa.string()), ("nsqd", pa.string()), ("published_at", _TIME)]
 _DEAD = pa.schema([("reason", pa.string()), ("body", pa.binary()), *_ORIGIN])
+# Columns in which almost every row has its own value.
+_DISTINCT = {"body", "message_id"}
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _TYPES = {
     "string": pa.string(),
@@ -77,7 +83,7 @@ def former_tables(config: PipelineConfig, topic: str) -> tuple[Table, ...]:
     Only to read their logs: the columns are not known.
     """
     names = ("archive", "dead") if config.entry_of(topic) is None else (_left(config),)
-    return tuple(_table(config, _path(config, topic, name), pa.schema([]), None) for name in names)
+    return tuple(_table(config, _path(config, topic, name), pa.schema([("reason", pa.string())])) for name in names)
 
 
 def metrics_table(config: PipelineConfig, query: str) -> Table:
@@ -85,7 +91,7 @@ def metrics_table(config: PipelineConfig, query: str) -> Table:
     metric = config.metric_queries[query]
     schema = metric.schema(config.schema_of(metric.topic).fields)
     name = _path(config, metric.topic, f"metrics/{metric.name}")
-    return _table(config, name, schema, Partition("day", "window_start"))
+    return _table(config, name, schema, ["_day"], "window_start")
 
 
 def query_tables(config: PipelineConfig, query: str) -> tuple[Table, ...]:
@@ -94,6 +100,19 @@ def query_tables(config: PipelineConfig, query: str) -> tuple[Table, ...]:
         return (metrics_table(config, query),)
     topics = dict.fromkeys([*config.named_topics, *topics_with_tables(config)])
     return tuple(table for topic in topics for table in archive_tables(config, topic))
+
+
+def maintained(config: PipelineConfig) -> tuple[list[str], float]:
+    """Return the locations of the tables, and the retention for their maintenance: more than a running batch's age."""
+    # Topics may have come since the job's start.
+    config = with_layout(config)
+    retention = RETENTION
+    for query in config.queries:
+        with contextlib.suppress(OSError, ValueError):
+            note = read_note(config, query)
+            if note.begun > note.committed and note.begun_at is not None:
+                retention = max(retention, time.time() - note.begun_at.timestamp() + DAY)
+    return [table.location for query in config.queries for table in query_tables(config, query)], retention
 
 
 def topic_of(config: PipelineConfig, table: str) -> str:
@@ -117,22 +136,28 @@ def _left(config: PipelineConfig) -> str:
     return f"left-{hashlib.sha256(config.notes_of('archive').encode()).hexdigest()[:8]}"
 
 
-def _described(config: PipelineConfig, topic: str) -> Iterator[tuple[str, Any, Partition | None]]:
-    """Yield name, columns and partition of the tables of archive_tables()."""
+def _described(config: PipelineConfig, topic: str) -> Iterator[tuple[str, Any, list[str], str]]:
+    """Yield the tables of archive_tables(): name, columns, partition columns, and the time that some are made from."""
     entry = config.entry_of(topic)
     if entry is not None:
-        by, time = entry.partition_by, "published_at" if entry.raw else "event_time"
+        by, since = entry.partition_by, "published_at" if entry.raw else "event_time"
         fields = [(name, _arrow_type(kind)) for name, kind in entry.schema.fields.items()]
         columns = [("body", pa.binary())] if entry.raw else [("event_time", _TIME), *fields, ("body", pa.string())]
-        partition = None if by == "none" else Partition(by, time if by in ("day", "hour") else by)
-        yield _path(config, topic, "archive"), pa.schema([*columns, *_ORIGIN]), partition
+        divided = {"none": [], "day": ["_day"], "hour": ["_hour"]}.get(by, [by])
+        yield _path(config, topic, "archive"), pa.schema([*columns, *_ORIGIN]), divided, since
     if entry is None or not entry.raw:
-        yield _path(config, topic, _left(config) if entry is None else "dead"), _DEAD, Partition("day", "published_at")
+        yield _path(config, topic, _left(config) if entry is None else "dead"), _DEAD, ["_day"], "published_at"
 
 
-def _table(config: PipelineConfig, name: str, schema: Any, partition: Partition | None) -> Table:  # Any: pyarrow's
+def _table(
+    config: PipelineConfig,
+    name: str,
+    schema: Any,  # Any: pyarrow has no types
+    partition_by: Sequence[str] = (),
+    time: str = "",
+) -> Table:
     """Describe a table by its path relative to output."""
-    return Table(name, join_uri(config.output, name), schema, partition)
+    return Table(name, join_uri(config.output, name), schema, partition_by, time=time, distinct=_DISTINCT)
 
 
 def _arrow_type(kind: str) -> Any:  # Any: pyarrow has no types

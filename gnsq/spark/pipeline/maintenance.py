@@ -8,26 +8,25 @@ Steps; the process may be killed after each of them:
                  and files of tasks that were killed
 
 A merged file is on disk before the files that it replaces are deleted. Batches only append, so a merge never makes a
-batch's commit fail. delta-rs has a merge, too. It is not used: after two such merges of the same files at once, every
-row is in the table twice; and it writes whole bodies into the log as statistics.
+batch's commit fail. Several processes may maintain a table at once: a merge is committed only onto a version that still
+has all files that it replaces. delta-rs has a merge, too. It is not used: after two such merges of the same files at
+once, every row is in the table twice; and it writes whole bodies into the log as statistics.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import fcntl
 import itertools
 import json
 import logging
 import math
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -40,33 +39,27 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import (
+from gnsq.spark.pipeline.delta import DISTINCT_COLUMNS, NO_HOOKS, delta_location
+from gnsq.spark.pipeline.durable import ACTIONS, sync_directories, sync_log
+from gnsq.spark.pipeline.parquet import (
     DataFile,
-    Partition,
+    Partitioning,
     TableTarget,
     conformed,
     partition_text,
     store_error,
-    sync_directories,
     write_file,
 )
-from gnsq.spark.pipeline.layout import query_tables, with_layout
-from gnsq.spark.pipeline.lock import Lease, LeaseHeld
-from gnsq.spark.pipeline.progress import read_note
-from gnsq.spark.pipeline.tables import MERGED, NO_HOOKS, delta_location, sync_log
-from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.storage import Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 __all__ = [
+    "RETENTION",
     "Maintenance",
     "TableFile",
     "groups",
-    "lock_tables",
     "maintain_table",
     "maintain_tables",
     "merge_files",
@@ -84,21 +77,22 @@ QUIET = 600.0
 TARGET = 64 * 2**20
 # In a partition that is not complete, files below BUSY_BYTES are merged if there are at least BUSY_FILES of them.
 BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
+# Number of merged files in one commit. After a kill, so many are written again.
+COMMIT_FILES = 100
 # Bytes of rows that a merge reads into memory before it writes them as a row group.
 _READ_BYTES = 16 * 2**20
 _TRIES = 20
-# The lock of local work directories, and the lease of those on an object store.
-_LOCK, _OWNER = "maintenance.lock", "maintenance.json"
-_VACUUMED = "vacuumed"
+# File in a table's directory with the time of its last vacuum. Readers and other vacuums leave it alone.
+_VACUUMED = "_gnsq-vacuumed"
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table's newest version; partition as the log has it, path as on the disk."""
+    """A file of a table's newest version; values of its partition as the log has them, path as on the disk."""
 
     path: str
     size: int
-    partition: str | None
+    partition: tuple[str | None, ...]
     written_at: float
 
 
@@ -107,7 +101,7 @@ class TableFile:
 
 def groups(files: Iterable[TableFile], now: float, quiet: float = QUIET) -> Iterator[list[TableFile]]:
     """Choose the files that are merged: each group has at least two, of one partition. Pure."""
-    by_partition: dict[str | None, list[TableFile]] = {}
+    by_partition: dict[tuple[str | None, ...], list[TableFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
         by_partition.setdefault(file.partition, []).append(file)
     for found in by_partition.values():
@@ -159,22 +153,27 @@ def maintain_table(location: str, *, retention: float | None, quiet: float = QUI
 def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
     """Merge small files with bounded memory; return how many files were merged.
 
+    Files that another process has merged or deleted meanwhile are left out; the new file is left to the vacuum.
+
     Raises:
-        JobFailed: If another process has merged or deleted the same files, or was first in each of 20 tries to commit.
-            Then the new file is left to the vacuum.
+        JobFailed: If another process was first in each of 20 tries to commit.
     """
     store = open_store(location, "output")
-    partitioned = delta.metadata().partition_columns
-    schema = pa.schema([field for field in pa.schema(delta.schema().to_arrow()) if field.name not in partitioned])
-    partition = Partition(partitioned[0], partitioned[0]) if partitioned else None
-    target = TableTarget("merged", location, schema, partition, delta.version())
+    metadata = delta.metadata()
+    partitioning = Partitioning(tuple(metadata.partition_columns))
+    schema = pa.schema([each for each in pa.schema(delta.schema().to_arrow()) if each.name not in partitioning.columns])
+    distinct = frozenset(json.loads(metadata.configuration.get(DISTINCT_COLUMNS, "[]")))
+    target = TableTarget("merged", location, schema, partitioning, delta.version(), distinct)
+    found = groups(_files(delta, partitioning.columns), time.time(), quiet)
     merged = 0
-    for group in groups(_files(delta, partitioned), time.time(), quiet):
-        new = write_file(store, target, _row_groups(store, group, schema), group[0].partition)
-        with ThreadPoolExecutor() as pool:
-            sync_directories(store, [new.path], pool)
-        _replace(delta, location, group, new, partitioned)
-        merged += len(group)
+    with ThreadPoolExecutor() as pool:
+        while some := list(itertools.islice(found, COMMIT_FILES)):
+            written = [
+                (group, write_file(store, target, _row_groups(store, group, schema), group[0].partition))
+                for group in some
+            ]
+            sync_directories(store, (new.path for _, new in written), pool)
+            merged += _replace(delta, location, written, partitioning.columns)
     return merged
 
 
@@ -182,7 +181,7 @@ def _files(delta: DeltaTable, partitioned: Sequence[str]) -> Iterator[TableFile]
     found = pa.table(delta.get_add_actions(flatten=True))
     names = ["path", "size_bytes", "modification_time", *(f"partition.{name}" for name in partitioned)]
     for path, size, at, *values in zip(*(found.column(name).to_pylist() for name in names), strict=True):
-        yield TableFile(unquote(path), size, partition_text(values[0]) if values else None, at / 1000)
+        yield TableFile(unquote(path), size, tuple(map(partition_text, values)), at / 1000)
 
 
 def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
@@ -203,20 +202,32 @@ def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterat
 
 
 def _replace(
-    delta: DeltaTable, location: str, old: Sequence[TableFile], new: DataFile, partitioned: Sequence[str]
-) -> None:
-    """Commit a merge if the version before it still has all files that the merge replaces."""
-    now = int(time.time() * 1000)
-    values: dict[str, str | None] = dict.fromkeys(partitioned, new.partition)
-    actions: list[AddAction | RemoveAction] = [
-        *(RemoveAction(file.path, False, now, file.size, values) for file in old),
-        AddAction(new.path, new.size, values, now, False, new.stats),
-    ]
-    notes = {MERGED: [1, len(old)]}
+    delta: DeltaTable,
+    location: str,
+    written: Sequence[tuple[Sequence[TableFile], DataFile]],
+    partitioned: Sequence[str],
+) -> int:
+    """Commit merges of groups of files, if the version before it still has all files that they replace.
+
+    Returns:
+        How many files were replaced.
+    """
     for _ in range(_TRIES):
         present = set(map(unquote, pa.table(delta.get_add_actions()).column("path").to_pylist()))
-        if not present.issuperset(file.path for file in old):
-            break
+        kept = [(old, new) for old, new in written if present.issuperset(file.path for file in old)]
+        if len(kept) < len(written):
+            lost = counted(len(written) - len(kept), "merge")
+            logger.info("table %s: another process has done %s of files already", redact_uri(location), lost)
+            written = kept
+        if not written:
+            return 0
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = []
+        for old, new in written:
+            values = dict(zip(partitioned, new.partition, strict=True))
+            actions += (RemoveAction(file.path, False, now, file.size, values) for file in old)
+            actions.append(AddAction(new.path, new.size, values, now, False, new.stats))
+        replaced = len(actions) - len(written)
         # A batch may have written an entry and not synced it. No start mends a torn entry that others follow.
         sync_log(location, f"{delta.version():020}.json")
         try:
@@ -226,121 +237,98 @@ def _replace(
                 delta.schema(),
                 list(partitioned),
                 # By itself delta-rs would try again on a later version, without a check that the old files are there.
-                commit_properties=CommitProperties(custom_metadata=notes, max_commit_retries=0),
+                commit_properties=CommitProperties(
+                    custom_metadata={ACTIONS: {"add": len(written), "remove": replaced}}, max_commit_retries=0
+                ),
                 post_commithook_properties=NO_HOOKS,
             )
         except CommitFailedError:
+            # If the store has answered an earlier try too late, the old files are gone by that try: so the new file is
+            # never deleted here.
             delta.update_incremental()
             continue
         before = delta.version()
         delta.update_incremental()
         # A batch may have been committed meanwhile, so the merge is not always the newest entry.
         sync_log(location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
-        return
+        return replaced
     raise JobFailed(
-        f"table {redact_uri(location)}: another process has merged {counted(len(old), 'file')} of "
-        f"{new.partition or 'the table'}: they are merged the next time"
+        f"table {redact_uri(location)}: {counted(len(written), 'merge')} of files could not be committed, since other "
+        "processes always were first: they are done again the next time"
     )
 
 
 def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
-    """Delete files, written by gnsq, that no version of the last ``retention`` seconds needs."""
+    """Delete files, written by gnsq, that no version of the last ``retention`` seconds needs. Note the time."""
     hours = math.ceil(retention / 3600)
     # full=True also finds files of killed tasks, which the log does not name. With dry_run=False delta-rs would write
     # log entries and not sync them: a power failure could tear such an entry when later entries follow it.
     names = map(unquote, delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True))
+    store = open_store(location, "output")
     # Delete only files that tasks and merges have made. Their directories stay: a task may be about to write there.
-    open_store(location, "output").remove(*(name for name in names if PurePosixPath(name).name.startswith("part-")))
+    store.remove(*(name for name in names if PurePosixPath(name).name.startswith("part-")))
+    # Another process may write the file at the same moment, by the same temporary file.
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        store.put(_VACUUMED, dt.datetime.now(dt.UTC).isoformat().encode())
+
+
+def _is_vacuum_due(location: str) -> bool:
+    """Return True if a table was not vacuumed for a day, and is older than that."""
+    try:
+        with open_store(location, "output").open(_VACUUMED) as file:
+            at = dt.datetime.fromisoformat(file.read().decode()).timestamp()
+    except (FileNotFoundError, ValueError):
+        uri, options = delta_location(location)
+        if not DeltaTable.is_deltatable(uri, storage_options=options):
+            return False
+        at = (DeltaTable(uri, storage_options=options).metadata().created_time or 0) / 1000
+    return at < time.time() - DAY
 
 
 # --- all tables of a job
 
 
-def maintain_tables(config: PipelineConfig, *, is_forced: bool) -> tuple[int, list[str]]:
-    """Maintain a job's tables, one after the other. Does nothing while another process maintains them.
+def maintain_tables(
+    locations: Iterable[str], *, retention: float = RETENTION, is_forced: bool
+) -> tuple[int, list[str]]:
+    """Maintain tables, one after the other. One that does not exist yet is left out.
 
     Args:
+        retention: Seconds for which files are kept that no version needs: more than a batch may run, since the files of
+            a batch that runs are in no version yet.
         is_forced: Vacuum even if the last vacuum was less than a day ago. A vacuum lists all files, which is slow.
 
     Returns:
         How many files were merged, and the reasons why tables were not maintained.
     """
     merged, troubles = 0, []
-    # Topics may have come since the job's start.
-    config = with_layout(config)
-    with lock_tables(config) as is_locked:
-        if not is_locked:
-            return 0, ["another process maintains the tables"]
-        retention = _retention(config) if is_forced or _is_vacuum_due(config) else None
-        for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
-            try:
-                merged += maintain_table(table.location, retention=retention)
-            except JobFailed as error:
-                troubles.append(str(error))
-        if retention is not None and not troubles:
-            _stamp(config)
+    for location in locations:
+        try:
+            is_due = is_forced or _is_vacuum_due(location)
+            merged += maintain_table(location, retention=retention if is_due else None)
+        except (DeltaError, OSError) as error:
+            troubles.append(str(store_error(location, error)))
+        except JobFailed as error:
+            troubles.append(str(error))
     return merged, troubles
 
 
-@contextlib.contextmanager
-def lock_tables(config: PipelineConfig) -> Iterator[bool]:
-    """Keep other processes from maintaining a job's tables. Yield False if another process maintains them now."""
-    if config.is_work_remote:
-        with Lease(config.work, _OWNER) as lease:
-            try:
-                lease.acquire(_wait)
-            except LeaseHeld:
-                yield False
-            else:
-                yield True
-        return
-    with open(open_or_create(Path(config.work, _LOCK)), "a", encoding="utf-8") as lock:
-        yield try_lock(lock, fcntl.LOCK_EX)
-
-
-def _wait(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
-
-
-def _retention(config: PipelineConfig) -> float:
-    """Compute the seconds of retention: more than the age of a running batch, whose files are in no version yet."""
-    retention = RETENTION
-    for query in config.queries:
-        with contextlib.suppress(OSError, ValueError):
-            note = read_note(config, query)
-            if note.begun > note.committed and note.begun_at is not None:
-                retention = max(retention, time.time() - note.begun_at.timestamp() + DAY)
-    return retention
-
-
-def _is_vacuum_due(config: PipelineConfig) -> bool:
-    """Return True if the tables were not vacuumed for a day, or it is not known when."""
-    try:
-        with open_store(config.work, "work").open(_VACUUMED) as file:
-            at = dt.datetime.fromisoformat(file.read().decode())
-    except (FileNotFoundError, ValueError):  # in an earlier release, the file was empty
-        return True
-    return at.timestamp() < time.time() - DAY
-
-
-def _stamp(config: PipelineConfig) -> None:
-    """Note that the tables were vacuumed now."""
-    store = open_store(config.work, "work")
-    store.make_directory("")
-    store.put(_VACUUMED, dt.datetime.now(dt.UTC).isoformat().encode())
-
-
 class Maintenance:
-    """Runs maintenance for a job in a process of its own: after maintain_every calls of committed() and in run_daily().
+    """Runs maintenance for a job in a process of its own: after ``every`` calls of committed(), and in run_daily().
+
+    Args:
+        tables: Returns the locations of the tables, and the retention for maintain_tables().
+        every: 0: never.
+        log: File for the messages of the process.
 
     Attributes:
         merged: Number of files that were merged.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
-        self._config = config
-        self._is_on = config.maintain_every > 0
+    def __init__(self, tables: Callable[[], tuple[list[str], float]], *, every: int, log: Path) -> None:
+        self._tables = tables
+        self._every = every
+        self._log = log
         self._batches = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.merged = 0
@@ -350,17 +338,23 @@ class Maintenance:
         self._batches += 1
         if self._process is not None and self._process.poll() is not None:
             self._finish(self._process)
-        if self._is_on and self._config.maintain_every <= self._batches and self._process is None:
-            self._start()
+        if 0 < self._every <= self._batches and self._process is None:
+            self._start(*self._tables())
 
     def run_daily(self) -> None:
-        """Wait for maintenance that runs; run it if the last vacuum is a day old, as runs with --once may be short."""
+        """Wait for maintenance that runs; run it if a vacuum is due, as runs with --once may be short."""
         if self._process is not None:
             self._finish(self._process)
-        if not open_store(self._config.work, "work").exists(_VACUUMED):
-            _stamp(self._config)
-        elif self._is_on and _is_vacuum_due(self._config):
-            self._finish(self._start())
+        if not self._every:
+            return
+        locations, retention = self._tables()
+        try:
+            is_due = any(map(_is_vacuum_due, locations))
+        except (DeltaError, OSError, JobFailed) as error:
+            logger.warning("maintenance: %s", error)
+            return
+        if is_due:
+            self._finish(self._start(locations, retention))
 
     def stop(self) -> None:
         """End the maintenance process, in any step. The next process does what is left."""
@@ -369,16 +363,16 @@ class Maintenance:
             self._process.communicate()
             self._process = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, locations: list[str], retention: float) -> subprocess.Popen[bytes]:
         self._batches = 0
         command = [sys.executable, "-m", __name__]
-        with open(self._config.log, "ab") as log:
+        with open(self._log, "ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         self._process = process
         assert process.stdin is not None  # since stdin=PIPE
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            # Pass the settings on stdin: every user could read arguments, and a location may have a password.
-            pickle.dump(self._config, stdin)
+            # On stdin: every user could read arguments, and a location may have a password.
+            stdin.write(json.dumps([locations, retention]).encode())
         process.stdin = None  # communicate() fails if stdin is a closed file
         return process
 
@@ -392,7 +386,7 @@ class Maintenance:
             logger.warning(
                 "maintenance of the tables has ended with status %s and no result; see %s; it is done again the next "
                 "time",
-                *(process.returncode, self._config.log),
+                *(process.returncode, self._log),
             )
             return
         self.merged += merged
@@ -401,7 +395,7 @@ class Maintenance:
 
 
 def main() -> None:
-    """Maintain the tables of the configuration that comes on standard input; write the result to standard output."""
+    """Maintain the tables that come on standard input; write the result to standard output."""
     # Ctrl-C is for the job, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Batches need the processor more.
@@ -409,7 +403,8 @@ def main() -> None:
     with open(os.dup(1), "w", encoding="utf-8") as result:
         # What a library prints goes to the log.
         os.dup2(2, 1)
-        done = maintain_tables(pickle.load(sys.stdin.buffer), is_forced=False)
+        locations, retention = json.loads(sys.stdin.buffer.read())
+        done = maintain_tables(locations, retention=retention, is_forced=False)
         result.write(f"\n{json.dumps(done)}")
 
 

@@ -24,11 +24,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.datafiles import DataFile, TableTarget, collect_files, publish_files, write
+from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import well_formed
 from gnsq.spark.pipeline.layout import metrics_table
+from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.windows import Metric, value_type, version_of
 
 __all__ = ["MetricsBatches", "aggregated", "metric_body"]
@@ -166,7 +166,7 @@ def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, 
 
     yield from write(batches, route)
     if entered:
-        yield DataFile(_ENTERED, "", 0, entered, None, "")
+        yield DataFile(_ENTERED, "", 0, entered, (), "")
 
 
 def metric_body(metric: Metric, row: dict[str, Any]) -> bytes:

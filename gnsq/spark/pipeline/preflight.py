@@ -22,9 +22,10 @@ from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import decode_offset, may_follow
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.delta import check_store
+from gnsq.spark.pipeline.durable import mend_checkpoint
 from gnsq.spark.pipeline.layout import archive_tables, former_tables, note_layout, query_tables, topic_of
-from gnsq.spark.pipeline.progress import checkpoint_id, last_batch, read_note, set_torn_aside
-from gnsq.spark.pipeline.tables import check_store
+from gnsq.spark.pipeline.progress import checkpoint_id, last_batch, read_note
 from gnsq.spark.pipeline.topics import is_topic
 from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.source.channel import ChannelClient
@@ -120,7 +121,7 @@ def _read_checkpoint(config: PipelineConfig, query: str) -> tuple[str | None, in
     """Return the id and the last batch of a query's checkpoint; None if only Spark can open it."""
     location = config.checkpoint_of(query)
     try:
-        set_torn_aside(location)
+        mend_checkpoint(location)
         return checkpoint_id(location), last_batch(location)
     except ValueError as error:
         logger.debug("%s", error)

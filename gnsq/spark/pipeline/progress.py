@@ -8,28 +8,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import functools
 import hashlib
 import json
 import logging
-import os
-import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyarrow import fs
 
-from gnsq.localfiles import sync_directory
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.batches import BatchIdentity
 from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.delta import BatchIdentity
+from gnsq.spark.pipeline.durable import open_location, sync_checkpoint
 from gnsq.spark.pipeline.report import Batch
-from gnsq.spark.pipeline.tables import sync_files
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 
@@ -41,9 +34,7 @@ __all__ = [
     "checkpoint_id",
     "identify",
     "last_batch",
-    "open_location",
     "read_note",
-    "set_torn_aside",
     "source_of",
     "start_of",
 ]
@@ -53,9 +44,6 @@ logger = logging.getLogger(__name__)
 # Name under which job.py observes the parsed events, by DataFrame.observe().
 OBSERVED = "gnsq"
 _NAME = "progress.json"
-_FILE_URI = re.compile(r"^file:(//[^/]*)?")
-# Directories of a query's state whose files are synced side by side.
-_CONCURRENT_SYNCS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,24 +186,6 @@ def _json(text: Any) -> Any:  # Any: an offset, which Spark has as a text with J
     return json.loads(text) if isinstance(text, str) else text
 
 
-@functools.cache
-def open_location(location: str) -> tuple[Any, str]:
-    """Open a path or URI; returns pyarrow's file system, and the path in it.
-
-    Raises:
-        ValueError: If pyarrow can't open the URI. Spark knows more schemes.
-    """
-    if "://" not in location or location.startswith("file:"):
-        # As Spark does: %20 in a URI of a file is no blank, and a blank may be there.
-        return fs.LocalFileSystem(), str(Path(_FILE_URI.sub("", location)).absolute())
-    try:
-        filesystem, path = fs.FileSystem.from_uri(location)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError):
-        # OSError: for example, the library for HDFS is not installed; pyarrow does not contain it.
-        raise ValueError(f"{redact_uri(location)} can't be read without Spark") from None
-    return filesystem, path
-
-
 def checkpoint_id(location: str) -> str | None:
     """Read Spark's id of the query from its checkpoint. Return None if the checkpoint does not exist yet.
 
@@ -262,35 +232,8 @@ def identify(config: PipelineConfig, query: str, owner: str, batch_id: int) -> B
         # Spark writes this file before the batch, and never again, even if the batch runs again.
         with filesystem.open_input_stream(f"{root}/offsets/{batch_id}") as file:
             offsets = _hash(file.read())
-        if isinstance(filesystem, fs.LocalFileSystem):
-            # Spark syncs nothing, so a power failure may remove files. Without the file in commits, Spark would run the
-            # previous batch again, but the source deletes its messages after this batch. Without the file in offsets,
-            # Spark would give this number to another batch. The file metadata has the owner; the files in state have
-            # counts, which the spool can't replace.
-            _sync_state(Path(root), batch_id)
-            for directory, name in (("", "metadata"), ("commits", batch_id - 1), ("offsets", batch_id)):
-                sync_files(Path(root, directory), f"{name}", f".{name}.crc")
+        sync_checkpoint(config.checkpoint_of(query), batch_id)
     return BatchIdentity(owner, batch_id, offsets, settings)
-
-
-def _sync_state(root: Path, batch_id: int) -> None:
-    """Sync the files of the state that were written since the batch before began; all, if it is not known when."""
-    try:
-        since = Path(root, f"offsets/{batch_id - 1}").stat().st_mtime
-    except FileNotFoundError:
-        since = 0.0
-    with ThreadPoolExecutor(_CONCURRENT_SYNCS) as pool:
-        for directory, _, names in os.walk(root / "state"):
-            new = [name for name in names if _is_since(Path(directory, name), since)]
-            if new or _is_since(Path(directory), since):
-                pool.submit(sync_files, Path(directory), *new)
-
-
-def _is_since(path: Path, since: float) -> bool:
-    try:
-        return path.stat().st_mtime >= since
-    except FileNotFoundError:  # Spark has deleted it
-        return False
 
 
 def _hash(data: bytes) -> int:
@@ -308,56 +251,6 @@ def last_batch(location: str) -> int:
     filesystem, root = open_location(location)
     found = filesystem.get_file_info(fs.FileSelector(f"{root}/commits", allow_not_found=True))
     return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
-
-
-def set_torn_aside(location: str) -> None:
-    """On local disks, rename the newest file of each log of a checkpoint if a power failure tore it: Spark fails at it.
-
-    Spark syncs nothing, and identify() syncs both logs before a batch writes anything. So a torn file in offsets is of
-    a batch that has written nothing. A torn file in commits is of a batch that runs again, and finds itself in the
-    tables.
-
-    Raises:
-        ValueError: As open_location().
-        OSError: If the file system fails.
-    """
-    filesystem, root = open_location(location)
-    if not isinstance(filesystem, fs.LocalFileSystem):
-        return
-    # First commits: a batch with a file there has written something, so its file in offsets stays.
-    for log, lines in (("commits", 2), ("offsets", 3)):
-        directory = Path(root, log)
-        newest = max((path for path in directory.glob("*") if path.name.isdecimal()), key=_number, default=None)
-        if newest is None or _is_whole(newest, lines) or (log == "offsets" and _number(newest) <= last_batch(location)):
-            continue
-        logger.warning("checkpoint %s: %s/%s is torn; set aside", redact_uri(location), log, newest.name)
-        for path in (newest, _checksums(newest)):
-            with contextlib.suppress(FileNotFoundError):
-                path.rename(path.with_name(f"{path.name}.torn"))
-        sync_directory(directory)
-
-
-def _number(path: Path) -> int:
-    return int(path.name)
-
-
-def _checksums(path: Path) -> Path:
-    return path.with_name(f".{path.name}.crc")
-
-
-def _is_whole(path: Path, least: int) -> bool:
-    """Return True if a file of a log has a version, ``least`` lines or more, JSON or "-" last, and whole checksums.
-
-    Source: Spark, OffsetSeqLog and CommitLog; Hadoop, ChecksumFileSystem: 8 bytes, and 4 for each 512 of the file.
-    """
-    content, checksums = path.read_bytes(), _checksums(path)
-    if checksums.exists() and checksums.stat().st_size != 8 + 4 * -(-len(content) // 512):
-        return False
-    version, *lines = content.splitlines() or [b""]
-    try:
-        return version[:1] == b"v" and len(lines) + 1 >= least and (lines[-1] == b"-" or bool(json.loads(lines[-1])))
-    except ValueError:
-        return False
 
 
 def _corrupt(checkpoint: str, reason: str) -> str:

@@ -11,11 +11,12 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.delta import Table
+from gnsq.spark.pipeline.durable import open_location
 from gnsq.spark.pipeline.layout import query_tables, with_layout
 from gnsq.spark.pipeline.lock import describe
-from gnsq.spark.pipeline.progress import Note, open_location, read_note
+from gnsq.spark.pipeline.progress import Note, read_note
 from gnsq.spark.pipeline.report import state_text, table_text
-from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.source.drain import Depth
 from gnsq.spark.spool.spool import Spool

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import obstore
 import pyarrow as pa
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 from pyarrow import fs
 
@@ -82,6 +82,16 @@ class ObjectStore:
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
         with _errors():
             obstore.put(self.client, path, memoryview(data).cast("B"), chunk_size=PART_SIZE)
+
+    def try_create(self, path: str, data: bytes) -> bool:
+        """Write a file, unless there is one already. Returns False if there is."""
+        try:
+            obstore.put(self.client, path, data, mode="create")
+        except AlreadyExistsError:
+            return False
+        except BaseError as error:
+            raise OSError(describe_error(error)) from None
+        return True
 
     def read(self, path: str) -> Any:
         with _errors():

@@ -10,8 +10,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.delta import delta_location
 from gnsq.spark.pipeline.progress import Notebook, batch_of
-from gnsq.spark.pipeline.tables import delta_location
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of

@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, dead_letter
-from gnsq.spark.pipeline.batches import BatchIdentity
+from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import parse_topics
 from gnsq.spark.pipeline.layout import archive_tables, note_layout, note_tables, with_layout
 from gnsq.spark.pipeline.lock import LeaseLost
@@ -62,7 +62,7 @@ def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(sp
     assert sorted(rows) == sorted(BODIES[:3])
     cart = rows[BODIES[2]]
     assert cart["event_time"] == dt.datetime(2026, 1, 1, 23, 1, tzinfo=dt.UTC)
-    assert (cart["page"], cart["user"], cart["day"]) == ("/cart", "u2", dt.date(2026, 1, 1))
+    assert (cart["page"], cart["user"], cart["_day"]) == ("/cart", "u2", dt.date(2026, 1, 1))
     letters = published(fakensqd, "clicks-dead", tmp_path)
     assert {base64.b64decode(letter["body_base64"]): letter["reason"] for letter in letters} == {
         BODIES[3]: "body is not a JSON object",
@@ -89,24 +89,25 @@ def test_archive_is_divided_as_the_setting_says(spark, config, partition_by, val
 
     rows = archived(config)
     assert len(rows) == 3
-    found = [row[partition_by] for row in rows if partition_by in row]
+    name = {"day": "_day", "hour": "_hour"}.get(partition_by, partition_by)
+    found = [row[name] for row in rows if name in row]
     assert {value: found.count(value) for value in found} == values
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("partition_by", "value"), [("day", dt.date(2026, 6, 1)), ("hour", "2026-06-01T00"), ("none", None)]
+    ("column", "value"), [("_day", dt.date(2026, 6, 1)), ("_hour", "2026-06-01T00"), ("_none", None)]
 )
-def test_raw_bodies_are_kept_as_they_came(spark, config, partition_by, value):
-    config = replace(config, raw=True, fields={}, partition_by=partition_by)
+def test_raw_bodies_are_kept_as_they_came(spark, config, column, value):
+    config = replace(config, raw=True, fields={}, partition_by=column[1:])
     frame = parsed(spark, config, RAW)
     for _ in range(2):
         run(config, frame)
 
     rows = archived(config)
     assert sorted(row["body"] for row in rows) == sorted(RAW)
-    assert [row.get(partition_by) for row in rows] == [value] * len(RAW)
-    expected = {"body", "message_id", "nsqd", "published_at", partition_by} - {"none"}
+    assert [row.get(column) for row in rows] == [value] * len(RAW)
+    expected = {"body", "message_id", "nsqd", "published_at", column} - {"_none"}
     assert set(rows[0]) == expected
     statistics = delta_table(f"{config.output}/archive").get_add_actions(flatten=True).schema.names
     assert "max.nsqd" in statistics

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.progress import checkpoint_id, identify, last_batch, set_torn_aside
+from gnsq.spark.pipeline.durable import mend_checkpoint
+from gnsq.spark.pipeline.progress import checkpoint_id, identify, last_batch
 from gnsq.spark.pipeline.windows import Metric
 from tests.spark.pipeline.helpers import put_batch, put_checkpoint
 
@@ -147,7 +148,7 @@ def put_logs(checkpoint, **last):
 def test_torn_offsets_of_a_batch_that_has_not_begun_are_set_aside(tmp_path, caplog, torn):
     put_logs(tmp_path, offsets=torn)
 
-    set_torn_aside(str(tmp_path))
+    mend_checkpoint(str(tmp_path))
 
     names = {path.name for path in (tmp_path / "offsets").iterdir()}
     assert {"9", "10.torn", ".10.crc.torn"} <= names
@@ -159,7 +160,7 @@ def test_torn_offsets_of_a_batch_that_has_not_begun_are_set_aside(tmp_path, capl
 def test_torn_end_of_a_batch_is_set_aside_and_the_batch_runs_again(tmp_path, torn):
     put_logs(tmp_path, offsets=WHOLE["offsets"], commits=torn)
 
-    set_torn_aside(str(tmp_path))
+    mend_checkpoint(str(tmp_path))
 
     assert last_batch(str(tmp_path)) == 9
     assert (tmp_path / "offsets" / "10").exists()
@@ -169,7 +170,7 @@ def test_log_with_a_torn_checksum_is_set_aside(tmp_path):
     put_logs(tmp_path, offsets=WHOLE["offsets"])
     (tmp_path / "offsets" / ".10.crc").write_bytes(b"")
 
-    set_torn_aside(str(tmp_path))
+    mend_checkpoint(str(tmp_path))
 
     assert not (tmp_path / "offsets" / "10").exists()
 
@@ -181,9 +182,9 @@ def test_other_logs_stay(tmp_path, last, caplog):
     put_logs(tmp_path, **last)
     before = sorted(tmp_path.rglob("*"))
 
-    set_torn_aside(str(tmp_path))
-    set_torn_aside(f"file://{tmp_path}")
-    set_torn_aside(str(tmp_path / "new"))
+    mend_checkpoint(str(tmp_path))
+    mend_checkpoint(f"file://{tmp_path}")
+    mend_checkpoint(str(tmp_path / "new"))
 
     assert sorted(tmp_path.rglob("*")) == before
     assert not caplog.text

@@ -1,7 +1,6 @@
 """Tables stay whole while their files are merged and deleted, wherever maintenance is killed."""
 
 import datetime as dt
-import fcntl
 import json
 import os
 import signal
@@ -18,11 +17,11 @@ from deltalake import DeltaTable
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
-from gnsq.spark.pipeline.batches import BatchIdentity
-from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.lock import Lease, LeaseTimes
+from gnsq.spark.pipeline.delta import BatchIdentity, Table
+from gnsq.spark.pipeline.layout import maintained
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
+    RETENTION,
     TARGET,
     Maintenance,
     TableFile,
@@ -32,8 +31,8 @@ from gnsq.spark.pipeline.maintenance import (
     merge_files,
     vacuum,
 )
+from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.progress import Notebook
-from gnsq.spark.pipeline.tables import Table
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import wait_for
 from tests.spark.pipeline.helpers import config_for
@@ -48,7 +47,7 @@ class Archive:
 
     def __init__(self, path, name="a table"):
         self.location = str(path / name)
-        self.table = Table("archive", self.location, SCHEMA, Partition("day", "event_time"))
+        self.table = Table("archive", self.location, SCHEMA, ["_day"], time="event_time")
         self.table.claim("q", take_over=False)
         self._batch = 0
 
@@ -59,6 +58,7 @@ class Archive:
             batch = pa.record_batch([times, list(ids), [f"body {number}" for number in ids]], schema=SCHEMA)
             self.table.commit(BatchIdentity("q", self._batch, 1, 1), self.written(batch, self._batch))
             self._batch += 1
+            self.rows = self._batch * rows
 
     def written(self, batch, batch_id):
         target = self.table.target(batch_id)
@@ -88,7 +88,7 @@ def archive(tmp_path):
 
 
 def listed(*files):
-    return [TableFile(str(number), size, partition, at) for number, (partition, size, at) in enumerate(files)]
+    return [TableFile(str(number), size, (partition,), at) for number, (partition, size, at) in enumerate(files)]
 
 
 @pytest.mark.parametrize(
@@ -164,18 +164,59 @@ def test_batch_that_is_committed_during_a_merge_wins_with_it(archive):
     assert len(archive.delta().file_uris()) == 4
 
 
-def test_merge_that_loses_is_told_and_harms_nothing(archive, tmp_path):
+def test_merge_that_another_process_has_done_changes_nothing(archive):
     archive.append(3)
     stale = archive.delta()
     maintain_table(archive.location, retention=None, quiet=0)
+    version = archive.delta().version()
 
-    with pytest.raises(JobFailed, match=r"another process has merged 3 files of 2026-01-0\d: .* the next time"):
-        merge_files(stale, archive.location, quiet=0)
+    assert merge_files(stale, archive.location, quiet=0) == 0
 
+    assert archive.delta().version() == version
     assert archive.ids() == list(range(30))
 
 
-@pytest.mark.parametrize("by", [Partition("id", "id"), Partition("body", "body"), None], ids=["number", "text", "none"])
+def test_many_partitions_are_merged_in_one_commit(archive, tmp_path):
+    table = Table("t", str(tmp_path / "t"), SCHEMA, ["id", "_day"], time="event_time")
+    table.claim("q", take_over=False)
+    for batch_id in range(2):
+        target = table.target(batch_id)
+        batch = pa.record_batch([[START] * 150, list(range(150)), ["x"] * 150], schema=SCHEMA)
+        table.commit(BatchIdentity("q", batch_id, 1, 1), write([batch], lambda rows, to=target: [(to, rows)]))
+    before = DeltaTable(table.location).version()
+
+    assert maintain_table(table.location, retention=None, quiet=0) == 300
+
+    after = DeltaTable(table.location)
+    assert (after.version() - before, len(after.file_uris())) == (2, 150)
+
+
+@pytest.mark.subprocess
+@pytest.mark.slow
+def test_processes_that_maintain_at_once_neither_lose_nor_double_rows(archive):
+    """Batches go on meanwhile, too."""
+    program = PROGRAM.format(
+        "for _ in range(15): maintenance.maintain_table(sys.argv[1], retention=3600, quiet=0)\nprint('ended')"
+    )
+    archive.append(20)
+    started = [
+        subprocess.Popen([sys.executable, "-c", program, archive.location], stdout=subprocess.PIPE) for _ in range(3)
+    ]
+    try:
+        while any(process.poll() is None for process in started):
+            archive.append()
+            assert archive.ids() == list(range(archive.rows))
+    finally:
+        for process in started:
+            process.kill()
+    outputs = [process.communicate()[0] for process in started]
+
+    assert outputs == [b"ended\n"] * 3
+    assert archive.ids() == list(range(archive.rows))
+    assert archive.table.status().rows == archive.rows
+
+
+@pytest.mark.parametrize("by", [["id"], ["body"], ["id", "body"], []], ids=["number", "text", "both", "none"])
 def test_every_kind_of_partition_is_merged(tmp_path, by):
     table = Table("archive", str(tmp_path / "t"), SCHEMA, by)
     table.claim("q", take_over=False)
@@ -224,7 +265,7 @@ def checkpoint(archive):
 
 
 def claimed_again(archive):
-    Table("archive", archive.location, SCHEMA, Partition("day", "event_time")).claim("q", take_over=False)
+    Table("archive", archive.location, SCHEMA, ["_day"], time="event_time").claim("q", take_over=False)
 
 
 @pytest.mark.parametrize(
@@ -274,9 +315,7 @@ def test_torn_checkpoint_of_entries_that_are_gone_is_told(archive):
 
 def test_columns_that_older_files_lack_are_null_after_a_merge(archive):
     archive.append()
-    wider = Table(
-        "archive", archive.location, SCHEMA.append(pa.field("new", pa.int32())), Partition("day", "event_time")
-    )
+    wider = Table("archive", archive.location, SCHEMA.append(pa.field("new", pa.int32())), ["_day"], time="event_time")
     wider.claim("q", take_over=False)
     archive.append()
 
@@ -288,7 +327,7 @@ def test_columns_that_older_files_lack_are_null_after_a_merge(archive):
 @pytest.mark.subprocess
 def test_table_on_an_object_store_is_maintained(s3, tmp_path):
     location = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-    table = Table("archive", location, SCHEMA, Partition("day", "event_time"))
+    table = Table("archive", location, SCHEMA, ["_day"], time="event_time")
     table.claim("q", take_over=False)
     for batch_id in range(3):
         target = table.target(batch_id)
@@ -394,15 +433,7 @@ def test_files_of_killed_tasks_are_gone_after_a_vacuum(archive):
 
 
 @pytest.fixture
-def config(tmp_path):
-    (tmp_path / "work").mkdir()
-    return config_for(tmp_path, maintain_every=2)
-
-
-@pytest.fixture
-def archived(config):
-    """The table archive of the job."""
-    archive = Archive(Path(config.output), "archive")
+def archived(archive):
     archive.append(2)
     return archive
 
@@ -417,81 +448,80 @@ def age(path):
     os.utime(path, (time.time() - 8 * 86_400,) * 2)
 
 
-def vacuumed_long_ago(config):
-    (Path(config.work) / "vacuumed").write_text("2026-01-01T00:00:00+00:00")
+def vacuumed_long_ago(archive):
+    (archive.table._root / "_gnsq-vacuumed").write_text("2026-01-01T00:00:00+00:00")
 
 
-def test_table_that_fails_stops_no_other(archived, config):
-    torn = Path(config.output, "metrics/counts/_delta_log/00000000000000000000.json")
+def maintain(archive, *, is_forced=False, retention=RETENTION):
+    return maintain_tables([archive.location], retention=retention, is_forced=is_forced)
+
+
+def test_table_that_fails_stops_no_other(archived, tmp_path):
+    torn = tmp_path / "torn" / "_delta_log" / "00000000000000000000.json"
     torn.parent.mkdir(parents=True)
     torn.write_text("{}")
     orphan = aged_orphan(archived)
+    locations = [str(tmp_path / "torn"), str(tmp_path / "none"), archived.location]
 
-    merged, [trouble] = maintain_tables(config, is_forced=False)
+    merged, [trouble] = maintain_tables(locations, is_forced=True)
 
     assert (merged, orphan in archived.files_on_disk()) == (0, False)
-    assert "metrics/counts" in trouble
-    assert not Path(config.work, "vacuumed").exists()
+    assert "torn" in trouble
 
 
-def test_vacuum_comes_once_a_day_unless_it_is_asked_for(archived, config):
-    assert maintain_tables(config, is_forced=False) == (0, [])
+def test_vacuum_comes_once_a_day_unless_it_is_asked_for(archived):
     orphan = aged_orphan(archived)
-    maintain_tables(config, is_forced=False)
+    assert maintain(archived) == (0, [])
     assert orphan in archived.files_on_disk()
 
-    maintain_tables(config, is_forced=True)
+    maintain(archived, is_forced=True)
     assert orphan not in archived.files_on_disk()
 
     orphan = aged_orphan(archived)
-    vacuumed_long_ago(config)
-    maintain_tables(config, is_forced=False)
+    maintain(archived)
+    assert orphan in archived.files_on_disk()
+
+    vacuumed_long_ago(archived)
+    maintain(archived)
     assert orphan not in archived.files_on_disk()
 
 
-def test_files_of_a_batch_that_runs_for_long_stay(archived, config):
+def test_files_of_a_batch_that_runs_for_long_stay(archived):
     orphan = aged_orphan(archived)
+
+    maintain(archived, is_forced=True, retention=9 * 86_400)
+
+    assert orphan in archived.files_on_disk()
+
+
+def test_retention_is_more_than_the_age_of_a_batch_that_runs(tmp_path):
+    (tmp_path / "work").mkdir()
+    config = config_for(tmp_path)
     note = Path(config.work, "archive/progress.json")
     Notebook(config, "archive").begin(5)
     began = dt.datetime.now(dt.UTC) - dt.timedelta(days=8)
     note.write_text(json.dumps({**json.loads(note.read_text()), "begun_at": began.isoformat()}))
 
-    maintain_tables(config, is_forced=True)
+    locations, retention = maintained(config)
 
-    assert orphan in archived.files_on_disk()
-
-
-def test_only_one_process_maintains_at_a_time(config):
-    with open(Path(config.work, "maintenance.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert maintain_tables(config, is_forced=True) == (0, ["another process maintains the tables"])
-
-
-@pytest.mark.subprocess
-def test_only_one_process_maintains_at_a_time_if_work_is_on_an_object_store(s3, tmp_path):
-    work = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-    config = config_for(tmp_path, work=work, checkpoint=str(tmp_path / "checkpoint"))
-    with Lease(work, "maintenance.json", LeaseTimes(renewal=0.1)) as lease:
-        lease.acquire(pytest.fail)
-        assert maintain_tables(config, is_forced=True) == (0, ["another process maintains the tables"])
-
-    assert maintain_tables(config, is_forced=True) == (0, [])
-    assert open_store(work).exists("vacuumed")
+    assert retention > 9 * 86_400 - 60
+    assert f"{config.output}/archive" in locations
 
 
 @pytest.fixture
-def maintenance(config):
-    maintenance = Maintenance(config)
+def maintenance(archived, tmp_path):
+    maintenance = Maintenance(lambda: ([archived.location], RETENTION), every=2, log=tmp_path / "spark.log")
     yield maintenance
     maintenance.stop()
 
 
 @pytest.mark.subprocess
-def test_maintenance_runs_after_so_many_batches_without_holding_them_up(maintenance, archived, config):
+def test_maintenance_runs_after_so_many_batches_without_holding_them_up(maintenance, archived):
+    vacuumed_long_ago(archived)
     orphan = aged_orphan(archived)
 
     maintenance.committed()
-    assert not Path(config.work, "maintenance.lock").exists()
+    assert maintenance._process is None
     maintenance.committed()
     wait_for(lambda: orphan not in archived.files_on_disk())
 
@@ -499,21 +529,21 @@ def test_maintenance_runs_after_so_many_batches_without_holding_them_up(maintena
 
 
 @pytest.mark.subprocess
-def test_job_that_always_ends_maintains_its_tables_once_a_day(maintenance, archived, config):
+def test_job_that_always_ends_maintains_its_tables_once_a_day(maintenance, archived):
     orphan = aged_orphan(archived)
 
     maintenance.run_daily()
     assert orphan in archived.files_on_disk()
-    vacuumed_long_ago(config)
+    vacuumed_long_ago(archived)
     maintenance.run_daily()
 
     assert orphan not in archived.files_on_disk()
 
 
 @pytest.mark.subprocess
-def test_maintenance_that_fails_is_told(maintenance, archived, config, caplog):
+def test_maintenance_that_fails_is_told(maintenance, archived, caplog):
     (archived.table._root / "_delta_log" / "00000000000000000000.json").write_text("{}")
-    vacuumed_long_ago(config)
+    vacuumed_long_ago(archived)
 
     maintenance.run_daily()
 
@@ -522,7 +552,7 @@ def test_maintenance_that_fails_is_told(maintenance, archived, config, caplog):
 
 @pytest.mark.subprocess
 def test_maintenance_that_is_killed_is_told(maintenance, caplog):
-    maintenance._start().kill()
+    maintenance._start([], RETENTION).kill()
 
     maintenance.run_daily()
 
@@ -530,22 +560,25 @@ def test_maintenance_that_is_killed_is_told(maintenance, caplog):
 
 
 @pytest.mark.subprocess
-def test_result_is_read_beside_what_a_library_prints(maintenance, archived, config, caplog, tmp_path, monkeypatch):
+def test_result_is_read_beside_what_a_library_prints(maintenance, archived, caplog, tmp_path, monkeypatch):
     """Python imports sitecustomize first. The library prints at its import, and right before the result."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import pickle, os; print('a library', end=''); load = pickle.load;"
-        "pickle.load = lambda file: os.write(1, b'7\\n') and load(file)"
+        "import json, os; print('a library', end=''); loads = json.loads;"
+        "json.loads = lambda text, **more: os.write(1, b'7\\n') and loads(text, **more)"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     archived.append(100)
-    vacuumed_long_ago(config)
+    vacuumed_long_ago(archived)
 
     maintenance.run_daily()
 
     assert (maintenance.merged, caplog.text) == (204, "")
 
 
-def test_command_maintains_now(archived, config):
+def test_command_maintains_now(tmp_path):
+    config = config_for(tmp_path)
+    archived = Archive(Path(config.output), "archive")
+    archived.append(2)
     orphan = aged_orphan(archived)
     given = ["--topic", "clicks", "--output", config.output, "--work", config.work]
 

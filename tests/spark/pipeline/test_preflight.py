@@ -48,7 +48,7 @@ def test_raw_bodies_and_parsed_ones_do_not_share_a_table(config, before, after):
 
     with pytest.raises(
         JobFailed,
-        match=rf"column body of type {before}, and its type is {after} now: leave it, give the setting raw as",
+        match=rf"column body of type {before}, and its type is {after} now, in which",
     ):
         check_places(other, take_over=True)
 

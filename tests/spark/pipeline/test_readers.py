@@ -1,6 +1,9 @@
-"""What readers of the tables see: values of partition columns in each of them."""
+"""What readers of the tables see: values of partition columns, types that became wider, every row."""
 
 import datetime as dt
+import json
+import math
+from decimal import Decimal
 
 import duckdb
 import polars
@@ -8,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from gnsq.spark.pipeline.batches import BatchIdentity
-from gnsq.spark.pipeline.datafiles import Partition, write
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.maintenance import maintain_table
-from gnsq.spark.pipeline.tables import Table
+from gnsq.spark.pipeline.parquet import write
 from tests.spark.pipeline.helpers import delta_table
 
-SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("key", pa.string()), ("n", pa.int64())])
+TIME = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema([("event_time", TIME), ("key", pa.string()), ("n", pa.int64())])
 NOON = dt.datetime(2026, 11, 20, 12, tzinfo=dt.UTC)
 TEXTS = [
     *("a", "a b", "a/b", "50%", "a=b", "Zürich", "a%20b", "a:b?c#d", "a+b&c", "..", "a\\b", "it's", "a\tb", "[1]*"),
@@ -57,12 +61,12 @@ def from_paths(location):
 READERS = [from_pandas, from_pyarrow, from_polars, from_polars_eager, from_duckdb]
 
 
-def put(location, partition, rows, batches=1):
-    table = Table("archive", str(location), SCHEMA, partition)
+def put(location, partition_by, rows, batches=1, *, schema=SCHEMA, first=0):
+    table = Table("archive", str(location), schema, partition_by, time="event_time")
     table.claim("q", take_over=False)
-    for number in range(batches):
+    for number in range(first, first + batches):
         target = table.target(number)
-        batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
         table.commit(BatchIdentity("q", number, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
     return table
 
@@ -76,7 +80,7 @@ def found(rows, name):
 def test_every_reader_has_the_texts_that_rows_are_divided_by(tmp_path, read, is_merged):
     location = str(tmp_path / "table")
     rows = [{"event_time": NOON, "key": key, "n": number} for number, key in enumerate(TEXTS)]
-    put(location, Partition("key", "key"), rows, batches=1 + is_merged)
+    put(location, ["key"], rows, batches=1 + is_merged)
     if is_merged:
         assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
 
@@ -85,7 +89,7 @@ def test_every_reader_has_the_texts_that_rows_are_divided_by(tmp_path, read, is_
 
 @pytest.mark.parametrize("read", READERS)
 def test_delta_has_one_partition_for_null_and_an_empty_text(tmp_path, read):
-    put(tmp_path, Partition("key", "key"), [{"n": 0, "key": ""}, {"n": 1, "key": None}])
+    put(tmp_path, ["key"], [{"n": 0, "key": ""}, {"n": 1, "key": None}])
 
     assert found(read(str(tmp_path)), "key") == [(0, None), (1, None)]
 
@@ -93,11 +97,15 @@ def test_delta_has_one_partition_for_null_and_an_empty_text(tmp_path, read):
 @pytest.mark.parametrize("read", [*READERS, from_paths])
 @pytest.mark.parametrize(
     ("column", "values"),
-    [("day", [dt.date(2026, 11, 20), dt.date(2026, 11, 21), None]), ("hour", ["2026-11-20T12", "2026-11-21T00", None])],
+    [
+        ("_day", [dt.date(2026, 11, 20), dt.date(2026, 11, 21), None]),
+        ("_hour", ["2026-11-20T12", "2026-11-21T00", None]),
+        ("_month", ["2026-11", "2026-11", None]),
+    ],
 )
 def test_every_reader_has_the_days_and_hours(tmp_path, read, column, values):
     times = [NOON, NOON + dt.timedelta(hours=12), None]
-    put(tmp_path, Partition(column, "event_time"), [{"event_time": time, "n": n} for n, time in enumerate(times)])
+    put(tmp_path, [column], [{"event_time": time, "n": n} for n, time in enumerate(times)])
 
     rows = found(read(str(tmp_path)), column)
 
@@ -107,7 +115,7 @@ def test_every_reader_has_the_days_and_hours(tmp_path, read, column, values):
 @pytest.mark.parametrize("key", ["a/b", "50%", "a b", "Zürich", "a=b"])
 def test_readers_that_skip_partitions_find_the_rows(tmp_path, key):
     rows = [{"event_time": NOON, "key": key, "n": number} for number, key in enumerate(TEXTS)]
-    put(tmp_path, Partition("key", "key"), rows)
+    put(tmp_path, ["key"], rows)
 
     dataset = delta_table(tmp_path).to_pyarrow_dataset()
     frame = polars.scan_delta(str(tmp_path)).filter(polars.col("key") == key).collect()
@@ -119,8 +127,137 @@ def test_readers_that_skip_partitions_find_the_rows(tmp_path, key):
 
 
 def test_files_lie_in_paths_of_hive(tmp_path):
-    table = put(tmp_path, Partition("day", "event_time"), [{"event_time": NOON, "n": 1}, {"event_time": None, "n": 2}])
+    table = put(tmp_path, ["_day"], [{"event_time": NOON, "n": 1}, {"event_time": None, "n": 2}])
 
     directories = {path.rpartition("/")[0] for path in delta_table(tmp_path).file_uris()}
 
-    assert directories == {f"{table.location}/day={name}" for name in ("2026-11-20", "__HIVE_DEFAULT_PARTITION__")}
+    assert directories == {f"{table.location}/_day={name}" for name in ("2026-11-20", "__HIVE_DEFAULT_PARTITION__")}
+
+
+# --- types that change
+
+STRUCT, WIDER = pa.struct([("a", pa.int32())]), pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.date32())]))])
+EVOLVED = [
+    pytest.param(pa.int8(), pa.int64(), [1, None, -128], id="tinyint, bigint"),
+    pytest.param(pa.int16(), pa.int32(), [1, None, -(2**15)], id="smallint, int"),
+    pytest.param(pa.float32(), pa.float64(), [0.5, None], id="float, double"),
+    pytest.param(pa.decimal128(5, 2), pa.decimal128(25, 2), [Decimal("1.10"), Decimal("-999.99")], id="decimal"),
+    pytest.param(STRUCT, WIDER, [{"a": 1}, None], id="object"),
+    pytest.param(pa.list_(STRUCT), pa.list_(WIDER), [[{"a": 1}, None], None, []], id="array of objects"),
+    pytest.param(pa.map_(pa.string(), STRUCT), pa.map_(pa.string(), WIDER), [{"k": {"a": 1}}, None], id="map"),
+    pytest.param(pa.list_(pa.int32()), pa.list_(pa.int64()), [[1], None], id="array"),
+]
+
+
+def put_values(location, batch_id, kind, values, columns=()):
+    """Add a batch with a column x of a type."""
+    schema = pa.schema([("n", pa.int64()), ("x", kind), *columns])
+    return put(location, [], [{"n": n, "x": x} for n, x in enumerate(values)], schema=schema, first=batch_id)
+
+
+def plain(value):
+    """A map is a dict for Polars and DuckDB, and a list of pairs for pyarrow."""
+    is_map = isinstance(value, list) and value and isinstance(value[0], tuple)
+    return dict(value) if is_map else value
+
+
+@pytest.mark.parametrize("read", [from_pyarrow, from_polars, from_duckdb])
+@pytest.mark.parametrize(("narrow", "wide", "values"), EVOLVED)
+def test_every_reader_has_the_values_of_before_a_type_became_wider(tmp_path, read, narrow, wide, values):
+    location = str(tmp_path)
+    put_values(location, 0, narrow, values)
+    put_values(location, 1, wide, values, columns=[("new", pa.timestamp("us"))])
+    # With the earlier settings a job may go on.
+    put_values(location, 2, narrow, values)
+
+    expected = pa.array(values, narrow).cast(wide).to_pylist()
+    expected = [(n, plain(value)) for n, value in enumerate(expected) for _ in range(3)]
+    assert [(n, plain(value)) for n, value in found(read(location), "x")] == expected
+    assert pa.schema(delta_table(location).schema().to_arrow()).field("x").type == wide
+    assert maintain_table(location, retention=None, quiet=0) == 3
+    assert [(n, plain(value)) for n, value in found(read(location), "x")] == expected
+
+
+REFUSED = [
+    pytest.param(pa.int32(), pa.float64(), "x of type integer, and its type is double now", id="int, double"),
+    pytest.param(
+        pa.decimal128(5, 2),
+        pa.decimal128(9, 4),
+        r"x of type decimal\(5,2\), and its type is decimal\(9,4\) now",
+        id="scale",
+    ),
+    pytest.param(pa.date32(), TIME, "x of type date, and its type is timestamp now", id="date, timestamp"),
+    pytest.param(
+        pa.list_(STRUCT),
+        pa.list_(pa.struct([("a", pa.string())])),
+        r"x\[\].a of type integer, and its type is string now, in which readers .* another name, or",
+        id="in an array",
+    ),
+    pytest.param(STRUCT, pa.string(), "x of type struct, and its type is string now", id="object, text"),
+    pytest.param(STRUCT, pa.struct([("A", pa.int32())]), "column x.a, and the field is A now: give", id="case"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "words"), REFUSED)
+def test_type_in_which_a_reader_could_not_read_the_files_of_before_is_refused(tmp_path, before, after, words):
+    put_values(str(tmp_path), 0, before, [])
+
+    with pytest.raises(JobFailed, match=words):
+        put_values(str(tmp_path), 1, after, [])
+
+
+# --- statistics
+
+LAST = "\U0010ffff"
+FIRST_DAY, LAST_DAY = dt.date(1, 1, 1), dt.date(9999, 12, 31)
+FIRST_TIME, LAST_TIME = (dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC) for day in (FIRST_DAY, LAST_DAY))
+LAST_TIME += dt.timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999)
+ODD = [
+    pytest.param(pa.float64(), [math.nan, -0.0, 1.5, math.inf, -math.inf, 5e-324], id="double"),
+    pytest.param(pa.date32(), [FIRST_DAY, dt.date(1969, 12, 31), LAST_DAY], id="date"),
+    pytest.param(TIME, [FIRST_TIME, dt.datetime(1969, 12, 31, 23, 59, 59, 1, dt.UTC), LAST_TIME], id="timestamp"),
+    pytest.param(pa.decimal128(38, 18), [Decimal("0.1"), Decimal(f"{10**19}.{1:018}"), Decimal(-1)], id="decimal"),
+    pytest.param(
+        pa.string(), ["", "a" * 5000, "a" * 5000 + "b", LAST * 65, LAST * 64 + "a", "\ud7ff", "\U00020000"], id="text"
+    ),
+    pytest.param(pa.int64(), [2**63 - 1, -(2**63), 0], id="bigint"),
+    pytest.param(pa.bool_(), [True, False], id="boolean"),
+    pytest.param(pa.binary(), [b"", b"\xff" * 100], id="binary"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), ODD)
+def test_readers_that_skip_files_find_every_value(tmp_path, kind, values):
+    """Each value is in a file of its own, in a column, in a column with an odd name, and in an object."""
+    location = str(tmp_path)
+    schema = pa.schema([("n", pa.int64()), ("x", kind), ("a.b, `ü", kind), ("o", pa.struct([("y z", kind)]))])
+    for n, value in enumerate(values):
+        put(location, [], [{"n": n, "x": value, "a.b, `ü": value, "o": {"y z": value}}], schema=schema, first=n)
+
+    dataset, table = delta_table(location).to_pyarrow_dataset(), polars.scan_delta(location)
+    for n, value in enumerate(values):
+        one = pa.scalar(value, kind)
+        is_nan = isinstance(value, float) and math.isnan(value)
+        filters = [pc.is_nan(each) if is_nan else each == one for each in map(pc.field, ["x", "a.b, `ü", ("o", "y z")])]
+        assert all(n in dataset.to_table(filter=each)["n"].to_pylist() for each in filters), value
+        literal = polars.lit(polars.from_arrow(pa.array([value], kind))[0], dtype=table.collect_schema()["x"])
+        columns = [polars.col("x"), polars.col("a.b, `ü"), polars.col("o").struct.field("y z")]
+        assert all(n in table.filter(each == literal).collect()["n"].to_list() for each in columns), value
+        rows = duckdb.execute("SELECT n FROM dataset WHERE x = ?", [value]).fetchall()
+        assert (n,) in rows, value
+
+
+def test_texts_of_statistics_name_fields_of_objects(tmp_path):
+    schema = pa.schema(
+        [("o", pa.struct([("s", pa.string()), ("l", pa.list_(pa.int32()))])), ("m", pa.map_(pa.string(), pa.int64()))]
+    )
+    put(str(tmp_path), [], [{"o": {"s": "b", "l": [1]}, "m": {"k": 1}}, {"o": None}, {"o": {"s": None}}], schema=schema)
+
+    entry = (tmp_path / "_delta_log" / f"{1:020}.json").read_text().splitlines()
+    [add] = [json.loads(line)["add"] for line in entry if line.startswith('{"add"')]
+    assert json.loads(add["stats"]) == {
+        "numRecords": 3,
+        "minValues": {"o": {"s": "b"}},
+        "maxValues": {"o": {"s": "b"}},
+        "nullCount": {"o": {"s": 2}},
+    }

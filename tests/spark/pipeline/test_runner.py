@@ -88,7 +88,7 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
     rows = table_rows(join_uri(output, "archive"))
     assert sorted(row["body"].encode() for row in rows) == EVENTS
     # In the time zone of the caller's session, it would be the day before.
-    assert {str(row["day"]) for row in rows} == {"2026-01-01"}
+    assert {str(row["_day"]) for row in rows} == {"2026-01-01"}
     assert sum(row["count"] for row in table_rows(join_uri(output, "metrics/counts"))) == len(EVENTS)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
     assert not (tmp_path / "clicks").exists()

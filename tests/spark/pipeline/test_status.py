@@ -6,11 +6,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from gnsq.spark.offsets import encode_offset
-from gnsq.spark.pipeline.batches import BatchIdentity
-from gnsq.spark.pipeline.datafiles import write
+from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.layout import archive_tables
 from gnsq.spark.pipeline.lock import WorkLock
 from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.parquet import write
 from gnsq.spark.pipeline.progress import Notebook
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
 from gnsq.spark.pipeline.topics import TopicSettings

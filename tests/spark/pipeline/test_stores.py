@@ -7,9 +7,8 @@ import pytest
 from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.batches import BatchIdentity
-from gnsq.spark.pipeline.datafiles import Partition, write
-from gnsq.spark.pipeline.tables import Table, check_store
+from gnsq.spark.pipeline.delta import BatchIdentity, Table, check_store
+from gnsq.spark.pipeline.parquet import write
 from tests.spark.pipeline.helpers import delta_table, table_rows
 from tests.spark.s3proxy import s3_proxy
 
@@ -23,7 +22,7 @@ def location(s3, tmp_path):
 
 
 def table(location):
-    return Table("archive", location, SCHEMA, Partition("day", "event_time"))
+    return Table("archive", location, SCHEMA, ["_day"], time="event_time")
 
 
 def files(table, batch_id, *numbers):

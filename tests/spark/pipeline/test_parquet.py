@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline import datafiles
-from gnsq.spark.pipeline.datafiles import (
-    Partition,
+from gnsq.spark.pipeline import parquet
+from gnsq.spark.pipeline.parquet import (
+    Partitioning,
     TableTarget,
     file_stats,
     read_bodies,
@@ -33,8 +33,8 @@ def batch(*rows, schema=SCHEMA):
     return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
 
 
-def target(path, partition=None, schema=SCHEMA):
-    return TableTarget("archive", str(path), schema, partition, 7)
+def target(path, *columns, schema=SCHEMA):
+    return TableTarget("archive", str(path), schema, Partitioning(columns, "event_time"), 7, {"body"})
 
 
 def written(table, *batches):
@@ -46,19 +46,22 @@ def rows_of(path, files):
 
 
 @pytest.mark.parametrize(
-    ("partition", "values"),
+    ("columns", "values"),
     [
-        pytest.param(None, {None: 4}, id="none"),
-        pytest.param(Partition("day", "event_time"), {"2026-01-01": 2, "2026-01-02": 1, None: 1}, id="day"),
+        pytest.param([], {(): 4}, id="none"),
+        pytest.param(["_day"], {("2026-01-01",): 2, ("2026-01-02",): 1, (None,): 1}, id="day"),
         pytest.param(
-            Partition("hour", "event_time"),
-            {"2026-01-01T12": 1, "2026-01-01T23": 1, "2026-01-02T00": 1, None: 1},
+            ["_hour"],
+            {("2026-01-01T12",): 1, ("2026-01-01T23",): 1, ("2026-01-02T00",): 1, (None,): 1},
             id="hour",
         ),
-        pytest.param(Partition("user", "user"), {"a": 2, None: 2}, id="field"),
+        pytest.param(["user"], {("a",): 2, (None,): 2}, id="field"),
+        pytest.param(
+            ["_month", "user"], {("2026-01", "a"): 2, ("2026-01", None): 1, (None, None): 1}, id="month and field"
+        ),
     ],
 )
-def test_rows_are_divided_by_partition(tmp_path, partition, values):
+def test_rows_are_divided_by_partition(tmp_path, columns, values):
     midnight = dt.datetime(2026, 1, 2, tzinfo=UTC)
     rows = [
         (NOON, "a", "1"),
@@ -67,7 +70,7 @@ def test_rows_are_divided_by_partition(tmp_path, partition, values):
         (None, None, "4"),
     ]
 
-    files = written(target(tmp_path, partition), batch(*rows))
+    files = written(target(tmp_path, *columns), batch(*rows))
 
     found = {}
     for file in files:
@@ -78,7 +81,7 @@ def test_rows_are_divided_by_partition(tmp_path, partition, values):
 
 
 def test_readers_see_times_in_utc_and_no_partition_column(tmp_path):
-    [file] = written(target(tmp_path, Partition("user", "user")), batch((NOON, "a", "1")))
+    [file] = written(target(tmp_path, "user"), batch((NOON, "a", "1")))
 
     schema = pq.read_schema(tmp_path / file.path)
     assert schema.names == ["event_time", "body"]
@@ -87,7 +90,7 @@ def test_readers_see_times_in_utc_and_no_partition_column(tmp_path):
 
 @pytest.mark.slow
 def test_rows_of_several_batches_are_one_file_until_too_many_are_held(tmp_path):
-    size = datafiles.HELD_BYTES // 4
+    size = parquet.HELD_BYTES // 4
     batches = [batch((NOON, "a", str(number) * size)) for number in range(9)]
 
     assert len(written(target(tmp_path), *batches[:3])) == 1
@@ -97,7 +100,7 @@ def test_rows_of_several_batches_are_one_file_until_too_many_are_held(tmp_path):
 def test_rows_go_to_the_tables_that_the_route_names(tmp_path):
     for name in ("archive", "dead"):
         (tmp_path / name).mkdir()
-    tables = [TableTarget(name, str(tmp_path / name), SCHEMA, None, 7) for name in ("archive", "dead")]
+    tables = [TableTarget(name, str(tmp_path / name), SCHEMA, Partitioning(), 7) for name in ("archive", "dead")]
 
     def route(rows):
         return [(tables[0], rows[:1]), (tables[1], rows[1:])]
@@ -106,6 +109,12 @@ def test_rows_go_to_the_tables_that_the_route_names(tmp_path):
 
     assert [(file.table, file.rows) for file in files] == [("archive", 1), ("dead", 1)]
     assert (tmp_path / "dead" / files[1].path).exists()
+
+
+def stats_of(table):
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, store_schema=False)
+    return file_stats(sink.getvalue(), table.schema)
 
 
 STATS = [
@@ -141,7 +150,7 @@ def test_statistics_hold_every_row(tmp_path, kind, values, bounds):
 def test_statistics_of_a_file_hold_for_all_its_row_groups(tmp_path):
     tables = [pa.table([values], schema=pa.schema([("x", pa.int64())])) for values in ([5, None], [None], [7, 1])]
 
-    file = write_file(LocalStore(tmp_path), target(tmp_path, schema=tables[0].schema), tables, None)
+    file = write_file(LocalStore(tmp_path), target(tmp_path, schema=tables[0].schema), tables, ())
 
     assert json.loads(file.stats) == {
         "numRecords": 5,
@@ -159,10 +168,10 @@ def test_bodies_have_no_statistics(tmp_path):
 
 
 def test_field_with_too_many_values_is_refused(tmp_path):
-    rows = batch(*((NOON, str(number), "") for number in range(datafiles.MAX_FIELD_VALUES + 1)))
+    rows = batch(*((NOON, str(number), "") for number in range(parquet.MAX_PARTITIONS + 1)))
 
-    with pytest.raises(JobFailed, match=r"partition_by user: the field has 10,001 values, the limit is 10,000.*day"):
-        written(target(tmp_path, Partition("user", "user")), rows)
+    with pytest.raises(JobFailed, match=r"partition_by user: there are 10,001 partitions, the limit is 10,000.*_day"):
+        written(target(tmp_path, "user"), rows)
 
 
 def test_written_rows_are_read_back_to_be_published(tmp_path):
@@ -173,10 +182,10 @@ def test_written_rows_are_read_back_to_be_published(tmp_path):
     assert found.column("body").to_pylist() == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("partition", [None, Partition("user", "user")], ids=["no partition", "partition"])
-def test_directory_that_is_gone_is_told_in_one_line(tmp_path, partition):
+@pytest.mark.parametrize("columns", [[], ["user"]], ids=["no partition", "partition"])
+def test_directory_that_is_gone_is_told_in_one_line(tmp_path, columns):
     with pytest.raises(JobFailed, match=r"^table .*/gone: .*No such file.*: mend that, then start the job again"):
-        written(target(tmp_path / "gone", partition), batch((NOON, "a", "1")))
+        written(target(tmp_path / "gone", *columns), batch((NOON, "a", "1")))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +214,7 @@ CHARACTERS = st.sampled_from(["", "a", "é", "\ud7ff", "\ue000", "\uffff", "\U00
 @example([LAST * 66])
 @example(["a" * 64 + LAST * 2])
 def test_bounds_of_texts_hold_every_row(texts):
-    stats = json.loads(file_stats([pa.table({"x": texts})]))
+    stats = stats_of(pa.table({"x": texts}))
 
     # Readers compare UTF-8.
     lowest, highest = (stats[kind]["x"].encode() for kind in ("minValues", "maxValues"))
@@ -217,7 +226,7 @@ def test_bounds_end_with_the_years_of_python():
 
     day = pa.array([10**7, 0], pa.int32()).cast(pa.date32())
 
-    stats = json.loads(file_stats([pa.table({"time": time, "day": day})]))
+    stats = stats_of(pa.table({"time": time, "day": day}))
 
     assert stats["minValues"]["time"] == "0001-01-01T00:00:00.000Z"
     assert stats["maxValues"] == {"time": "9999-12-31T23:59:59.999Z", "day": "9999-12-31"}

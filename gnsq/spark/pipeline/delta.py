@@ -8,9 +8,8 @@ checkpoint. Merges and cleanups of the log keep the newest transaction of each a
 delta-rs accepts a batch id that is not higher than the last one, without an error. So commit() reads the log first.
 delta-rs refuses the commit if the same application or the table's properties have changed since that reading.
 
-Local disks: delta-rs syncs nothing. commit() syncs the log entry and its directory before it returns, after the data
-files, which are synced by the tasks. A power failure may leave a torn entry, of a commit() that has not returned, or a
-torn checkpoint of the log; claim() renames both.
+commit() syncs the log entry before it returns, after the data files, which are synced by the tasks; claim() mends a log
+that a power failure has torn. Both are in durable.py.
 """
 
 from __future__ import annotations
@@ -20,101 +19,148 @@ import datetime as dt
 import functools
 import json
 import logging
-import os
 import re
+import tempfile
 import threading
-import time
+import time as clock
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from gnsq.localfiles import make_directory, sync_directory
+from gnsq.localfiles import sync_directory
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.batches import (
-    EPOCH,
-    OWNER,
-    BatchIdentity,
-    CommittedBatch,
-    TableStatus,
-    check_owner,
-    epoch_of,
-    is_committed,
-    missing_columns,
-    missing_table,
-)
-from gnsq.spark.pipeline.datafiles import (
+from gnsq.spark.pipeline.durable import ACTIONS, mend_log, sync_log, try_create
+from gnsq.spark.pipeline.parquet import (
+    DERIVED,
+    DISTINCT,
     DataFile,
-    Partition,
+    Partitioning,
     TableTarget,
-    check_field_values,
+    check_partition_by,
+    check_partitions,
     file_prefix,
+    partition_text,
     stats_columns,
     store_error,
 )
 from gnsq.spark.spool.objectstore import delta_retries, s3_options
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
+from gnsq.texts import counted
 
-__all__ = [
-    "MERGED",
-    "NO_HOOKS",
-    "Table",
-    "check_store",
-    "delta_location",
-    "sync_files",
-    "sync_log",
-]
+__all__ = ["DISTINCT_COLUMNS", "NO_HOOKS", "BatchIdentity", "Table", "TableStatus", "check_store", "delta_location"]
 
 logger = logging.getLogger(__name__)
 
+# Properties of a table: the id of its checkpoint; and, with a checkpoint's id appended, the epoch of that checkpoint.
+_OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
 # Delta's property for the columns that have statistics. A column added later has no statistics: older files lack it.
 _STATS = "delta.dataSkippingStatsColumns"
-# Keys that gnsq adds to the information of a commit.
-_BATCH, _FILES, _TRANSACTIONS = "gnsq.batch", "gnsq.files", "gnsq.transactions"
+# Property with the columns that have no dictionaries, for merges: a list in JSON.
+DISTINCT_COLUMNS = "gnsq.distinct"
+# Key that gnsq adds to the information of a batch's commit.
+_BATCH = "gnsq.batch"
 # Number of tries of a commit. A try fails if another process changes the table's properties at the same moment.
 _TRIES = 5
-# Key in the information of a merge's commit: how many files the merge has added and removed.
-MERGED = "gnsq.merged"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # Number of commits at the same moment by which check_store() finds out whether a store has conditional PUT. delta-rs
 # reads the newest version just before it writes the next version, so commits one after the other would show nothing.
 _RIVALS = 4
 # Number of newest commits in which status() looks for committed_at and maintained_at. Each takes two requests on S3.
 _HISTORY = 120
-# Number of the newest log entries that claim() checks. Older entries have this many synced ones after them.
-_CHECKED_ENTRIES = 20
-_ENTRY = re.compile(r"\d{20}\.json")
+_PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# Types, narrower ones first: all readers that the guide names read a file whose column has a narrower type of a row
+# than the table. Polars reads no whole numbers as double or decimal, no decimals with more digits after the point, and
+# no dates as timestamps.
+_WIDTHS = ([pa.int8(), pa.int16(), pa.int32(), pa.int64()], [pa.float32(), pa.float64()])
 # No checkpoint or cleanup after a batch's commit: delta-rs would not sync what they write. Maintenance does both.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchIdentity:
+    """Which batch runs.
+
+    Attributes:
+        owner: Spark's id of the query.
+        number: Spark's id of the batch.
+        offsets: Hash of what the checkpoint says about the batch, since a checkpoint that has lost its newest files may
+            give the same number to another batch. 0 if unknown.
+        settings: Hash of the settings that divide the rows of a batch between tables.
+    """
+
+    owner: str
+    number: int
+    offsets: int
+    settings: int
+
+    @property
+    def unchecked(self) -> int:
+        """The batch before, if the checks at the start could not read it in the checkpoint; else -1."""
+        return self.number - 1 if self.offsets == 0 else -1
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """State of a table, as far as it is known.
+
+    Attributes:
+        rows, files, size: Of the table's newest version; size in bytes.
+        committed_at: When a batch was committed last; None if the newest 120 log entries do not say it.
+        maintained_at: When a merge or a vacuum was last written to the log; None likewise.
+        entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
+    """
+
+    rows: int
+    files: int
+    size: int
+    committed_at: dt.datetime | None = None
+    maintained_at: dt.datetime | None = None
+    entered: int | None = None
 
 
 class Table:
     """One table. Methods raise JobFailed, with one line that says what to do, if the store fails.
 
     Args:
-        name: Such as archive, for error texts and descriptions of files.
+        name: Such as clicks, for error texts and descriptions of files.
         location: Path, or URI of an object store.
-        schema: Columns of the rows, all nullable, timestamps in UTC.
-        partition: How the rows are divided; None: not at all.
+        schema: Columns of the rows. In the table all of them, and all their fields, are nullable.
+        partition_by: Columns that divide the rows: _day, _hour, _month, which are computed and added, and columns of
+            the schema.
+        time: The column, a timestamp in UTC, that _day, _hour and _month are computed from.
+        distinct: Columns without dictionary and statistics, since almost every row has its own value.
+
+    Raises:
+        ValueError: If the rows can't be divided so, or the location can't be used.
     """
 
-    def __init__(self, name: str, location: str, schema: Any, partition: Partition | None) -> None:  # Any: pyarrow's
+    def __init__(
+        self,
+        name: str,
+        location: str,
+        schema: Any,  # Any: pyarrow has no types
+        partition_by: Sequence[str] = (),
+        *,
+        time: str = "_time",
+        distinct: Set[str] = DISTINCT,
+    ) -> None:
+        check_partition_by(schema, partition_by, time)
         self.name = name
         self.location = location
         self._shown = redact_uri(location)
-        self.schema = schema
-        self.partition = partition
-        self._columns = [partition.column] if partition is not None else []
+        self.schema = pa.schema([_nullable(field) for field in schema])
+        self.partitioning = Partitioning(tuple(partition_by), time)
+        self._distinct = frozenset(distinct)
         self._uri, self._options = delta_location(location)
         store = open_store(location, "output")
         # Set only for a local disk, where files must be synced.
@@ -122,12 +168,12 @@ class Table:
         self._delta: DeltaTable | None = None
         # The newest version whose log entry is known to be on the disk.
         self._synced_version = -1
-        # Values of the field that the table is partitioned by.
-        self._values: set[str | None] = set()
+        # Partition column of the schema -> its values in the table.
+        self._values: dict[str, set[str | None]] = {}
 
     def target(self, batch_id: int) -> TableTarget:
         """Build the TableTarget, which tells the tasks of a batch where and how to write."""
-        return TableTarget(self.name, self.location, self.schema, self.partition, batch_id)
+        return TableTarget(self.name, self.location, self.schema, self.partitioning, batch_id, self._distinct)
 
     def exists(self) -> bool:
         """Return True if there is a table."""
@@ -156,42 +202,42 @@ class Table:
         Raises:
             JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
         """
-        if self._root is not None:
-            with _errors(self.location):
-                make_directory(self._root)
-                self._check_log()
+        with _errors(self.location):
+            mend_log(self.location)
         if not self.exists():
             # After --take-over such files may be of a batch of the old checkpoint, which had another number.
             own = None if batch_id is None else "part-" if take_over else file_prefix(batch_id)
             self._check_empty(own)
             if committed >= 0 and not take_over:
-                raise missing_table(self._shown, committed)
+                batches = counted(committed + 1, "batch", "batches")
+                raise JobFailed(
+                    f"table {self._shown} is missing, and its checkpoint has {batches}: mount the disk that has the "
+                    "table, bring it back from a copy, or --take-over if the job is to go on with a new one"
+                )
             if owner is None:
                 return 0
             self._create(owner)
             return 1
-        delta = self._open()
-        properties = delta.metadata().configuration
-        epoch = epoch_of(properties, owner)
-        if not take_over:
-            check_owner(self._shown, properties, owner)
-        self._check_partition(delta)
-        missing = self._missing_fields(delta)
-        before = delta.version()
-        with _errors(self.location):
-            if missing and owner is not None:
-                delta.alter.add_columns(missing, post_commithook_properties=NO_HOOKS)
-            if owner is not None and properties.get(OWNER) != owner:
-                changed = {OWNER: owner, f"{EPOCH}{owner}": str(epoch)}
-                delta.alter.set_table_properties(
-                    changed, raise_if_not_exists=False, post_commithook_properties=NO_HOOKS
-                )
-        self._synced(delta, before)
-        return epoch
+        while True:
+            delta = self._open()
+            properties = delta.metadata().configuration
+            epochs = [int(value) for name, value in properties.items() if name.startswith(_EPOCH)]
+            epoch = int(properties.get(f"{_EPOCH}{owner}", max(epochs, default=0) + (owner is not None)))
+            if not take_over:
+                self._check_owner(properties, owner)
+            self._check_partition(delta)
+            found = pa.schema(delta.schema().to_arrow())
+            wanted = self._evolved(found)
+            if owner is None or (wanted == found and properties.get(_OWNER) == owner):
+                return epoch
+            changed = {**properties, _OWNER: owner, f"{_EPOCH}{owner}": str(epoch)}
+            if self._try_change(delta, wanted, changed):
+                self._synced(delta, delta.version())
+                return epoch
 
     def is_owned(self, owner: str) -> bool:
         """Return True if the table, which exists, belongs to a checkpoint."""
-        return bool(self._open().metadata().configuration.get(OWNER) == owner)
+        return bool(self._open().metadata().configuration.get(_OWNER) == owner)
 
     def has(self, batch: BatchIdentity) -> bool:
         """Return True if the table has a batch already.
@@ -201,12 +247,24 @@ class Table:
                 batch with this number, or this batch with other settings.
         """
         delta = self._open()
-        check_owner(self._shown, delta.metadata().configuration, batch.owner)
-        application, *hashes = _applications(batch.owner)
-        last = delta.transaction_version(application)
-        if last is None:
+        self._check_owner(delta.metadata().configuration, batch.owner)
+        last, offsets, settings = map(delta.transaction_version, _applications(batch.owner))
+        if last is None or last < batch.number:
             return False
-        return is_committed(self._shown, batch, CommittedBatch(last, *map(delta.transaction_version, hashes)))
+        is_other = bool(offsets and batch.offsets and offsets != batch.offsets)
+        if last > batch.number or is_other:
+            raise JobFailed(
+                f"table {self._shown} has batch {last} of this checkpoint, and {'another ' if is_other else ''}batch "
+                f"{batch.number} runs: the checkpoint is older than the table. Start with a new one, and with "
+                "--take-over"
+            )
+        if settings not in (None, batch.settings):
+            raise JobFailed(
+                f"table {self._shown} has batch {last}, which was begun with other settings (fields, required_fields, "
+                "time_field, max_ahead, or keys of [[metrics]]) and is not done: start the job with the settings of "
+                "before and --once, then with the new ones"
+            )
+        return True
 
     def commit(self, batch: BatchIdentity, files: Iterable[DataFile], entered: int | None = None) -> bool:
         """Make a batch's files part of the table, all or none, and durable.
@@ -246,20 +304,19 @@ class Table:
                 logger.debug("%s", error)
             else:
                 self._synced(delta, delta.version())
-                self._values.update(file.partition for file in own)
                 return True
         return False
 
     def _write_entry(
         self, delta: DeltaTable, batch_id: int, files: list[DataFile], transactions: list[Transaction]
     ) -> None:
-        now = int(time.time() * 1000)
+        now, columns = int(clock.time() * 1000), self.partitioning.columns
         actions: list[AddAction | RemoveAction] = [
-            AddAction(file.path, file.size, dict.fromkeys(self._columns, file.partition), now, True, file.stats)
+            AddAction(file.path, file.size, dict(zip(columns, file.partition, strict=True)), now, True, file.stats)
             for file in files
         ]
         properties = CommitProperties(
-            custom_metadata={_BATCH: batch_id, _FILES: len(files), _TRANSACTIONS: len(transactions)},
+            custom_metadata={_BATCH: batch_id, ACTIONS: {"add": len(files), "txn": len(transactions)}},
             app_transactions=transactions,
         )
         with _errors(self.location):
@@ -267,7 +324,7 @@ class Table:
                 actions,
                 "append",
                 delta.schema(),
-                self._columns,
+                list(columns),
                 commit_properties=properties,
                 post_commithook_properties=NO_HOOKS,
             )
@@ -278,7 +335,7 @@ class Table:
         with _errors(self.location):
             files = pa.table(delta.get_add_actions())
             batch, kept = self._newest_commits(delta.version())
-            owners = [name.removeprefix(EPOCH) for name in delta.metadata().configuration if name.startswith(EPOCH)]
+            owners = [name.removeprefix(_EPOCH) for name in delta.metadata().configuration if name.startswith(_EPOCH)]
             entered = [delta.transaction_version(_entered(owner)) for owner in owners]
         return TableStatus(
             sum(files.column("num_records").to_pylist()),
@@ -296,7 +353,7 @@ class Table:
         for commit in self._history(newest):
             if not batch and _BATCH in commit:
                 batch = commit
-            if not kept and (MERGED in commit or commit["operation"] in _MAINTENANCE):
+            if not kept and ("remove" in commit.get(ACTIONS, ()) or commit["operation"] in _MAINTENANCE):
                 kept = commit
             if batch and kept:
                 break
@@ -309,9 +366,10 @@ class Table:
         for version in range(newest, max(newest - _HISTORY, -1), -1):
             try:
                 with store.open(f"_delta_log/{version:020}.json") as file:
-                    yield from (action["commitInfo"] for action in _parsed(file.read()) if "commitInfo" in action)
+                    actions = [json.loads(line) for line in file.read().splitlines()]
             except FileNotFoundError:
                 return
+            yield from (action["commitInfo"] for action in actions if "commitInfo" in action)
 
     # --- opening and creating
 
@@ -342,18 +400,17 @@ class Table:
             raise JobFailed(f"{self._shown} has files that belong to no table, such as {foreign}: give another output")
 
     def _create(self, owner: str) -> None:
-        schema, partition = self.schema, self.partition
-        if partition is not None and not partition.is_field:
-            schema = schema.append(pa.field(partition.column, partition.type(schema)))
+        names = stats_columns(self.schema, {*self._distinct, *self.partitioning.columns})
         with _errors(self.location):
             self._delta = DeltaTable.create(
                 self._uri,
-                schema,
-                partition_by=self._columns,
+                self._whole_schema(),
+                partition_by=list(self.partitioning.columns),
                 configuration={
-                    OWNER: owner,
-                    f"{EPOCH}{owner}": "1",
-                    _STATS: ",".join(name for name in stats_columns(self.schema) if name not in self._columns),
+                    _OWNER: owner,
+                    f"{_EPOCH}{owner}": "1",
+                    _STATS: ",".join(".".join(map(_quoted, path)) for path in names),
+                    DISTINCT_COLUMNS: json.dumps(sorted(self._distinct & {*self.schema.names})),
                 },
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
@@ -362,26 +419,83 @@ class Table:
             sync_directory(self._root)
         self._synced(self._delta, -1)
 
-    def _check_partition(self, delta: DeltaTable) -> None:
-        found = delta.metadata().partition_columns
-        if found != self._columns:
+    def _whole_schema(self) -> Any:  # Any: pyarrow has no types
+        """Return the schema with the partition columns that are computed."""
+        derived = [pa.field(name, DERIVED[name]) for name in self.partitioning.columns if name in DERIVED]
+        return pa.schema([*self.schema, *derived])
+
+    def _check_owner(self, properties: Mapping[str, str], owner: str | None) -> None:
+        """Check that the table belongs to a checkpoint; None: one that is new."""
+        found = properties.get(_OWNER)
+        if found is None:
             raise JobFailed(
-                f"table {self._shown} is partitioned by {', '.join(found) or 'none'}, and the setting partition_by is "
-                f"{', '.join(self._columns) or 'none'} now: leave it as it was, or give another output"
+                f"table {self._shown} is there, and no job has made it: give another output, or --take-over if this "
+                "job is to write into it"
+            )
+        if found != owner:
+            who = "is new, so it" if owner is None else f"is {owner}, so it"
+            raise JobFailed(
+                f"table {self._shown} belongs to the checkpoint {found or 'of another job'}; this job's checkpoint "
+                f"{who} does not fit: bring that checkpoint back, give another output, or --take-over if the job that "
+                "wrote there is gone and this one goes on"
             )
 
-    def _missing_fields(self, delta: DeltaTable) -> list[Field]:
-        found = {each.name: _type(each.type) for each in delta.schema().fields}
-        fields = {each.name: each for each in Schema.from_arrow(self.schema).fields}
-        wanted = {name: _type(field.type) for name, field in fields.items()}
-        return [fields[name] for name in missing_columns(self._shown, found, wanted)]
+    def _check_partition(self, delta: DeltaTable) -> None:
+        found, wanted = delta.metadata().partition_columns, self.partitioning.columns
+        if tuple(found) != wanted:
+            raise JobFailed(
+                f"table {self._shown} is partitioned by {', '.join(found) or 'none'}, and the setting partition_by is "
+                f"{', '.join(wanted) or 'none'} now: leave it as it was, or give another output"
+            )
 
-    def _check_values(self, delta: DeltaTable, files: list[DataFile]) -> None:
-        if self.partition is None or not self.partition.is_field:
+    def _evolved(self, found: Any) -> Any:  # Any: pyarrow has no types
+        """Return the columns of the table with those of the settings joined to them.
+
+        Raises:
+            JobFailed: If readers could not read the table's files any more, or names differ in case only.
+        """
+        # By way of Delta's types, which have one of Arrow's types each.
+        wanted = pa.schema(Schema.from_arrow(self._whole_schema()).to_arrow())
+        try:
+            return pa.schema(list(_joined("", pa.struct(list(found)), pa.struct(list(wanted)))))
+        except ValueError as error:
+            raise JobFailed(f"table {self._shown} has {error}") from error
+
+    def _try_change(self, delta: DeltaTable, schema: Any, properties: Mapping[str, str]) -> bool:  # Any: pyarrow's
+        """Write a log entry that changes schema and properties, unless another process has written one meanwhile.
+
+        delta-rs changes no types, except by DataFusion, which panics if there is a blank in the table's path.
+        """
+        metadata, protocol = delta.metadata(), delta.protocol()
+        with tempfile.TemporaryDirectory() as scratch, _errors(self.location):
+            DeltaTable.create(scratch, schema, partition_by=metadata.partition_columns)
+            [entry] = Path(scratch, "_delta_log").glob("*.json")
+            lines = map(json.loads, entry.read_bytes().splitlines())
+            made = {kind: action for line in lines for kind, action in line.items()}
+        actions: list[dict[str, Any]] = []
+        features = {"readerFeatures": protocol.reader_features or (), "writerFeatures": protocol.writer_features or ()}
+        if not set(made["protocol"].get("readerFeatures", ())) <= {*features["readerFeatures"]}:
+            # For a new type, such as timestamp_ntz.
+            all_features = {kind: sorted({*made["protocol"][kind], *known}) for kind, known in features.items()}
+            actions.append({"protocol": made["protocol"] | all_features})
+        kept = {"id": metadata.id, "name": metadata.name, "description": metadata.description}
+        kept |= {"createdTime": metadata.created_time, "configuration": properties}
+        actions.append({"metaData": made["metaData"] | kept})
+        information = {"timestamp": int(clock.time() * 1000), "operation": "CHANGE COLUMN", "operationParameters": {}}
+        information |= {"engineInfo": "gnsq", ACTIONS: {"metaData": 1}}
+        entry_lines = "\n".join(map(json.dumps, [{"commitInfo": information}, *actions]))
+        with _errors(self.location):
+            return try_create(self.location, f"_delta_log/{delta.version() + 1:020}.json", entry_lines.encode())
+
+    def _check_values(self, delta: DeltaTable, files: Iterable[DataFile]) -> None:
+        if not self.partitioning.own:
             return
         if not self._values:
-            self._values = {self.partition.text(each[self.partition.column]) for each in delta.partitions()}
-        check_field_values(self.partition, len(self._values | {file.partition for file in files}))
+            partitions = delta.partitions()
+            self._values = {name: {partition_text(each[name]) for each in partitions} for name in self.partitioning.own}
+        for name, values in self._values.items():
+            values.update(file.partition[self.partitioning.columns.index(name)] for file in files)
+            check_partitions(self.partitioning, len(values), name)
 
     # --- durability on local disks
 
@@ -395,130 +509,59 @@ class Table:
         sync_log(self.location, *(f"{version:020}.json" for version in range(before + 1, last + 1)))
         self._synced_version = last
 
-    def _check_log(self) -> None:
-        """Check the log's checkpoint, its newest entries and their files.
 
-        Rename a torn checkpoint, which the entries replace, and a torn newest entry, whose commit has not returned.
-
-        Raises:
-            JobFailed: If the entries can't replace a torn checkpoint, a torn entry has other entries after it, or a
-                data file is not whole.
-        """
-        assert self._root is not None  # the caller has checked it
-        log = self._root / "_delta_log"
-        self._check_checkpoint(log)
-        entries = sorted(path for path in log.glob("*.json") if _ENTRY.fullmatch(path.name))[-_CHECKED_ENTRIES:]
-        removed: set[str] = set()
-        for path in reversed(entries):
-            actions = _actions(path)
-            if actions is None:
-                if path != entries.pop():
-                    raise JobFailed(
-                        f"table {self._shown}: log entry {path.name} is torn, and others follow: bring the table back "
-                        "from a copy"
-                    )
-                self._set_aside(path)
-                continue
-            for add in _each(actions, "add"):
-                if add["path"] not in removed and not self._is_whole(add):
-                    raise JobFailed(
-                        f"table {self._shown}: {add['path']} of log entry {path.name} is missing or not whole: bring "
-                        "it back from a copy"
-                    )
-            removed.update(remove["path"] for remove in _each(actions, "remove"))
-        if entries:
-            # The writer of an entry may have been killed before it synced the entry, which is not written again.
-            sync_log(self.location, *(path.name for path in entries))
-
-    def _check_checkpoint(self, log: Path) -> None:
-        """Set aside torn checkpoints after the last whole one, and _last_checkpoint if it is torn or may name one."""
-        torn = []
-        oldest = 0  # the first entry that readers need
-        for path in sorted(log.glob("*.checkpoint.parquet"), reverse=True):
-            if _is_whole_parquet(path):
-                oldest = _version(path) + 1
-                break
-            torn.append(path)
-        hint = log / "_last_checkpoint"
-        if hint.exists() and (torn or not _is_hint(hint)):
-            torn.append(hint)
-        if not torn:
-            return
-        versions = {_version(path) for path in log.glob("*.json") if _ENTRY.fullmatch(path.name)}
-        missing = set(range(oldest, max(versions, default=0) + 1)) - versions
-        if missing:
-            raise JobFailed(
-                f"table {self._shown}: {torn[0].name} of the log is torn, and entry {min(missing):020}.json is gone, "
-                "which could replace it: bring the directory _delta_log back from a copy"
-            )
-        for path in torn:
-            self._set_aside(path)
-
-    def _set_aside(self, path: Path) -> None:
-        aside = path.with_name(f"{path.name}.torn")
-        logger.warning("table %s: %s of the log is torn; set aside as %s", self._shown, path.name, aside.name)
-        path.rename(aside)
-        sync_directory(path.parent)
-
-    def _is_whole(self, add: Mapping[str, Any]) -> bool:
-        assert self._root is not None  # only _check_log() calls this
-        try:
-            return bool((self._root / unquote(add["path"])).stat().st_size == add["size"])
-        except FileNotFoundError:
-            return False
+def _nullable(field: Any) -> Any:  # Any: pyarrow has no types
+    """Return a field without NOT NULL, at any depth; the keys of a map can't be null."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_nullable(each) for each in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    elif pa.types.is_map(kind):
+        kind = pa.map_(kind.key_type, _nullable(kind.item_field))
+    return pa.field(field.name, kind)
 
 
-def _actions(path: Path) -> list[dict[str, Any]] | None:
-    """Read a log entry; None if it is torn: not JSON, or with fewer actions than its commitInfo says."""
-    try:
-        actions = _parsed(path.read_bytes())
-    except ValueError:
-        return None
-    information = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
-    if information is None:
-        return None
-    added = sum("add" in action for action in actions)
-    removed = sum("remove" in action for action in actions)
-    if _BATCH in information:
-        transactions = sum("txn" in action for action in actions)
-        if [added, transactions] != [information[_FILES], information[_TRANSACTIONS]]:
-            return None
-    if information.get(MERGED, [added, removed]) != [added, removed]:
-        return None
-    if not added and not removed and len(actions) < 2 and not information["operation"].startswith("VACUUM"):
-        return None
-    return actions
+def _joined(path: str, found: Any, wanted: Any) -> Any:  # Any: pyarrow has no types
+    """Return the type that has the values of both.
+
+    Raises:
+        ValueError: If there is none with which readers can read files of both.
+    """
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        fields = {field.name: field.type for field in found}
+        names = {name.lower(): name for name in fields}
+        for field in wanted:
+            inner = f"{path}.{field.name}" if path else field.name
+            if field.name in fields:
+                fields[field.name] = _joined(inner, fields[field.name], field.type)
+            elif other := names.get(field.name.lower()):
+                raise ValueError(
+                    f"column {path and f'{path}.'}{other}, and the field is {field.name} now: give it the name of "
+                    "before, since case makes no difference"
+                )
+            else:
+                fields[field.name] = field.type
+        return pa.struct(list(fields.items()))
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        return pa.list_(pa.field(found.value_field.name, _joined(f"{path}[]", found.value_type, wanted.value_type)))
+    if pa.types.is_map(found) and pa.types.is_map(wanted) and found.key_type == wanted.key_type:
+        return pa.map_(found.key_type, _joined(f"{path}[]", found.item_type, wanted.item_type))
+    if found == wanted:
+        return found
+    for widths in _WIDTHS:
+        if found in widths and wanted in widths:
+            return max(found, wanted, key=widths.index)
+    if pa.types.is_decimal(found) and pa.types.is_decimal(wanted) and found.scale == wanted.scale:
+        return max(found, wanted, key=lambda kind: kind.precision)
+    raise ValueError(
+        f"column {path} of type {_type(found)}, and its type is {_type(wanted)} now, in which readers could not read "
+        "the files of before: leave it, take the values into a column of another name, or give another output"
+    )
 
 
-def _version(path: Path) -> int:
-    return int(path.name.partition(".")[0])
-
-
-def _is_whole_parquet(path: Path) -> bool:
-    try:
-        with pq.ParquetFile(path) as parquet:
-            for _ in parquet.iter_batches(use_threads=False):
-                pass
-    except (pa.ArrowException, OSError):
-        return False
-    return True
-
-
-def _is_hint(path: Path) -> bool:
-    """Return True if the file names a checkpoint that exists."""
-    try:
-        version = json.loads(path.read_bytes())["version"]
-    except (ValueError, KeyError, TypeError):
-        return False
-    return any(path.parent.glob(f"{version:020}.checkpoint*"))
-
-
-def _each(actions: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [action[kind] for action in actions if kind in action]
-
-
-def _parsed(entry: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in entry.splitlines()]
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
 def _applications(owner: str) -> tuple[str, str, str]:
@@ -535,29 +578,10 @@ def _time(entry: Mapping[str, Any]) -> dt.datetime | None:
     return dt.datetime.fromtimestamp(entry["timestamp"] / 1000, dt.UTC) if entry else None
 
 
-def _type(kind: Any) -> str:
-    return str(getattr(kind, "type", kind))
-
-
-def sync_files(directory: Path, *names: str) -> None:
-    """Sync files that another program has written, and their directory. Leave out files that are gone."""
-    for name in names:
-        with contextlib.suppress(FileNotFoundError), open(directory / name, "rb") as file:
-            os.fsync(file.fileno())
-    sync_directory(directory)
-
-
-def sync_log(location: str, *names: str) -> None:
-    """Sync files of a table's log, and its directory, if they are on a local disk. Leave out files that are gone.
-
-    Raises:
-        JobFailed: If that fails.
-    """
-    store = open_store(location, "output")
-    if not isinstance(store, LocalStore):
-        return
-    with _errors(location):
-        sync_files(store.root / "_delta_log", *names)
+def _type(kind: Any) -> str:  # Any: pyarrow has no types
+    """Name a type as Delta does."""
+    [field] = Schema.from_arrow(pa.schema([("x", kind)])).fields
+    return str(field.type.type)
 
 
 @contextlib.contextmanager
