@@ -94,9 +94,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         # True with Trigger.Once.
         self._is_once = False
         self._previous_handler: Any = None  # Any: as signal.signal() returns it
-        self._is_stopping = False
-        # Number of the signal by which stop() must end the process; 0: no signal came.
-        self._signal = 0
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_planner": None, "_previous_handler": None}
@@ -182,16 +179,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def stop(self) -> None:
         """Shut down. Spark calls stop() when the input of this process ends; in other cases Spark sends SIGTERM."""
-        planner = self._planner
-        if planner is None or self._is_stopping:
-            return
-        self._is_stopping = True
+        if self._previous_handler is not None:
+            # A signal must not interrupt the shutdown. The process ends after it in any case.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        planner, self._planner = self._planner, None
         try:
-            planner.stop()
+            if planner is not None:
+                planner.stop()
         finally:
-            self._planner, self._is_stopping = None, False
-            if self._signal:
-                _end_by_signal(self._signal)
             self._restore_handler()
 
     def _started_planner(self, *, drain: bool = False) -> Planner:
@@ -223,22 +218,17 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             self._previous_handler = None
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Shut down, then end the process by the same signal, as the sender of the signal expects."""
+        """Shut down, then end the process by the same signal, as the sender of the signal expects.
+
+        StopSignals would not do: it wakes a hub, and this thread waits for Spark in a plain read of a socket.
+        """
         # Spark sends the signal twice. The second signal must not interrupt the shutdown.
         signal.signal(number, signal.SIG_IGN)
-        self._signal = number
-        if self._is_stopping:
-            # Return: the interrupted stop() goes on, and ends the process by the signal.
-            return
         try:
             self.stop()
         finally:
-            _end_by_signal(number)
-
-
-def _end_by_signal(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 class NsqStreamReader41(NsqStreamReader):
