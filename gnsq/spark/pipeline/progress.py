@@ -254,7 +254,10 @@ def last_batch(location: str) -> int:
 
 
 def _corrupt(checkpoint: str, reason: str) -> str:
+    # The owner of a spool is the location of the checkpoint, so a new checkpoint there reads the spool from its begin.
     return (
-        f"checkpoint {checkpoint} is corrupt: metadata can't be read, {reason}. Bring the checkpoint back from a copy, "
-        "or start anew with empty work and output directories"
+        f"checkpoint {checkpoint} is corrupt: metadata can't be read, {reason}. Bring the checkpoint back from a copy; "
+        "or move this directory away, leave the spool as it is, and start with --take-over. Nothing is lost: nsqd has "
+        "no copy of what the spool has, and a new checkpoint reads all of it, so the last batches may be in the table "
+        "twice"
     )

@@ -21,6 +21,7 @@ from gnsq.spark.pipeline.progress import Notebook, read_note
 from gnsq.spark.pipeline.status import spool_state
 from gnsq.spark.pipeline.topics import TopicSettings
 from gnsq.spark.pipeline.windows import Metric
+from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, publish, wait_for
@@ -90,6 +91,28 @@ def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_pat
     assert note.committed == note.begun == max(batch.batch_id for batch in reports if batch.query == "archive")
     assert (note.state_rows, summary.state["archive"]) == (37, (37, note.state_bytes))
     assert spool_state(config, "archive", note.offset).rows == 0
+
+
+@pytest.mark.spark
+def test_advice_about_a_damaged_checkpoint_loses_nothing(run, fakensqd, config, tmp_path):
+    config = replace(config, metrics=())
+    publish(fakensqd, "clicks", GOOD[:10])
+    run(config)
+    publish(fakensqd, "clicks", GOOD[10:])
+    # The job was killed after FIN: nsqd has these messages no more.
+    drain_channel(config.read_options("archive"))
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
+    checkpoint = Path(config.checkpoint_of("archive"))
+    (checkpoint / "metadata").unlink()
+    with pytest.raises(JobFailed, match="move this directory away, leave the spool as it is, and start with --take-"):
+        check_places(config)
+
+    checkpoint.rename(tmp_path / "damaged")
+    check_places(config, take_over=True)
+    run(config, take_over=True)
+
+    users = [row["user"] for row in table_rows(tmp_path / "output" / "archive")]
+    assert set(users) == {f"u{number}" for number in range(30)}
 
 
 @pytest.mark.spark
