@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -290,6 +291,32 @@ def test_new_fields_are_added_and_old_rows_have_none(location):
     put(claimed(location), 2, 3)
     found = reader(location).to_pyarrow_table().sort_by("n").to_pylist()
     assert [(row["n"], row["score"]) for row in found] == [(1, None), (2, 0.5), (3, None)]
+
+
+def test_columns_that_come_at_once_are_all_added(location):
+    claimed(location)
+    wider = [table(location, SCHEMA.append(pa.field(f"c{number}", pa.int64()))) for number in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda each: each.claim(OURS, take_over=False), wider))
+
+    assert {f"c{number}" for number in range(4)} < {field.name for field in reader(location).schema().fields}
+    assert reader(location).version() == 4
+
+
+def test_changed_table_keeps_its_name_and_its_properties(location):
+    put(claimed(location), 0, 1)
+    reader(location).alter.set_table_name("ours")
+    reader(location).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    before = reader(location).metadata()
+
+    claimed(location, THEIRS, take_over=True, schema=SCHEMA.append(pa.field("at", pa.timestamp("us"))))
+
+    after = reader(location).metadata()
+    assert (after.id, after.name, after.created_time) == (before.id, "ours", before.created_time)
+    assert before.configuration.items() - after.configuration.items() == {("gnsq.owner", OURS)}
+    assert reader(location).protocol().reader_features == ["timestampNtz"]
+    assert numbers(location) == [1]
 
 
 def test_field_that_differs_from_a_column_in_case_is_refused(location):

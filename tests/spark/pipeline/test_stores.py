@@ -1,6 +1,7 @@
 """Tables on S3: moto, and a proxy before it that behaves as other stores do."""
 
 import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -21,8 +22,8 @@ def location(s3, tmp_path):
     return s3.location(f"bucket/{tmp_path.name}/archive", "KEY:SECRET@")
 
 
-def table(location):
-    return Table("archive", location, SCHEMA, ["_day"], time="event_time")
+def table(location, schema=SCHEMA):
+    return Table("archive", location, schema, ["_day"], time="event_time")
 
 
 def files(table, batch_id, *numbers):
@@ -62,6 +63,19 @@ def test_stale_handle_commits_behind_the_other(location):
 
     assert delta_table(location).version() == 2
     assert sorted(row["n"] for row in table_rows(location)) == [1, 2]
+
+
+@pytest.mark.subprocess
+def test_columns_that_come_at_once_are_all_added(location):
+    table(location).claim("ours", take_over=False)
+    wider = [table(location, SCHEMA.append(pa.field(f"c{number}", pa.int64()))) for number in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda each: each.claim("ours", take_over=False), wider))
+
+    names = pa.schema(delta_table(location).schema().to_arrow()).names
+    assert {"event_time", "n", "_day", *(f"c{number}" for number in range(4))} == {*names}
+    assert delta_table(location).version() == 4
 
 
 @pytest.fixture
