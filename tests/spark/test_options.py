@@ -23,11 +23,12 @@ def test_names_are_case_insensitive():
 
 def test_values_get_their_types():
     options = ReadOptions.parse(
-        {**READ, "maxRowsPerBatch": "10", "segmentTime": "0.5", "lookupdHttpAddresses": "x, y,"}
+        {**READ, "maxRowsPerBatch": "10", "segmentTime": "0.5", "lookupdHttpAddresses": "x, y,", "maxSpoolBytes": "1G"}
     )
 
     assert options.max_rows_per_batch == 10
     assert options.segment_time == 0.5
+    assert options.max_spool_bytes == 1 << 30
     assert options.lookupd_http_addresses == ("x", "y")
     assert options.nsqd_tcp_addresses == ("a:4150",)
 
