@@ -339,22 +339,18 @@ class Maintenance:
         if self._process is not None and self._process.poll() is not None:
             self._finish(self._process)
         if 0 < self._every <= self._batches and self._process is None:
-            self._start(*self._tables())
+            with _warning():
+                self._start(*self._tables())
 
     def run_daily(self) -> None:
         """Wait for maintenance that runs; run it if a vacuum is due, as runs with --once may be short."""
         if self._process is not None:
             self._finish(self._process)
-        if not self._every:
-            return
-        locations, retention = self._tables()
-        try:
-            is_due = any(map(_is_vacuum_due, locations))
-        except (DeltaError, OSError, JobFailed) as error:
-            logger.warning("maintenance: %s", error)
-            return
-        if is_due:
-            self._finish(self._start(locations, retention))
+        if self._every:
+            with _warning():
+                locations, retention = self._tables()
+                if any(map(_is_vacuum_due, locations)):
+                    self._finish(self._start(locations, retention))
 
     def stop(self) -> None:
         """End the maintenance process, in any step. The next process does what is left."""
@@ -392,6 +388,15 @@ class Maintenance:
         self.merged += merged
         for trouble in troubles:
             logger.warning("maintenance: %s", trouble)
+
+
+@contextlib.contextmanager
+def _warning() -> Iterator[None]:
+    """Log an error: a job that can't maintain its tables goes on."""
+    try:
+        yield
+    except (DeltaError, JobFailed, OSError, ValueError) as error:
+        logger.warning("maintenance: %s", error)
 
 
 def main() -> None:

@@ -3,8 +3,6 @@
 import datetime as dt
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -17,7 +15,6 @@ from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of
 
 UTC = dt.UTC
-SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("message_id", pa.string())])
 
 
 def config_for(path, **changes):
@@ -25,21 +22,6 @@ def config_for(path, **changes):
     if not {"nsqd_tcp_addresses", "lookupd_http_addresses"} & set(changes):
         changes["nsqd_tcp_addresses"] = ("127.0.0.1:1",)
     return PipelineConfig(**{**given, **changes})
-
-
-def put_file(hour_directory, name, numbers, schema=SCHEMA):
-    """Write a file of the archive, with one row for each number."""
-    hour_directory.mkdir(parents=True, exist_ok=True)
-    hour = dt.datetime.strptime(hour_directory.name, "hour=%Y-%m-%dT%H").replace(tzinfo=UTC)
-    rows = [
-        {"event_time": hour + dt.timedelta(seconds=number % 3600), "user": f"u{number}", "message_id": str(number)}
-        for number in numbers
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), hour_directory / name)
-
-
-def batch_name(batch_id, index=0):
-    return f"batch-{batch_id:012d}-{index}.parquet"
 
 
 def put_checkpoint(location):

@@ -21,7 +21,7 @@ from gnsq.spark.pipeline.preflight import (
 from gnsq.spark.pipeline.windows import Metric
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, publish, wait_for
-from tests.spark.pipeline.helpers import batch_name, config_for, put_checkpoint, put_file, put_note
+from tests.spark.pipeline.helpers import config_for, put_checkpoint, put_note
 
 
 @pytest.fixture
@@ -230,13 +230,6 @@ def test_table_that_is_gone_is_not_made_anew_unless_that_is_meant(config, tmp_pa
 
     assert not list((tmp_path / "output").rglob("metrics/*/_delta_log"))
     check_places(config, take_over=True)
-
-
-def test_files_of_an_earlier_release_are_no_table(config, tmp_path):
-    put_file(tmp_path / "output" / "archive" / "hour=2026-01-01T08", batch_name(0), [1])
-
-    with pytest.raises(JobFailed, match=r"archive has files that belong to no table, such as hour="):
-        check_places(config)
 
 
 def test_missing_secret_file_is_named(tmp_path):
