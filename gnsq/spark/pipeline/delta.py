@@ -220,6 +220,8 @@ class Table:
             return 1
         while True:
             delta = self._open()
+            # mend_log() has synced those before, unless another process has just written the newest.
+            self._sync_entries(delta.version() - 1, delta.version())
             properties = delta.metadata().configuration
             epochs = [int(value) for name, value in properties.items() if name.startswith(_EPOCH)]
             epoch = int(properties.get(f"{_EPOCH}{owner}", max(epochs, default=0) + (owner is not None)))

@@ -326,20 +326,41 @@ def test_field_that_differs_from_a_column_in_case_is_refused(location):
         claimed(location, schema=SCHEMA.set(1, pa.field("User", pa.string())))
 
 
-def test_entry_of_another_writer_is_on_the_disk_before_a_batch_follows_it(location, monkeypatch):
+@pytest.fixture
+def synced(monkeypatch):
+    """The names of the log entries that are synced."""
+    names, fsync = [], os.fsync
+
+    def note(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        names.extend([Path(path).name] if path.endswith(".json") else [])
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return names
+
+
+def test_entry_of_another_writer_is_on_the_disk_before_a_batch_follows_it(location, synced):
     own = claimed(location)
     put(own, 0, 1)
     reader(location).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
-    synced = []
-    fsync = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: (synced.append(os.readlink(f"/proc/self/fd/{descriptor}")), fsync(descriptor))
-    )
+    synced.clear()
 
     put(own, 1, 2)
 
-    entries = [Path(path).name for path in synced if path.endswith(".json")]
-    assert entries == [f"{2:020}.json", f"{3:020}.json"]
+    assert synced == [f"{2:020}.json", f"{3:020}.json"]
+
+
+def test_batch_after_a_start_syncs_its_own_entry_alone(location, synced):
+    own = claimed(location)
+    for batch_id in range(3):
+        put(own, batch_id, batch_id)
+    own = claimed(location)
+    synced.clear()
+
+    put(own, 3, 4)
+
+    assert synced == [f"{4:020}.json"]
 
 
 def test_changed_type_is_refused_with_both_named(location):
