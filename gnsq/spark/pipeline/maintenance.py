@@ -263,7 +263,8 @@ def vacuum(delta: DeltaTable, location: str, retention: float) -> None:
     hours = math.ceil(retention / 3600)
     # full=True also finds files of killed tasks, which the log does not name. With dry_run=False delta-rs would write
     # log entries and not sync them: a power failure could tear such an entry when later entries follow it.
-    names = map(unquote, delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True))
+    # Unlike get_add_actions(), vacuum() returns paths as on the disk.
+    names = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
     store = open_store(location, "output")
     # Delete only files that tasks and merges have made. Their directories stay: a task may be about to write there.
     store.remove(*(name for name in names if PurePosixPath(name).name.startswith("part-")))

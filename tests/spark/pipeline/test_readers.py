@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import math
 from decimal import Decimal
+from pathlib import Path
 
 import duckdb
 import polars
@@ -83,6 +84,7 @@ def test_every_reader_has_the_texts_that_rows_are_divided_by(tmp_path, read, is_
     put(location, ["key"], rows, batches=1 + is_merged)
     if is_merged:
         assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
+        assert len(list(Path(location).rglob("part-*.parquet"))) == len(TEXTS)
 
     assert found(read(location), "key")[:: 1 + is_merged] == list(enumerate(TEXTS))
 

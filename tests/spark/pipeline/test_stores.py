@@ -9,8 +9,11 @@ from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.delta import BatchIdentity, Table, check_store
+from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.parquet import write
+from gnsq.spark.spool.storage import open_store
 from tests.spark.pipeline.helpers import delta_table, table_rows
+from tests.spark.pipeline.test_readers import TEXTS
 from tests.spark.s3proxy import s3_proxy
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("n", pa.int32())])
@@ -63,6 +66,23 @@ def test_stale_handle_commits_behind_the_other(location):
 
     assert delta_table(location).version() == 2
     assert sorted(row["n"] for row in table_rows(location)) == [1, 2]
+
+
+@pytest.mark.subprocess
+def test_texts_that_rows_are_divided_by_are_read_before_and_after_a_merge(location):
+    schema = pa.schema([("n", pa.int64()), ("key", pa.string())])
+    archive = Table("archive", location, schema, ["key"])
+    archive.claim("ours", take_over=False)
+    for batch_id in range(2):
+        target = archive.target(batch_id)
+        batch = pa.record_batch([list(range(len(TEXTS))), TEXTS], schema=schema)
+        archive.commit(BatchIdentity("ours", batch_id, 1, 1), write([batch], lambda rows, to=target: [(to, rows)]))
+    expected = [{"n": n, "key": key} for n, key in enumerate(TEXTS) for _ in range(2)]
+
+    assert sorted(table_rows(location), key=lambda row: row["n"]) == expected
+    assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
+    assert sorted(table_rows(location), key=lambda row: row["n"]) == expected
+    assert len([path for path, _ in open_store(location).list() if "/part-" in path]) == len(TEXTS)
 
 
 @pytest.mark.subprocess
