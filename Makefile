@@ -31,7 +31,7 @@ help:
 	@echo "make clean        remove .venv and caches"
 
 demo: $(VENV)/.demo
-	@$(BIN)/python -m gnsq.spark.pipeline.demo $(if $(TOPIC_FILE),--file "$(TOPIC_FILE)")
+	@$(BIN)/python -m integration.demo $(if $(TOPIC_FILE),--file "$(TOPIC_FILE)")
 
 test: $(VENV)/.dev
 	$(PYTEST) tests
@@ -72,8 +72,8 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	@echo "==> installing gnsq with fakensqd, Spark and matplotlib into $(VENV) (once; about 500 MB)"
-	@$(call install,-e '.[$(DEMO_EXTRAS)]' --group bench)
+	@echo "==> installing gnsq with fakensqd and Spark into $(VENV) (once; about 500 MB)"
+	@$(call install,-e '.[$(DEMO_EXTRAS)]')
 	@$(call java)
 	@touch $@
 

@@ -103,6 +103,19 @@ def options_table(*paths: str, common: bool = False) -> str:
     return _table(("option", "default", "unit", "meaning"), cells)
 
 
+def settings_table(path: str) -> str:
+    """Make the table of a class whose fields are settings of a TOML file, with defaults as TOML has them."""
+    fields = [field for field in dataclasses.fields(_named(path)) if "meaning" in field.metadata]
+    rows = (
+        (field.name, json.dumps(field.default).removesuffix(".0"), field.metadata["unit"], field.metadata["meaning"])
+        for field in fields
+    )
+    cells = (
+        (f"`{name}`", "" if default in ('""', "null", "[]") else f"`{default}`", *rest) for name, default, *rest in rows
+    )
+    return _table(("setting", "default", "unit", "meaning"), cells)
+
+
 @dataclasses.dataclass(frozen=True)
 class Signal:
     """A signal of a class.
@@ -247,7 +260,7 @@ def metrics_table(side: str) -> str:
 
     if side in _SPARK_METRICS:
         path, prefix, label = _SPARK_METRICS[side]
-        rows = [(f"{prefix}_{name}", kind, (label,), meaning) for name, kind, meaning in _named(path)]
+        rows = [(f"{prefix}_{name}", kind, (label,), meaning) for name, kind, meaning, *_ in _named(path)]
     else:
         every = (*_FAMILIES.values(), *_NSQD_FAMILIES.values())
         families = [family for family in every if family.name.startswith(side)]
@@ -340,6 +353,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "metrics": metrics_table,
     "options": options_table,
     "panels": panels_table,
+    "settings": settings_table,
     "signals": signals_table,
 }
 

@@ -21,9 +21,13 @@ Field = dataclasses.Field[Any]  # Any: each option has its own type
 
 # Seconds of each unit that Go knows, with both micro signs of Unicode.
 GO_UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-TIME_UNITS = {**GO_UNITS, "d": 86400.0}
+# And those that people write: "5 minutes".
+_WORDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+TIME_UNITS = {**GO_UNITS, "d": 86400.0, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
 # As with GNU's programs, M is 1024 * 1024.
 SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# Blanks before and after a unit.
+_BLANKS = re.compile(r"\s+(?=[^\W\d])|(?<=[^\W\d])\s+")
 _DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zA-Z\u00b5\u03bc]+)", re.ASCII)
 
 
@@ -43,14 +47,14 @@ def parse_duration(text: str, units: Mapping[str, float] = GO_UNITS) -> float:
 
 
 def parse_number(text: str, units: Mapping[str, float]) -> float:
-    """Convert a number without a unit, or as parse_duration() does.
+    """Convert a number without a unit, or as parse_duration() does, with blanks around units.
 
     Raises:
         ValueError: If the text is neither.
     """
     with contextlib.suppress(ValueError):
         return float(text)
-    return parse_duration(text.strip(), units)
+    return parse_duration(_BLANKS.sub("", text.strip()), units)
 
 
 def is_list(field: Field) -> bool:

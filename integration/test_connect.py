@@ -19,7 +19,7 @@ from fakensqd import FakeNsqd
 from gnsq import Producer
 from gnsq.errors import NSQException
 from gnsq.spark.java import prepare_environment
-from gnsq.spark.pipeline import PipelineConfig, run
+from gnsq.spark.pipeline import JobSettings, TableSettings, run
 
 folder = sys.argv[1]
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -45,8 +45,9 @@ with FakeNsqd().in_thread() as nsqd:
     assert writer.trigger(availableNow=True).start().awaitTermination(100)
 
     places = {"output": f"{folder}/o", "work": f"{folder}/w"}
+    tables = {"clicks": TableSettings(name="clicks", format="raw")}
     try:
-        run(spark, PipelineConfig(topic="clicks", nsqd_tcp_addresses=(nsqd.tcp_address,), **places))
+        run(spark, JobSettings(tables=tables, nsqd_tcp_addresses=(nsqd.tcp_address,), **places))
     except NSQException as error:
         refused = str(error)
     found = [streamed.select("body").distinct().count(), batch, nsqd.depth("again")]

@@ -35,12 +35,14 @@ EVENT = b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}'
 # The driver, which runs with this program's Python. The planners of its queries run with ./environment/bin/python.
 DRIVER = """
 import json, os, sys
-from gnsq.spark.pipeline import PipelineConfig, run
+from gnsq.spark.pipeline import JobSettings, TableSettings, run
 from gnsq.spark.pipeline.session import open_session
 
 tcp, http = sys.argv[1:]
 places = {"output": os.path.abspath("output"), "work": os.path.abspath("work")}
-config = PipelineConfig(topic="clicks", nsqd_tcp_addresses=(tcp,), nsqd_http_addresses=(http,), **places)
+schema = "time TIMESTAMP NOT NULL, user STRING NOT NULL, page STRING NOT NULL"
+tables = {"clicks": TableSettings(name="clicks", schema=schema, time="time")}
+job = JobSettings(tables=tables, nsqd_tcp_addresses=(tcp,), nsqd_http_addresses=(http,), **places)
 
 def used(number):
     import gnsq
@@ -49,7 +51,7 @@ def used(number):
 settings = {"spark.archives": "environment.tar.gz#environment", "spark.ui.showConsoleProgress": "false"}
 with open_session("packed", settings={"spark.master": "local-cluster[2,1,1024]", **settings}) as spark:
     found = spark.sparkContext.parallelize(range(8), 4).map(used).distinct().collect()
-    finished = run(spark, config, once=True).finished
+    finished = run(spark, job, once=True).finished
 print(json.dumps([found, finished]))
 """
 
@@ -93,5 +95,5 @@ def test_the_job_archives_each_event_once(tmp_path):
     assert is_finished
     assert len(found) == 2
     assert all(path.startswith(f"{home}/work/") and "/environment/" in path for paths in found for path in paths)
-    users = DeltaTable(tmp_path / "output" / "archive").to_pyarrow_table(columns=["user"])["user"].to_pylist()
+    users = DeltaTable(tmp_path / "output" / "clicks").to_pyarrow_table(columns=["user"])["user"].to_pylist()
     assert len(users) == len(set(users)) == EVENTS

@@ -1,6 +1,5 @@
 """The pipeline's program with real nsqds and nsqlookupd runs, is killed and runs again: no message is lost."""
 
-import base64
 import contextlib
 import itertools
 import json
@@ -14,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from gnsq import LookupdClient, Producer
+from gnsq.contrib.dead_letter import decode_dead_letter
+from integration.pipeline_job import LIMIT
 from integration.servers import program, running
 from tests.spark.helpers import channel_stats, is_empty, wait_for
 from tests.spark.helpers import running as process
-from tests.spark.pipeline.helpers import published, sum_of_counts, table_rows
+from tests.spark.pipeline.helpers import published, table_rows, valid_rows
 
 pytestmark = [
     pytest.mark.real,
@@ -26,26 +27,29 @@ pytestmark = [
     pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts servers of its own"),
 ]
 
-TOPIC = "clicks"
-QUERIES = ("archive", "metrics")
+QUERIES = ("clicks", "pages")
 LATE_HOUR = 8
 COMMAND = [str(Path(sys.executable).with_name("gnsq-pipeline")), "--config"]
-LIMIT = 150
 # msgTimeout: messages in flight of a killed run time out soon.
 SETTINGS = """
-topic = "clicks"
 output = "{folder}/out"
 work = "{folder}/work"
 lookupd_http_addresses = ["{lookupd}"]
 deduplicate = 3600
 max_rows_per_batch = 100
-master = "local[2]"
-[fields]
-id = "long"
-page = "string"
+[tables.clicks]
+schema = "id BIGINT, page STRING, time TIMESTAMP"
+time = "time"
+dead_letters = "clicks-dead"
+[metrics.pages]
+table = "clicks"
+keys = ["page"]
+keep_windows = "1 hour"
+publish = "clicks-pages"
 [nsq]
 msgTimeout = 2
 [spark]
+"spark.master" = "local[2]"
 "spark.sql.shuffle.partitions" = "1"
 """
 
@@ -76,15 +80,15 @@ class Events:
         self._account = account
         self._ids = itertools.count(1)
 
-    def publish(self, hour, count, late=0):
+    def publish(self, count, late=0):
         """Make events of an hour, with every 10th twice, and events of a much earlier time."""
-        events, old = self._events(hour, count), self._events(LATE_HOUR, late)
+        events, old = self._events(12, count), self._events(LATE_HOUR, late)
         again, bad = events[::10], [b"not json %d" % next(self._ids) for _ in range(count // 20)]
         bodies = [*events, *old, *again, *bad]
         random.Random(1).shuffle(bodies)
         with Producer(lookupd_http_addresses=self._cluster.lookupd.http_address) as producer:
             for body in bodies:
-                self._account.publish(producer, TOPIC, body)
+                self._account.publish(producer, "clicks", body)
         self.good += len(events) + len(old) + len(again)
         self.bad += len(bad)
         self.late += len(old)
@@ -111,19 +115,18 @@ def config(cluster, tmp_path):
 def run_once(config):
     with process([*COMMAND, config, "--once"]) as running_job:
         output, _ = running_job.communicate(timeout=LIMIT)
-    assert running_job.returncode == 0
+    assert running_job.returncode == 0, output
     assert output.endswith("\ndrained\n")
 
 
-def kill_in_its_middle(config, table):
-    """Run once, and kill the job when it begins to write its second batch into a table."""
+def kill_in_its_middle(config, *tables):
+    """Run once, and kill the job when it begins to write its second batch into each table."""
 
-    def batches():
+    def batches(table):
         return {path.name[:17] for path in table.rglob("part-*.parquet")}
 
-    before = len(batches())
     with process([*COMMAND, config, "--once"]) as running_job:
-        wait_for(lambda: len(batches()) >= before + 2, LIMIT)
+        wait_for(lambda: all(len(batches(table)) >= 2 for table in tables), LIMIT)
         os.killpg(running_job.pid, signal.SIGKILL)
         assert running_job.wait(30) == -signal.SIGKILL
 
@@ -147,32 +150,34 @@ def read_topic(cluster, topic, folder):
 
 def test_job_that_is_killed_between_two_runs_accounts_for_everything(cluster, config, account, tmp_path):
     events = Events(cluster, account)
-    archive = tmp_path / "out" / "archive"
+    archive, pages = tmp_path / "out" / "clicks", tmp_path / "out" / "pages"
 
-    events.publish(hour=10, count=100)
-    run_once(config)
-    events.publish(hour=12, count=300, late=6)
-    kill_in_its_middle(config, archive)
+    events.publish(500)
+    kill_in_its_middle(config, archive, pages)
     after_kill = backlog(config)
-    events.publish(hour=12, count=50)
+    events.publish(50, late=6)
     run_once(config)
 
-    assert after_kill["archive"]
+    assert after_kill["clicks"]
     assert backlog(config) == dict.fromkeys(QUERIES, 0)
-    assert all(channel_stats(nsqd, TOPIC, "archive")["message_count"] for nsqd in cluster.nsqds)
-    assert all(is_empty(nsqd, TOPIC, query) for nsqd in cluster.nsqds for query in QUERIES)
+    assert all(channel_stats(nsqd, "clicks", "clicks")["message_count"] for nsqd in cluster.nsqds)
+    assert all(is_empty(nsqd, "clicks", query) for nsqd in cluster.nsqds for query in QUERIES)
 
     archived = table_rows(archive)
     # A batch that ran twice has published its dead letters twice.
-    letters = {
-        (letter["nsqd"], letter["message_id"]): letter for letter in read_topic(cluster, f"{TOPIC}-dead", tmp_path)
-    }
-    account.processed.update(row["body"].encode() for row in archived)
-    account.processed.update(base64.b64decode(letter["body_base64"]) for letter in letters.values())
+    dead = [decode_dead_letter(json.dumps(each).encode()) for each in read_topic(cluster, "clicks-dead", tmp_path)]
+    letters = {(letter.nsqd, letter.id): letter for letter in dead}
+    account.processed.update(row["_body"] for row in archived)
+    account.processed.update(letter.body for letter in letters.values())
     assert (len(archived), len(letters)) == (events.good, events.bad)
     assert account.duplicated == events.repeated
 
-    # With deduplicate, what is too late does not enter the aggregation.
-    counts = read_topic(cluster, f"{TOPIC}-metrics", tmp_path)
-    assert sum_of_counts(counts) == events.good - events.late
     assert account.processed.keys() == account.confirmed == account.published
+
+    # What is too late does not enter the aggregation. The topic has each change of a count.
+    counts = valid_rows(pages)
+    changes = read_topic(cluster, "clicks-pages", tmp_path)
+    newest = {
+        (row["_window_start"], row["page"]): row["count"] for row in sorted(changes, key=lambda row: row["_version"])
+    }
+    assert sum(row["count"] for row in counts) == sum(newest.values()) == events.good - events.late

@@ -39,10 +39,27 @@ def test_text_that_is_no_duration_is_refused(text):
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("5", 5.0), (" 0.5 ", 0.5), ("5s", 5.0), ("500ms", 0.5), ("1m30s", 90.0), ("10m", 600.0), ("1d12h", 129600.0)],
+    [
+        *[
+            ("5", 5.0),
+            (" 0.5 ", 0.5),
+            ("5s", 5.0),
+            ("500ms", 0.5),
+            ("1m30s", 90.0),
+            ("10m", 600.0),
+            ("1d12h", 129600.0),
+        ],
+        *[("5 minutes", 300.0), ("90 s", 90.0), (" 1 hour 30 minutes ", 5400.0)],
+    ],
 )
 def test_number_or_duration_is_seconds(text, seconds):
     assert parse_number(text, TIME_UNITS) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["1 5 s", "5 blue", "minutes"])
+def test_text_that_is_neither_number_nor_duration_is_refused(text):
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_number(text, TIME_UNITS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,14 @@ from gnsq.spark.options import ConnectOptions, named
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["check_addresses", "connection_keywords", "http_keywords"]
+__all__ = ["ADDRESS_FORMS", "check_addresses", "connection_keywords", "http_keywords"]
+
+# Names of options with addresses; the function refuses an address that has another form, and connects to nothing.
+ADDRESS_FORMS: dict[str, Callable[[str], object]] = {
+    "nsqd_tcp_addresses": Producer,
+    "lookupd_http_addresses": LookupdClient.from_url,
+    "nsqd_http_addresses": NsqdHTTPClient.from_url,
+}
 
 # Seconds. Longest wait for a response over HTTP.
 HTTP_TIMEOUT = 5.0
@@ -22,13 +29,8 @@ HTTP_TIMEOUT = 5.0
 
 def check_addresses(options: ConnectOptions) -> None:
     """Check the form of addresses without connecting. Raise a ValueError that names the option and the address."""
-    makers: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
-        "nsqd_tcp_addresses": (Producer, options.nsqd_tcp_addresses),
-        "lookupd_http_addresses": (LookupdClient.from_url, options.lookupd_http_addresses),
-        "nsqd_http_addresses": (NsqdHTTPClient.from_url, getattr(options, "nsqd_http_addresses", ())),
-    }
-    for name, (make, addresses) in makers.items():
-        for address in addresses:
+    for name, make in ADDRESS_FORMS.items():
+        for address in getattr(options, name, ()):
             try:
                 make(address)
             except (ValueError, TypeError) as error:

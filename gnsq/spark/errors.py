@@ -90,7 +90,8 @@ def root_cause(text: str) -> str:
     text = text.partition("=== Streaming Query ===")[0]
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]
     if "Traceback" in text and errors and not _CALL.match(errors[-1]):
-        return _SQLSTATE.sub("", errors[-1])
+        # The text of a JobFailed is for users already.
+        return _SQLSTATE.sub("", errors[-1]).removeprefix(f"{__name__}.{JobFailed.__name__}: ")
     calls = [match.end() for match in _CALL.finditer(text)]
     java = text[calls[-1] :] if calls else text
     first, causes = _JAVA_ERROR.search(java), _JAVA_CAUSE.findall(java)

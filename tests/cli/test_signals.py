@@ -42,7 +42,7 @@ main()
 IMPORTS = [
     *[("gnsq", module) for module in ("click", "gevent", "gnsq.cli.main", "gnsq.cli.to_file")],
     *[("fakensqd", module) for module in ("fakensqd.cli", "click")],
-    *[("gnsq-pipeline", module) for module in ("click", "gnsq.spark.pipeline.config")],
+    *[("gnsq-pipeline", module) for module in ("click", "gnsq.spark.pipeline.settings")],
 ]
 
 

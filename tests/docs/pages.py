@@ -54,9 +54,9 @@ def page_names() -> list[str]:
 
 
 def pages_run_as_a_whole() -> set[str]:
-    """Return the pages in a list PAGES of another module here: that module runs all blocks of these pages."""
+    """Return the pages in a list PAGES of a module here, or of the examples for Spark: it runs all blocks of these."""
     found: set[str] = set()
-    for path in Path(__file__).parent.glob("*.py"):
+    for path in (*Path(__file__).parent.glob("*.py"), ROOT / "tests/spark/test_examples.py"):
         for node in ast.parse(path.read_text()).body:
             is_list = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
             if is_list and ast.unparse(node.targets[0]) == "PAGES":

@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, RUN, blocks, example, page_names, page_text, 
 def claims():
     """Return the arguments of all calls of example() in other tests, with the defaults that they leave out."""
     found = set()
-    for path in (ROOT / "tests").rglob("*.py"):
+    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "integration").glob("test_*.py")):
         text = path.read_text()
         if "from tests.docs.pages import" not in text or path == Path(__file__):
             continue

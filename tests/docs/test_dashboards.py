@@ -25,7 +25,7 @@ METRICS = {
 } | {
     f"gnsq_{prefix}_{name}{suffix}": (label,)
     for path, prefix, label in hooks._SPARK_METRICS.values()
-    for name, kind, _ in hooks._named(path)
+    for name, kind, *_ in hooks._named(path)
     for suffix in _SUFFIXES[kind]
 }
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus' promtool is not installed")

@@ -40,6 +40,7 @@ CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
     ("text", "line"),
     [
         pytest.param(PYTHON, "gnsq.spark.errors.SpoolError: spool x: no", id="Python"),
+        pytest.param(PYTHON.replace("SpoolError", "JobFailed"), "spool x: no", id="for users"),
         pytest.param(JAVA, "org.apache.X: no such thing", id="Java"),
         pytest.param(
             FULL,

@@ -1,24 +1,32 @@
-"""The examples for Spark and for the job's settings and tables run."""
+"""The examples of the pipeline's pages run: the guide in an empty folder, in its order, and all settings."""
 
-import datetime as dt
+import contextlib
+import io
+import json
 import re
 import shlex
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable, write_deltalake
 
 from gnsq import Producer
+from gnsq.spark.pipeline import load_settings
 from gnsq.spark.pipeline.__main__ import main as job_command
-from gnsq.spark.pipeline.delta import BatchIdentity, Table
-from gnsq.spark.pipeline.loading import load_config
-from gnsq.spark.pipeline.maintenance import maintain_table
-from gnsq.spark.pipeline.parquet import write
-from gnsq.spark.pipeline.schema import plain_type
-from gnsq.spark.pipeline.windows import Metric, version_of
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
+from tests.docs import prose
 from tests.docs.pages import example
+from tests.spark.helpers import publish, wait_for
+
+# Each block of these pages runs, in its order.
+PAGES = ("pipeline/guide.md",)
 
 
 @pytest.mark.spark
@@ -27,7 +35,7 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     with Producer(fakensqd.tcp_address) as producer:
         producer.multipublish("clicks", [b'{"page": "/", "user": "ann"}', b'{"page": "/a", "user": "bob"}'])
     names = {}
-    exec(example("pipeline/guide.md", "Source and sink"), names)
+    exec(example("pipeline/source.md", "Source and sink"), names)
 
     query = names["start"](spark, fakensqd.tcp_address, fakensqd.http_address, str(tmp_path))
     assert query.awaitTermination(60)
@@ -36,111 +44,158 @@ def test_spark_example_writes_what_was_published(spark, fakensqd, tmp_path):
     assert sorted((row.click.page, row.click.user) for row in rows) == [("/", "ann"), ("/a", "bob")]
 
 
-FIELDS = {
-    "": "",
-    "sql": example("pipeline/guide.md", "Fields", language="sql"),
-    "json": example("pipeline/guide.md", "Fields", language="json"),
+SETTINGS = {
+    "README": example("README.md", "Pipeline", language="toml"),
+    "settings": example("pipeline/settings.md", "The job", language="toml"),
+    "raw bodies": example("pipeline/formats.md", "Raw bodies", language="toml"),
+    "CSV": example("pipeline/formats.md", "Other formats: parse", language="toml"),
+    "functions": example("pipeline/formats.md", "Other formats: parse", 1, language="toml"),
+    "Avro": example("pipeline/formats.md", "Other formats: parse", 2, language="toml"),
+    "masks": example("pipeline/deletion.md", "Keep names out", language="toml"),
+    "Postgres": example("pipeline/stores.md", "Postgres: a key for each row", language="toml"),
+    "Iceberg": example("pipeline/stores.md", "Iceberg, Unity, Glue: the tables of a catalog", language="toml"),
+    "object store": example("pipeline/operations.md", "Object stores", language="toml"),
 }
 
 
-@pytest.mark.parametrize("language", FIELDS)
-def test_settings_of_the_job_are_accepted_with_fields_of_each_form(tmp_path, language):
-    text = example("pipeline/guide.md", "The job", language="toml")
-    if language:
-        (tmp_path / "click").write_text(FIELDS[language])
-        head, rest = re.split(r"\[fields\].*?(?=\[\[metrics)", text, flags=re.DOTALL)
-        text = f'{head}fields_file = "{tmp_path}/click"\n{rest}'
-    (tmp_path / "job.toml").write_text(text)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_pages_are_accepted(tmp_path, name):
+    (tmp_path / "job.toml").write_text(SETTINGS[name])
 
-    config = load_config(str(tmp_path / "job.toml"), {})
-
-    assert {name: plain_type(kind) for name, kind in config.fields.items()} == {
-        "user": "string",
-        "page": "string",
-        "ms": "bigint" if language == "json" else "int",
-    }
-    assert set(config.schema_of("clicks").required) == {"user", "page", *(() if language else ("ms",))}
+    assert load_settings(str(tmp_path / "job.toml")).queries
 
 
-def test_settings_of_the_readme_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("README.md", "Pipeline", language="toml"))
+def test_forgotten_user_is_in_no_file_of_any_table(tmp_path):
+    users = ("ann", "anna", "o'hara", "andré")
+    ids = [{"_nsqd": "127.0.0.1:4150", "_message_id": f"{number:016}"} for number in range(len(users))]
+    bodies = [json.dumps({"user": user}).encode() + b"\xff" for user in users]
+    lake = str(tmp_path / "lake")
+    write_deltalake(f"{lake}/clicks", pa.Table.from_pylist([{"user": user} for user in users]))
+    dead = [{**row, "_body": body} for row, body in zip(ids, bodies, strict=True)]
+    write_deltalake(f"{lake}/clicks_dead", pa.Table.from_pylist(dead))
+    write_deltalake(f"{lake}/pages", pa.table({"page": ["/"]}))
+    (tmp_path / "forget.py").write_text(example("pipeline/deletion.md", "Delete a person"))
 
-    assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive", "metrics")
+    for user in ("ann", "o'hara", "andré"):
+        command = [sys.executable, "forget.py", "lake", user]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == "clicks: 1 deleted\nclicks_dead: 1 deleted\n", done.stderr
+
+    assert DeltaTable(f"{lake}/clicks").to_pyarrow_table().to_pylist() == [{"user": "anna"}]
+    assert DeltaTable(f"{lake}/clicks_dead").to_pyarrow_table()["_body"].to_pylist() == [bodies[1]]
+    assert len(list(tmp_path.glob("lake/clicks*/*.parquet"))) == 2
 
 
-def test_command_lines_of_the_job_are_accepted(tmp_path, monkeypatch):
+class Reader:
+    """Does what a page says, in an empty folder, with an emulator and the session of all tests."""
+
+    def __init__(self, folder, nsqd, open_session):
+        self._folder = folder
+        self._open_session = open_session
+        self._addresses = {"127.0.0.1:4150": nsqd.tcp_address, "127.0.0.1:4151": nsqd.http_address}
+        self._spark_files = set()
+        self.printed = ""
+
+    def follow(self, page):
+        for block in prose.blocks(page):
+            if "not run" in block.notes:
+                continue
+            if block.title:
+                self._write(block)
+            elif block.language == "toml":
+                path = self._folder / "other.toml"
+                path.write_text(block.code)
+                assert load_settings(str(path)).queries
+            elif block.language == "sh":
+                for line in block.code.splitlines():
+                    self._run(shlex.split(self._localized(line), comments=True))
+                prose.check_printed(block, self.printed)
+
+    def _write(self, block):
+        """Write a file; "continued" is added to its end, "corrected" takes the place of one section."""
+        name, _, way = block.title.partition(", ")
+        path, code = self._folder / name, self._localized(block.code)
+        if way == "continued":
+            code = path.read_text() + code
+        elif way == "corrected":
+            section = re.escape(code.splitlines()[0].split("#")[0].strip())
+            code, changed = re.subn(rf"^{section}.*?(?=^\[|\Z)", code + "\n", path.read_text(), flags=re.M | re.S)
+            assert changed == 1
+        path.write_text(code)
+
+    def _run(self, words):
+        program, *arguments = words
+        if program == "gnsq-pipeline":
+            done = CliRunner().invoke(job_command, arguments, obj=self._open_session)
+            assert done.exit_code == 0, done.output
+            self.printed = done.output
+        elif program == "python" and "pyspark" in (self._folder / arguments[0]).read_text():
+            # In this process, which has a Spark; Java knows no current directory but its own.
+            code = (self._folder / arguments[0]).read_text().replace('"lake', f'"{self._folder}/lake')
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(code, arguments[0], "exec"), {})
+            self.printed = out.getvalue()
+        else:
+            command = [sys.executable, *(["-m", "gnsq"] if program == "gnsq" else []), *arguments]
+            done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+            self.printed = done.stdout
+
+    def _localized(self, text):
+        for usual, used in self._addresses.items():
+            text = text.replace(usual, used)
+        return text
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES)
+def test_page_can_be_followed_from_an_empty_folder(page, fakensqd, shared_session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "The job", language="toml"))
-    lines = example("pipeline/guide.md", "The job", language="sh").splitlines()
 
-    for line in lines:
-        program, *arguments = shlex.split(line, comments=True)
-        assert program == "gnsq-pipeline"
-        assert job_command.make_context(program, arguments).params["config_file"] == "job.toml"
+    Reader(tmp_path, fakensqd, shared_session).follow(page)
+
+    assert {path.name for path in Path("lake").iterdir()} == {"clicks", "clicks_dead", "orders", "orders_dead", "pages"}
 
 
-def test_settings_of_a_job_with_raw_bodies_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "Raw bodies", language="toml"))
-
-    assert load_config(str(tmp_path / "job.toml"), {}).queries == ("archive",)
-
-
-def test_settings_of_a_job_on_an_object_store_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "Object stores", language="toml"))
-
-    config = load_config(str(tmp_path / "job.toml"), {})
-
-    assert config.spool_of("archive") == "s3://bucket/clicks-work/archive/spool"
-    assert config.checkpoint_of("archive") == "s3a://bucket/clicks-checkpoint/archive"
-    assert config.log.is_absolute()
-
-
-def test_settings_of_a_job_with_several_topics_are_accepted(tmp_path):
-    (tmp_path / "job.toml").write_text(example("pipeline/guide.md", "Several topics", language="toml"))
-
-    config = load_config(str(tmp_path / "job.toml"))
-
-    assert [entry.name for entry in config.entries] == ["clicks", "orders", "frames", r"sensor\..+"]
-    assert config.queries == ("archive", "metrics.clicks.pages", "metrics.orders.countries")
-    assert config.schema_of("sensor.attic").fields == {"celsius": "double"}
-    assert re.fullmatch(config.topic_pattern, "sensor.attic")
-    assert not re.fullmatch(config.topic_pattern, "sensor.attic-dead")
-
-
-@pytest.mark.subprocess
-def test_readers_example_reads_a_table_after_a_merge(tmp_path):
-    schema = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("page", pa.string())])
-    table = Table("archive", str(tmp_path), schema, ["_day"], time="event_time")
-    table.claim("q", take_over=False)
-    for batch_id in range(3):
-        target = table.target(batch_id)
-        batch = pa.record_batch([[dt.datetime(2026, 1, 1, tzinfo=dt.UTC)] * 2, ["/", "/a"]], schema=schema)
-        table.commit(BatchIdentity("q", batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
-    maintain_table(str(tmp_path), retention=None, quiet=0)
-    code = example("pipeline/guide.md", "Read the archive").replace("/data/clicks/archive", str(tmp_path))
-    code += "\nprint([len(frame), sorted(pages.rows()), sorted(rows)])"
-
-    # DuckDB complains at the end of each process that has loaded it.
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-
-    assert done.stdout == "[6, [('/', 3), ('/a', 3)], [('/', 3), ('/a', 3)]]\n", done.stderr
-
-
-def test_counts_example_adds_the_valid_rows_of_all_epochs(tmp_path):
-    metric = Metric.parse({"name": "pages", "window": 300, "slide": 60, "keys": ["page"], "aggregates": ["sum(ms)"]})
-    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    schema = metric.schema({"page": "string", "ms": "int"})
-    table = Table("metrics", str(tmp_path), schema, ["_day"], time="window_start")
-    for owner, batch_id, count in (("old", 0, 1), ("old", 1, 3), ("new", 0, 2)):
-        epoch = table.claim(owner, take_over=True)
-        values = (start, start + dt.timedelta(minutes=5), "/", count, 10 * count, epoch, version_of(epoch, batch_id))
-        batch = pa.record_batch([[value] for value in values], schema=schema)
-        target = table.target(batch_id)
-        table.commit(BatchIdentity(owner, batch_id, 1, 1), write([batch], lambda rows, target=target: [(target, rows)]))
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_notebook_example_runs_the_job_until_it_is_stopped(fakensqd, spark, tmp_path):
+    publish(fakensqd, "clicks", [b'{"user": "ann", "page": "/"}'])
+    settings = example("pipeline/settings.md", "The job", language="toml").partition("[nsq]")[0]
+    settings += '[tables.clicks]\nschema = "user STRING, page STRING"\n'
+    settings = settings.replace("/var/lib/clicks", str(tmp_path / "work")).replace("/data/lake", str(tmp_path / "lake"))
+    nsqds = f'nsqd_tcp_addresses = ["{fakensqd.tcp_address}"]\nnsqd_http_addresses = ["{fakensqd.http_address}"]'
+    settings = settings.replace('lookupd_http_addresses = ["127.0.0.1:4161"]', nsqds)
+    (tmp_path / "job.toml").write_text(settings)
     names = {}
+    exec(example("pipeline/deployment.md", "In a Spark that runs"), names)
+    stop = threading.Event()
 
-    exec(example("pipeline/guide.md", "Read the counts").replace("/data/clicks/metrics/pages", str(tmp_path)), names)
+    with ThreadPoolExecutor() as pool:
+        result = pool.submit(names["archive"], spark, str(tmp_path / "job.toml"), stop)
+        wait_for(lambda: result.done() or DeltaTable.is_deltatable(str(tmp_path / "lake/clicks")), limit=60)
+        stop.set()
 
-    [row] = names["counts"].to_pylist()
-    assert (row["page"], row["count"], row["sum_ms"]) == ("/", 5, 50)
-    assert names["view"].startswith("SELECT ")
+        assert not result.result(60).finished
+
+
+@pytest.mark.spark
+def test_spark_reads_the_files_of_before_a_type_became_wider(spark, tmp_path):
+    kinds = {"i": "INT", "f": "FLOAT", "d": "DECIMAL(5,2)"}, {"i": "BIGINT", "f": "DOUBLE", "d": "DECIMAL(25,2)"}
+    arrow = (pa.int32(), pa.float32(), pa.decimal128(5, 2)), (pa.int64(), pa.float64(), pa.decimal128(25, 2))
+    files = []
+    for number, (names, types) in enumerate(zip(kinds, arrow, strict=True)):
+        more = {"s": pa.struct([("a", pa.int32()), *([("b", pa.string())] if number else [])])}
+        schema = pa.schema({**dict(zip(names, types, strict=True)), **more})
+        row = {"i": 7, "f": 0.5, "d": Decimal("1.25"), "s": {"a": 1, "b": "x"}}
+        write_deltalake(tmp_path / str(number), pa.Table.from_pylist([row], schema=schema))
+        files += DeltaTable(tmp_path / str(number)).file_uris()
+    schema = (
+        ", ".join(f"{name} {kind}" for name, kind in kinds[1].items()) + ", s STRUCT<a: INT, b: STRING>, new STRING"
+    )
+
+    rows = spark.read.schema(schema).parquet(*files).orderBy("s.b").collect()
+
+    found = [(row.i, row.f, row.d, row.s.asDict(), row.new) for row in rows]
+    assert found == [(7, 0.5, Decimal("1.25"), {"a": 1, "b": b}, None) for b in (None, "x")]

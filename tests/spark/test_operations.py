@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gnsq.spark.pipeline.__main__ import main as job_command
-from gnsq.spark.pipeline.loading import load_config
+from gnsq.spark.pipeline.settings import load_settings
 from gnsq.spark.receiver.program import command as receiver_command
 from gnsq.spark.receiver.receiver import CLOSE_TIMEOUT, WRITE_TIMEOUT
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "integration" / "kubernetes"
 IMAGES = ROOT / "integration" / "images"
 FILES = ("common", "receivers", "job", "sparkapplication")
-PAGES = [ROOT / "docs/pages/pipeline" / name for name in ("operations.md", "deployment.md")]
+PAGES = sorted((ROOT / "docs/pages/pipeline").glob("*.md"))
 TEXT = "".join(page.read_text() for page in PAGES)
 
 
@@ -51,8 +51,7 @@ def config(tmp_path):
     path.write_text(ALL["ConfigMap", "clicks-job"]["data"]["job.toml"])
     arguments = [each for each in DRIVER["containers"][0]["args"][1:] if not each.startswith("--config=")]
     values = parsed(job_command, [f"--config={path}", *arguments], {})
-    settings = {name: values[name] for name in ("master", "spark")}
-    return load_config(str(path), settings)
+    return load_settings(str(path), {"spark": values["spark"]})
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -66,13 +65,12 @@ def test_variables_of_receivers_are_those_of_the_program():
     assert set(OPTIONS) <= known
 
 
-@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["archive", "metrics"])
+@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["clicks", "pages"])
 def test_receivers_write_what_the_job_reads(container, config):
     assert container["args"][:3] == ["python", "-m", "gnsq.spark.receiver"]
     values = parsed(receiver_command, container["args"][3:], OPTIONS)
 
-    query = container["name"]
-    source = config.source_options(query)
+    [source] = [query.source for query in config.queries if query.name == container["name"]]
     assert (values["topic"], values["channel"], values["spool"]) == (
         source["topic"],
         source["channel"],
@@ -83,7 +81,7 @@ def test_receivers_write_what_the_job_reads(container, config):
     assert config.receivers == "external"
 
 
-@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["archive", "metrics"])
+@pytest.mark.parametrize("container", RECEIVERS["containers"], ids=["clicks", "pages"])
 def test_probes_ask_the_health_address(container):
     values = parsed(receiver_command, container["args"][3:], OPTIONS)
     port = int(values["health_address"].rpartition(":")[2])
@@ -211,11 +209,11 @@ def flags_of(command):
 
 def test_flags_in_the_text_are_those_of_the_programs():
     known = flags_of(receiver_command) | flags_of(job_command)
-    # Of spark-submit, nsqd and integration/downtime.py.
-    known |= {"--master", "--deploy-mode", "--conf", "--archives", "--mem-queue-size"}
-    known |= {"--count", "--query", "--seconds"}
-    # Of pip and venv-pack.
-    known |= {"--yes", "--prefix"}
+    known |= {"--nsqd", "--help", "--archive"}  # of gnsq and gnsq.spark.java
+    known |= {"--master", "--deploy-mode", "--conf", "--archives", "--py-files"}  # of spark-submit
+    known |= {"--mem-queue-size"}  # of nsqd
+    known |= {"--yes", "--prefix"}  # of pip and venv-pack
+    known |= {"--descriptor", "--include"}  # parts of those of protoc
 
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT)) <= known
 

@@ -6,20 +6,21 @@ import contextlib
 import datetime as dt
 import logging
 import os
+import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gnsq.cli.parameters import setting_option
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, JobStopped
-from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.loading import load_config, setting_options
-from gnsq.spark.pipeline.report import Batch
-from gnsq.texts import counted
+from gnsq.spark.pipeline.settings import JobSettings, Query, SettingError, load_settings, options_of
+from gnsq.texts import counted, nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,25 +29,64 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run_job"]
 
+_PREFIX = "GNSQ_PIPELINE_"
+# Actions that need a name -> what it is the name of.
+_NAMED = {"rebuild": "metrics", "replay-dead": "tables"}
 
-@click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE", "show_default": False})
+
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> dt.datetime | None:
+    """Read a time of the command line."""
+    try:
+        return None if value is None else dt.datetime.fromisoformat(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no time, such as 2026-11-20T10:00: {error}") from error
+
+
+class _WrongSetting(click.ClickException):
+    """A process manager should not start the job again before someone has corrected the setting."""
+
+    exit_code = 2
+
+
+def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: click's own
+    """Add one option for each setting to a click command. The parameter has the name of the setting."""
+    for field in reversed(options_of(JobSettings).values()):
+        if str(field.type).startswith("Mapping"):
+            meaning = field.metadata["meaning"]
+            text = f"{meaning[0].upper()}{meaning[1:]}. Repeat for several."
+            command = click.option(f"--{field.name}", field.name, multiple=True, metavar="NAME=VALUE", help=text)(
+                command
+            )
+        else:
+            command.__click_params__.append(setting_option(field, _PREFIX))  # type: ignore[attr-defined]
+    return command
+
+
+@click.command(context_settings={"auto_envvar_prefix": _PREFIX.removesuffix("_"), "show_default": False})
 @click.option(
     "--config",
     "config_file",
     type=click.Path(dir_okay=False),
-    envvar="GNSQ_PIPELINE_CONFIG",
-    help="TOML file with any of these settings.",
+    envvar=f"{_PREFIX}CONFIG",
+    help="TOML file with [tables.NAME], [metrics.NAME], and any of these settings.",
 )
-@setting_options
 @click.option("--once", is_flag=True, help="End when what is in the channels now has been worked off; for cron.")
-@click.option("--new-topic", is_flag=True, help="Start although no nsqd has the topic yet.")
+@click.option("--new-topic", is_flag=True, help="Start although no nsqd has a topic yet.")
 @click.option(
     "--take-over",
     is_flag=True,
     help="Go on with tables that belong to another checkpoint, such as one that is lost. That job must not run.",
 )
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
-@click.argument("action", required=False, type=click.Choice(["maintain"]))
+@click.option(
+    "--until",
+    metavar="TIME",
+    callback=_time,
+    help="For rebuild: count the windows that end at this time or before, such as 2026-11-20T10:00 (in UTC).",
+)
+@click.argument("action", required=False, type=click.Choice(["maintain", *_NAMED, "receivers"]))
+@click.argument("name", required=False)
+@_setting_options
 @click.pass_obj
 def main(
     session: OpenSession | None,
@@ -56,62 +96,134 @@ def main(
     new_topic: bool,
     take_over: bool,
     status: bool,
+    until: dt.datetime | None,
     action: str | None,
-    **settings: object,
+    name: str | None,
+    **flags: object,
 ) -> None:
-    """Archive events from NSQ in a Delta table, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
+    """Write events from NSQ into Delta tables, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
 
     A terminal shows the queries live; other output gets a line for each batch.
 
     maintain: only merge small files of the tables and delete files that are not needed any more, now; for cron, also
     while the job runs.
 
-    Each setting may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in a TOML file, by its name with
-    underscores; what is given here wins.
+    rebuild METRIC: count the metric anew from the table of its events, also while the job runs.
+
+    replay-dead TABLE: take the dead letters of a table through its settings again, after these were corrected, also
+    while the job runs.
+
+    receivers: print the command of the receiver of each query, for receivers = "external".
+
+    Each setting but [tables] and [metrics] may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in the
+    TOML file, by its name with underscores; what is given here wins.
+
+    Exit status: 0 after the end in order; 1 after a failure; 2 if a setting is wrong, before anything is read; 130
+    after a second Ctrl-C.
     """
+    began = time.time()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     _quiet_py4j()
     try:
-        config = load_config(config_file, settings)
-        if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
+        settings = load_settings(config_file, flags)
+        if once and not settings.is_asked:
             raise ValueError("--once needs nsqd_http_addresses or lookupd_http_addresses, to know when all is read")
+        _check_name(settings, action, name)
+        if until is not None and action != "rebuild":
+            raise ValueError("--until is for rebuild alone")
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    if status:
-        from gnsq.spark.pipeline.status import status_lines  # loads pyarrow
-
-        for line in status_lines(config, dt.datetime.now(dt.UTC)):
-            click.echo(line)
-        return
+        raise _WrongSetting(str(error)) from error
     try:
-        if action == "maintain":
-            _maintain(config)
-            return
-        finished = run_job(config, session, once=once, new_topic=new_topic, take_over=take_over)
+        if status:
+            from gnsq.spark.pipeline.status import status_lines  # loads pyarrow
+
+            _print(status_lines(settings, time.time()))
+        elif action == "receivers":
+            _print(map(_receiver_line, settings.queries))
+        elif action == "maintain":
+            _print([_maintain(settings)])
+        elif action is not None and name is not None:
+            _replay(settings, session, action, name, until)
+        else:
+            finished = run_job(settings, session, once=once, new_topic=new_topic, take_over=take_over)
+            _print(["drained" if finished else "stopped in order; the next start goes on where this one ended"])
+    except SettingError as error:
+        raise _WrongSetting(str(error)) from error
     except (NSQException, OSError, ValueError) as error:
-        raise _failure(config, str(error)) from error
+        raise _failure(settings, began, str(error)) from error
     except Exception as error:
-        _note(config.log)
-        raise _failure(config, f"unexpected {type(error).__name__}: {error}") from error
-    click.echo("drained" if finished else "stopped in order; the next start goes on where this one ended")
+        # Append the traceback to the log file.
+        with contextlib.suppress(OSError), open(settings.log, "a", encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+        raise _failure(settings, began, f"unexpected {type(error).__name__}: {error}") from error
 
 
-def _maintain(config: PipelineConfig) -> None:
-    from gnsq.spark.pipeline.layout import maintained  # loads pyarrow
-    from gnsq.spark.pipeline.maintenance import maintain_tables
-    from gnsq.spark.pipeline.preflight import check_work
+def _check_name(settings: JobSettings, action: str | None, name: str | None) -> None:
+    """Check the name after an action."""
+    kind = _NAMED.get(action or "")
+    if kind is None:
+        if name is not None:
+            raise ValueError(f"{action} takes no name: leave out {name!r}")
+        return
+    known = getattr(settings, kind)
+    if name is None:
+        raise ValueError(f"{action} needs the name of one of [{kind}]: {', '.join(known) or 'there is none'}")
+    if name not in known:
+        raise ValueError(f"{action} {name}: [{kind}.{name}] is not there{nearest([name], known)}")
 
-    check_work(config)
-    locations, retention = maintained(config)
-    merged, troubles = maintain_tables(locations, retention=retention, is_forced=True)
+
+def _print(lines: Any) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def _receiver_line(query: Query) -> str:
+    """Return the command of a query's receiver, for a shell. Secrets come through the environment."""
+    from gnsq.spark.receiver.program import command  # loads pyarrow
+
+    flags = {parameter.name: parameter for parameter in command.params}
+    words, secrets = ["python", "-m", "gnsq.spark.receiver"], []
+    for name, field in query.read_options.__dataclass_fields__.items():
+        value, flag = getattr(query.read_options, name), flags.get(name)
+        if value == field.default:
+            continue
+        if flag is None:
+            secrets += [] if field.repr else [f"GNSQ_RECEIVER_{name.upper()}=..."]
+        elif field.type == "bool":
+            words.append((flag.opts if value else flag.secondary_opts)[0])
+        else:
+            words += [f"{flag.opts[0]}={each}" for each in (value if isinstance(value, tuple) else [value])]
+    return " ".join([*secrets, *map(shlex.quote, words)])
+
+
+def _maintain(settings: JobSettings) -> str:
+    from gnsq.spark.pipeline.maintenance import DAY, RETENTION, maintain_tables  # loads pyarrow
+    from gnsq.spark.pipeline.status import longest_batch, read_status
+
+    # The files of a batch that runs are in no version of a table yet.
+    age = longest_batch(map(read_status, settings.queries), time.time())
+    merged, troubles = maintain_tables(settings.locations, retention=max(RETENTION, age + DAY), is_forced=True)
     if troubles:
         raise JobFailed(f"maintenance: {'; '.join(troubles)}")
-    click.echo(f"maintained: {counted(merged, 'file', spec=',')} merged")
+    return f"maintained: {counted(merged, 'file', spec=',')} merged"
 
 
-def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
-    # Name the log only if this run has loaded Spark: otherwise an earlier run has written the log.
-    where = f"\nSpark's messages are in {config.log}" if "pyspark" in sys.modules and config.log.exists() else ""
+def _replay(
+    settings: JobSettings, session: OpenSession | None, action: str, name: str, until: dt.datetime | None
+) -> None:
+    from gnsq.spark.pipeline.replay import rebuild, replay_dead  # loads pyspark
+
+    # A signal may end both at any moment, so nothing waits for their end.
+    if action == "rebuild":
+        rebuild(settings, name, _opener(settings, session), until=until, report=click.echo)
+    else:
+        replay_dead(settings, name, _opener(settings, session), report=click.echo)
+
+
+def _failure(settings: JobSettings, began: float, reason: str) -> click.ClickException:
+    # Name the log only if this run has written to it.
+    is_written = settings.log.exists() and settings.log.stat().st_mtime >= began
+    where = f"\nSpark's messages are in {settings.log}" if is_written else ""
     # Show the first line only: errors of some libraries fill pages.
     return click.ClickException(reason.partition("\n")[0] + where)
 
@@ -126,46 +238,37 @@ def _quiet_py4j() -> None:
         handler.addFilter(lambda record: not str(record.msg).endswith(" while sending command."))
 
 
-def _note(log: Path) -> None:
-    """Append the traceback of an unexpected exception to the log file."""
-    with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
-        traceback.print_exc(file=file)
-
-
 def run_job(
-    config: PipelineConfig,
+    settings: JobSettings,
     session: OpenSession | None = None,
     *,
     once: bool,
     new_topic: bool = False,
     take_over: bool = False,
-    observe: Callable[[Batch], object] | None = None,
 ) -> bool:
     """Start Spark and run the job until its queries end, or until SIGINT or SIGTERM. Return False after a signal.
 
     Args:
         session: Makes the Spark session; None: open_session().
-        observe: Called with each progress of a query, also of an idle one.
 
     Raises:
         JobStopped: With once, if a signal has stopped the job before it has read all.
-        NSQException, OSError, ValueError: If the job can't start, or fails.
+        NSQException, OSError, ValueError: If the job can't start, or fails; SettingError if a setting is wrong.
     """
     # Import these slow modules here: --help and errors in the settings do not need them.
     from gnsq.running import StopSignals
-    from gnsq.spark.pipeline.runner import run_queries
+    from gnsq.spark.pipeline.job import run_queries
 
     with StopSignals(before_end=_kill_java) as stop:
         summary = run_queries(
-            config,
-            lambda: _started(config, session),
+            settings,
+            _opener(settings, session),
             stop=stop,
             report=click.echo,
-            log=str(config.log),
+            log=str(settings.log),
             once=once,
             new_topic=new_topic,
             take_over=take_over,
-            observe=observe,
             has_view=True,
         )
     if once and not summary.finished:
@@ -173,14 +276,17 @@ def run_job(
     return summary.finished
 
 
-@contextlib.contextmanager
-def _started(config: PipelineConfig, session: OpenSession | None) -> Iterator[SparkSession]:
+def _opener(settings: JobSettings, session: OpenSession | None) -> Callable[[], AbstractContextManager[SparkSession]]:
+    """Return a function that starts Spark."""
     from gnsq.spark.pipeline.session import is_submitted, open_session  # loads pyspark
 
-    click.echo("starting" if is_submitted() else f"starting Spark; its messages go to {config.log}")
-    master = {"spark.master": config.master} if config.master else {}
-    with (session or open_session)("gnsq-pipeline", settings={**master, **config.spark}, log=config.log) as spark:
-        yield spark
+    @contextlib.contextmanager
+    def started() -> Iterator[SparkSession]:
+        click.echo("starting" if is_submitted() else f"starting Spark; its messages go to {settings.log}")
+        with (session or open_session)("gnsq-pipeline", settings=settings.spark, log=settings.log) as spark:
+            yield spark
+
+    return started
 
 
 def _kill_java() -> None:

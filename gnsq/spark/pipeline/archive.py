@@ -1,243 +1,300 @@
-"""Query archive: writes events to the table archive, and malformed bodies to the table dead and to a topic.
+"""Batches of a table's query: events go to the table, malformed messages to its dead letters, a table and a topic.
 
-A batch is one pass over its messages: tasks write the files of the tables of all topics, the driver commits the files
-of the tables archive, then those of the others, then tasks publish the dead letters. A kill may come after any step.
-Then the batch runs again:
+A batch is one pass over its messages: tasks write the files of both tables, the driver commits the files of the events,
+then those of the dead letters, then tasks publish the dead letters. A kill may come after any step. Then the batch runs
+again:
 
     its files are written again, and the files of the killed run stay unused until a vacuum deletes them
     a table whose log already has the batch is not changed
-    all letters are published again, since it is unknown which were published (message_id shows duplicates)
+    all letters are published again, since it is unknown which were published (id and nsqd show duplicates)
+
+With a sink, the rows go to the user's function instead of the table of events.
 """
+
+# A body, from the spool to the commit of its batch, and the deletion of its segment:
+#
+#  1. `RunningQuery._plan` in spark/pipeline/job.py plans the query once: `plan` in spark/pipeline/events.py says in
+#     Spark's expressions which columns a body has, and whether it is malformed.
+#  2. `Planner.latest` in spark/source/planner.py chooses the segments of a batch. Spark writes the offset into its
+#     checkpoint, and calls write() of `RunningQuery.start` in spark/pipeline/job.py. `identify` in
+#     spark/pipeline/checkpoint.py makes the batch's identity, and `sync_checkpoint` in spark/pipeline/durable.py syncs
+#     the checkpoint's files that it depends on.
+#  3. `ArchiveBatches.__call__` makes one pass. The tasks get rows by `read_segments` in spark/source/reader.py, with
+#     what step 1 says, in `write_rows`.
+#  4. In a task, `_route` gives events to the table, with the columns that `_finished` adds, and malformed messages to
+#     the dead letters, with the reason that `explain` in spark/pipeline/types.py finds.
+#  5. `write_file` in spark/pipeline/parquet.py writes a file for each partition, and `put_new` in
+#     spark/pipeline/durable.py makes it durable. If the job is killed before the next step, the batch runs again and
+#     writes other files. These stay, in no table.
+#  6. `collect_files` in spark/pipeline/parquet.py brings the descriptions of the files to the driver. `Table.commit` in
+#     spark/pipeline/delta.py adds them by one entry of the log that names the batch, unless `Table.has` in
+#     spark/pipeline/delta.py finds it there. `sync_log` in spark/pipeline/durable.py syncs the entry.
+#  7. The dead letters are committed to their table in the same way. Then `ArchiveBatches._publish` lets tasks publish
+#     them by `publish_files` in spark/pipeline/parquet.py, each as `dead_letter` writes it.
+#  8. Spark notes in its checkpoint that the batch is done. `Status.finish` in spark/pipeline/status.py records it. If
+#     the job is killed between 6 and 8, the batch runs again, and changes nothing in the tables.
+#  9. Before the next batch begins, Spark calls `NsqStreamReader.commit` in spark/source/reader.py. Then `Spool.prune`
+#     in spark/spool/spool.py deletes the segments.
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import datetime as dt
 import functools
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from gnsq.localfiles import make_directory
+from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
-from gnsq.spark.pipeline.events import by_topic, field_column
-from gnsq.spark.pipeline.layout import (
-    archive_tables,
-    archive_targets,
-    former_tables,
-    note_tables,
-    topic_of,
-    topics_with_tables,
-)
+from gnsq.spark.pipeline.events import Events
 from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
-from gnsq.spark.pipeline.topics import TopicEntry
-from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.pipeline.settings import Query, SettingError, TableSettings
+from gnsq.spark.pipeline.types import Shape, explain, rescued, rest
+from gnsq.spark.source.pyspark41 import arrow_schema
 from gnsq.texts import counted
 
-__all__ = ["ArchiveBatches", "dead_letter"]
+__all__ = ["DEAD_SCHEMA", "ArchiveBatches", "Task", "archive_schema", "dead_letter", "dead_table", "write_rows"]
 
 logger = logging.getLogger(__name__)
 
-# Limit of the bytes of a malformed body in its dead letter: by default nsqd takes up to 1 MiB, and base64 adds a third.
-LETTER_BYTES = 512 * 1024
-# If a batch has written to more partitions of table archive than this, Spark shuffles the rows of the next batch, so
-# that one task gets all rows of a partition. Without a shuffle, each task writes a file for each partition that it has.
+# If a batch has written to more partitions of the table than this, Spark shuffles the rows of the next batch, so that
+# one task gets all rows of a partition. Without a shuffle, each task writes a file for each partition that it has.
 SPREAD = 200
+_UTC = pa.timestamp("us", tz="UTC")
+_OWN = (
+    ("_message_id", pa.string()),
+    ("_nsqd", pa.string()),
+    ("_topic", pa.string()),
+    ("_attempts", pa.int32()),
+    ("_published_at", _UTC),
+    ("_time", _UTC),
+)
+# Rows of a table of dead letters. _time is that of the publishing.
+DEAD_SCHEMA = pa.schema([("_reason", pa.string()), ("_body", pa.binary()), *_OWN])
+_UNITS = {"_day": "day", "_hour": "hour", "_month": "month"}
+
+
+def archive_schema(events: Events, settings: TableSettings) -> Any:  # Any: pyarrow has no types
+    """Build the Arrow schema of the table of events: the events' columns, what is kept of the body, and our own."""
+    kept = {"body": [("_body", pa.binary())], "rest": [("_rest", pa.string())], "none": []}[settings.keep]
+    extra = [("_rescued", pa.string())] if settings.mismatch == "rescue" else []
+    own = pa.schema([*extra, *kept, *_OWN])
+    return pa.schema([*arrow_schema(events.columns), *own])
+
+
+def dead_table(query: Query) -> Table:
+    """Build the table of a query's dead letters."""
+    return Table(f"{query.name}_dead", query.dead_location, DEAD_SCHEMA, ("_day",))
 
 
 class ArchiveBatches:
-    """Writes the batches of the query archive: foreachBatch calls it.
-
-    The tables of a topic are made with the topic's first message. Tasks may meet a topic that the driver does not know
-    yet: they make the directories, and the driver makes the tables before it commits anything.
+    """Writes the batches of a table's query: foreachBatch calls it with the rows of events.plan().
 
     Args:
-        take_over: Accept tables that belong to another checkpoint.
+        sink: The user's function that takes the rows in place of a table.
         check_lock: Called before anything is committed or published; raises if another job may run this batch.
+
+    Attributes:
+        take_over: Accept tables that belong to another checkpoint.
+
+    Raises:
+        SettingError: If the table can't be partitioned as the settings say.
     """
 
     def __init__(
         self,
-        config: PipelineConfig,
+        query: Query,
+        events: Events,
         *,
+        sink: Callable[[DataFrame, int], object] | None = None,
         take_over: bool = False,
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
-        self._config = config
-        self._take_over = take_over
+        settings = query.events
+        self._query = query
+        self._shape = events.shape
+        self._schema = archive_schema(events, settings)
+        self._sink = sink
         self._check_lock = check_lock
-        # Topic -> its tables, which belong to this checkpoint.
-        self._tables: dict[str, tuple[Table, ...]] = {}
-        self._sink = WriteOptions.parse(config.sink_options(""))
-        # Topics whose dead letters are not published, and that this was logged of.
-        self._unpublished: set[str] = set()
-        self._is_begun = False
+        self.take_over = take_over
+        try:
+            self._table = None if sink else Table(query.name, query.location, self._schema, settings.partition_by)
+        except ValueError as error:
+            raise SettingError(f"partition_by: {error}", f"tables.{settings.name}") from error
+        self._dead = dead_table(query) if query.dead_location else None
+        self._letters = WriteOptions.parse(query.sink)
+        self._is_claimed = False
         self._is_spread = False
 
-    def __call__(self, parsed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
-        """Write one batch. Its rows are the result of events.parse_topics().
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that the query writes."""
+        return [table for table in (self._table, self._dead) if table is not None]
+
+    def claim(self, owner: str | None, *, committed: int = -1) -> None:
+        """Check, before the query starts, that its tables fit the settings and belong to its checkpoint.
+
+        Args:
+            owner: Spark's id of the query; None for a checkpoint that is new.
+            committed: The last batch of the checkpoint; -1: none.
+
+        Raises:
+            JobFailed: If a table does not.
+        """
+        for table in self.tables:
+            table.claim(owner, take_over=self.take_over, committed=committed)
+
+    def __call__(self, rows: DataFrame, batch: BatchIdentity) -> list[DataFile]:
+        """Write one batch.
 
         Returns:
             The files that were committed: none of a table that has the batch already.
         """
-        config = self._config
-        if not self._is_begun:
-            self._begin(batch)
-        rows = parsed.repartition("topic", _partition_key(config.rules)) if self._is_spread else parsed
-        files = collect_files(rows, functools.partial(_write, config, frozenset(self._tables), batch.number))
-        self._is_spread = len({(file.table, file.partition) for file in files}) > SPREAD
-        topics = sorted({topic_of(config, file.table) for file in files})
-        for topic in topics:
-            if topic not in self._tables:
-                self._claim(topic, batch, is_new=True)
-        committed = []
+        if not self._is_claimed:
+            for table in self.tables:
+                table.claim(batch.owner, take_over=self.take_over, committed=batch.unchecked)
+                # has() raises if the batch was committed with other settings: with these, an event of the table may
+                # now be a dead letter, and be in both tables, or in none.
+                table.has(batch)
+            self._is_claimed = True
+        files = self._sunk(rows, batch) if self._sink else self._written(rows, batch)
         # After this check, only the log of each table decides: it takes a batch once, whichever job brings it.
         self._check_lock()
-        tables = [(topic, table) for topic in topics for table in self._tables[topic]]
-        for topic, table in sorted(tables, key=lambda each: each[1].name.rpartition("/")[2] != "archive"):
-            if table.commit(self._of_topic(batch, topic), files):
-                committed.append(table.name)
-        self._check_lock()
-        self._publish(parsed, files, batch, topics)
-        self._warn(topics, files)
+        committed = [table.name for table in self.tables if table.commit(batch, files)]
+        self._publish(rows, files, batch)
         return [file for file in files if file.table in committed]
 
-    def _begin(self, batch: BatchIdentity) -> None:
-        """Claim the tables that exist. Only the first batch of a run can be in tables already."""
-        config = self._config
-        for topic in dict.fromkeys(filter(None, [config.placed.flat, *topics_with_tables(config)])):
-            names = {table.name for table in archive_tables(config, topic)}
-            if config.entry_of(topic) is not None and (topic == config.placed.flat or names & {*config.placed.tables}):
-                self._claim(topic, batch, is_new=False)
-            for former in former_tables(config, topic):
-                # If the killed run of this batch has added to the table, the rows would now be in another one, too.
-                # The table may belong to another job, which reads the topic now.
-                if former.exists() and former.is_owned(batch.owner):
-                    former.has(self._of_topic(batch, topic))
-        self._is_begun = True
+    def _written(self, rows: DataFrame, batch: BatchIdentity) -> list[DataFile]:
+        """Write the files of both tables in one pass."""
+        if self._is_spread:
+            rows = rows.repartition(*_partition_keys(self._query.events.partition_by))
+        files = collect_files(rows, functools.partial(write_rows, self._task(batch)))
+        self._is_spread = len({tuple(file.partition) for file in files}) > SPREAD
+        return files
 
-    def _claim(self, topic: str, batch: BatchIdentity, *, is_new: bool) -> None:
-        tables = archive_tables(self._config, topic)
-        for table in tables:
-            if is_new:
-                table.claim(batch.owner, take_over=self._take_over, batch_id=batch.number)
-            else:
-                table.claim(batch.owner, take_over=self._take_over, committed=batch.unchecked)
-            # has() raises if the batch was committed with other settings: with these, an event of archive may now
-            # belong to dead, and be in both tables, or in none.
-            table.has(self._of_topic(batch, topic))
-        if not {table.name for table in tables} <= set(self._config.placed.tables):
-            note_tables(self._config, topic)
-        self._tables[topic] = tables
+    def _sunk(self, rows: DataFrame, batch: BatchIdentity) -> list[DataFile]:
+        """Give the events to the user's function; then write the files of the dead letters."""
+        assert self._sink is not None  # the caller has checked it
+        task = self._task(batch)
+        # Both passes must read the same rows, and parse them once.
+        rows = rows.persist()
+        try:
+            good = rows.where(F.col("_wrong").isNull())
+            self._check_lock()
+            finish = functools.partial(_finish_all, task)
+            self._sink(good.mapInArrow(finish, from_arrow_schema(self._schema)), batch.number)
+            if self._dead is None:
+                return []
+            return collect_files(rows.where(F.col("_wrong").isNotNull()), functools.partial(write_rows, task))
+        finally:
+            rows.unpersist()
 
-    def _of_topic(self, batch: BatchIdentity, topic: str) -> BatchIdentity:
-        """Return the identity with the settings of one topic: an entry for another topic changes nothing for this."""
-        entry = self._config.entry_of(topic)
-        return dataclasses.replace(batch, settings=0 if entry is None else entry.division)
+    def _task(self, batch: BatchIdentity) -> Task:
+        table = None if self._table is None else self._table.target(batch.number)
+        dead = None if self._dead is None else self._dead.target(batch.number)
+        return Task(table, dead, self._shape, self._schema)
 
-    def _publish(self, parsed: DataFrame, files: list[DataFile], batch: BatchIdentity, topics: Iterable[str]) -> None:
-        sources = {}
-        for topic in topics:
-            dead = self._tables[topic][-1]
-            if letters_to := self._config.letters_to(topic):
-                sources[dead.name] = (dead.target(batch.number), letters_to)
-            elif topic not in self._unpublished and any(file.table == dead.name for file in files):
-                self._unpublished.add(topic)
-                entry = self._config.entry_of(topic)
-                if entry is not None and not entry.raw:
-                    logger.warning(
-                        "topic %s is not read by this job, and receivers have its messages in the spool: no dead "
-                        "letters are published, malformed bodies are in table %s alone. Start the receivers with the "
-                        "--topic-pattern that --status shows",
-                        *(topic, dead.name),
-                    )
-        publish_files(parsed.sparkSession, files, sources, dead_letter, self._sink)
-
-    def _warn(self, topics: Iterable[str], files: Iterable[DataFile]) -> None:
-        for topic in topics:
-            if self._config.entry_of(topic) is None:
-                rows = sum(file.rows for file in files if topic_of(self._config, file.table) == topic)
-                logger.warning(
-                    "topic %s fits no entry of the settings: %s that came before the entry was removed are in table %s",
-                    *(topic, counted(rows, "message", spec=","), self._tables[topic][-1].name),
-                )
+    def _publish(self, rows: DataFrame, files: list[DataFile], batch: BatchIdentity) -> None:
+        topic = self._query.events.dead_letters
+        if not topic or self._dead is None:
+            return
+        self._check_lock()
+        body = functools.partial(dead_letter, self._query.channel, topic)
+        long = publish_files(rows.sparkSession, files, self._dead.target(batch.number), body, self._letters)
+        if long:
+            logger.warning(
+                "query %s: %s longer than nsqd takes: in table %s alone, and not in topic %s",
+                *(self._query.name, counted(long, "dead letter is", "dead letters are"), self._dead.name, topic),
+            )
 
 
-def _partition_key(rules: Sequence[TopicEntry]) -> Column:
-    """Build the value by which the rows of a topic are divided, as a text."""
-    time = F.coalesce("event_time", "published_at")
-    names = []
-    for entry in rules:
-        by = entry.partition_by
-        names.append(field_column(by, entry.schema.fields[by]) if by in entry.schema.fields else by)
-    name, key = by_topic(rules, names), F.lit("")
-    for each in dict.fromkeys(names):
-        if each != "none":
-            value = F.date_trunc(each, time) if each in ("day", "hour") else F.col(f"`{each}`")
-            key = F.when(name == each, value.cast("string")).otherwise(key)
-    return key
+def _partition_keys(partition_by: tuple[str, ...]) -> list[Column]:
+    """Build the values by which the rows of a table are divided."""
+    return [F.date_trunc(_UNITS[name], "_time") if name in _UNITS else F.col(f"`{name}`") for name in partition_by]
 
 
 # --- in tasks
 
 
-def _write(
-    config: PipelineConfig, known: Set[str], batch_id: int, batches: Iterator[Any]
-) -> Iterator[DataFile]:  # Any: pyarrow has no types
-    """Write the rows of a batch to the tables of their topics; known are the topics that have tables."""
-    targets: dict[str, tuple[TableTarget, ...]] = {}
+@dataclass(frozen=True)
+class Task:
+    """What a task needs: where the rows of a batch go, and how rows are completed. It is pickled for the tasks."""
 
-    def route(batch: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
-        topics = batch.column("topic")
-        names = pc.unique(topics).to_pylist()
-        for topic in names:
-            if topic not in targets:
-                targets[topic] = archive_targets(config, topic, batch_id)
-                if topic not in known:
-                    _make_directories(config, targets[topic])
-            rows = batch if len(names) == 1 else batch.filter(pc.equal(topics, topic))
-            yield from _route(config.entry_of(topic), targets[topic], rows)
-
-    yield from write(batches, route)
+    table: TableTarget | None
+    dead: TableTarget | None
+    shape: Shape
+    schema: Any  # Any: pyarrow has no types
 
 
-def _make_directories(config: PipelineConfig, targets: Iterable[TableTarget]) -> None:
-    """Make the directories of tables that do not exist yet, but not output itself: its disk may not be mounted."""
-    output = open_store(config.output, "output")
-    for target in targets:
-        if isinstance(output, LocalStore) and output.root.is_dir():
-            make_directory(output.root / target.name)
+def write_rows(task: Task, batches: Iterator[Any]) -> Iterator[DataFile]:
+    """Write rows of events.plan() as files of both tables."""
+    yield from write(batches, functools.partial(_route, task))
 
 
-def _route(
-    entry: TopicEntry | None, targets: Sequence[TableTarget], rows: Any
-) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
-    malformed = pc.is_valid(rows.column("reason"))
-    if pc.any(malformed).as_py():
-        yield targets[-1], rows.filter(malformed)
-        rows = rows.filter(pc.invert(malformed))
-    if entry is not None and rows.num_rows:
-        names = {field_column(name, kind): name for name, kind in entry.schema.fields.items()}
-        # A field may be called topic, too.
-        kept = [name for name in rows.schema.names if name in names or (" " not in name and name != "topic")]
-        yield targets[0], rows.select(kept).rename_columns([names.get(name, name) for name in kept])
+def _route(task: Task, rows: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
+    wrong = rows.column("_wrong")
+    if wrong.null_count < len(wrong):
+        if task.dead is not None:
+            yield task.dead, _dead_rows(task, rows.filter(pc.is_valid(wrong)))
+        rows = rows.filter(pc.is_null(wrong))
+    if task.table is not None and rows.num_rows:
+        yield task.table, _finished(task, rows)
 
 
-def dead_letter(row: Mapping[str, Any]) -> bytes:
-    """Build the message of a dead letter from a row of the table dead. A long body is cut to LETTER_BYTES."""
-    body: bytes = row["body"]
-    letter = {"reason": row["reason"], "body_base64": base64.b64encode(body[:LETTER_BYTES]).decode()}
-    if len(body) > LETTER_BYTES:
-        letter |= {"truncated": True, "length": len(body)}
-    published: dt.datetime = row["published_at"]
-    time = published.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
-    letter |= {"message_id": row["message_id"], "nsqd": row["nsqd"], "published_at": time}
-    return json.dumps(letter, ensure_ascii=False, separators=(",", ":")).encode()
+def _dead_rows(task: Task, rows: Any) -> Any:  # Any: pyarrow has no types
+    pairs = zip(rows.column("_body").to_pylist(), rows.column("_wrong").to_pylist(), strict=True)
+    reasons = pa.array([explain(body, wrong, task.shape) for body, wrong in pairs], pa.string())
+    own = {name: rows.column(name) for name in DEAD_SCHEMA.names if name not in ("_reason", "_time")}
+    columns = {**own, "_reason": reasons, "_time": rows.column("_published_at")}
+    return pa.table({name: columns[name].cast(DEAD_SCHEMA.field(name).type) for name in DEAD_SCHEMA.names})
+
+
+def _finish_all(task: Task, batches: Iterator[Any]) -> Iterator[Any]:  # Any: pyarrow has no types
+    for rows in batches:
+        yield from _finished(task, rows).select(task.schema.names).to_batches()
+
+
+def _finished(task: Task, rows: Any) -> Any:  # Any: pyarrow has no types
+    """Add the columns that are computed of the body, for rows that are events."""
+    table = pa.table(rows) if isinstance(rows, pa.RecordBatch) else rows
+    bodies = table.column("_body")
+    if "_rescued" in task.schema.names:
+        found = zip(bodies.to_pylist(), table.column("_misfit").to_pylist(), strict=True)
+        values = [rescued(body, task.shape) if misfit else None for body, misfit in found]
+        table = table.append_column("_rescued", pa.array(values, pa.string()))
+    if "_rest" in task.schema.names:
+        values = [rest(body, task.shape) for body in bodies.to_pylist()]
+        table = table.append_column("_rest", pa.array(values, pa.string()))
+    return table
+
+
+def dead_letter(channel: str, topic: str, row: Mapping[str, Any]) -> bytes | None:
+    """Build the message for the topic from a row of the table of dead letters; None if the row is of that topic.
+
+    A receiver may read that topic, too, if it is wider than the settings: each letter would make another.
+    """
+    if row["_topic"] == topic:
+        return None
+    published = row["_published_at"]
+    return encode_dead_letter(
+        DeadLetter(
+            topic=row["_topic"],
+            channel=channel,
+            nsqd=row["_nsqd"],
+            id=row["_message_id"],
+            timestamp=round(published.timestamp() * 1e6) * 1000,
+            attempts=row["_attempts"],
+            given_up_at=time.time(),
+            error="",
+            reason=row["_reason"],
+            body=row["_body"],
+        )
+    )

@@ -24,11 +24,12 @@ import tempfile
 import threading
 import time as clock
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -128,6 +129,17 @@ class TableStatus:
     entered: int | None = None
 
 
+class Removed(Protocol):
+    """A file that write_entry() removes; path as on the disk."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def partition(self) -> tuple[str | None, ...]: ...
+
+
 class Table:
     """One table. Methods raise JobFailed, with one line that says what to do, if the store fails.
 
@@ -202,7 +214,7 @@ class Table:
         Raises:
             JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
         """
-        with _errors(self.location):
+        with store_errors(self.location):
             mend_log(self.location)
         if not self.exists():
             # After --take-over such files may be of a batch of the old checkpoint, which had another number.
@@ -223,8 +235,7 @@ class Table:
             # mend_log() has synced those before, unless another process has just written the newest.
             self._sync_entries(delta.version() - 1, delta.version())
             properties = delta.metadata().configuration
-            epochs = [int(value) for name, value in properties.items() if name.startswith(_EPOCH)]
-            epoch = int(properties.get(f"{_EPOCH}{owner}", max(epochs, default=0) + (owner is not None)))
+            epoch = int(properties.get(f"{_EPOCH}{owner}", 0 if owner is None else _next_epoch(properties)))
             if not take_over:
                 self._check_owner(properties, owner)
             self._check_partition(delta)
@@ -297,7 +308,7 @@ class Table:
                 # A merge may have written an entry and not synced it. No start mends a torn entry that others follow.
                 self._sync_entries(self._synced_version, delta.version())
             try:
-                self._write_entry(delta, batch.number, own, transactions)
+                write_entry(delta, self.location, own, (), transactions, notes={_BATCH: batch.number})
             except JobFailed as error:
                 tries += 1
                 if tries == _TRIES or not isinstance(error.__cause__, CommitFailedError):
@@ -309,32 +320,29 @@ class Table:
                 return True
         return False
 
-    def _write_entry(
-        self, delta: DeltaTable, batch_id: int, files: list[DataFile], transactions: list[Transaction]
-    ) -> None:
-        now, columns = int(clock.time() * 1000), self.partitioning.columns
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(file.path, file.size, dict(zip(columns, file.partition, strict=True)), now, True, file.stats)
-            for file in files
-        ]
-        properties = CommitProperties(
-            custom_metadata={_BATCH: batch_id, ACTIONS: {"add": len(files), "txn": len(transactions)}},
-            app_transactions=transactions,
-        )
-        with _errors(self.location):
-            delta.create_write_transaction(
-                actions,
-                "append",
-                delta.schema(),
-                list(columns),
-                commit_properties=properties,
-                post_commithook_properties=NO_HOOKS,
-            )
+    def prepare(self) -> None:
+        """Create or widen the table, as claim() does, and leave it to the checkpoint that it belongs to.
+
+        If it is created, it belongs to the first checkpoint that claims it.
+        """
+        owner = self._open().metadata().configuration.get(_OWNER) if self.exists() else ""
+        self.claim(owner, take_over=False)
+
+    def begin_epoch(self, name: str) -> int:
+        """Return a new epoch, which is of no checkpoint. The next one of the same name takes its place."""
+        while True:
+            delta = self._open()
+            properties = delta.metadata().configuration
+            epoch = _next_epoch(properties)
+            changed = {**properties, f"{_EPOCH}{name}": str(epoch)}
+            if self._try_change(delta, pa.schema(delta.schema().to_arrow()), changed):
+                self._synced(delta, delta.version())
+                return epoch
 
     def status(self) -> TableStatus:
         """Read the status from the table's log. Changes nothing."""
         delta = self._open()
-        with _errors(self.location):
+        with store_errors(self.location):
             files = pa.table(delta.get_add_actions())
             batch, kept = self._newest_commits(delta.version())
             owners = [name.removeprefix(_EPOCH) for name in delta.metadata().configuration if name.startswith(_EPOCH)]
@@ -377,7 +385,7 @@ class Table:
 
     def _open(self) -> DeltaTable:
         """Return the table's newest version."""
-        with _errors(self.location):
+        with store_errors(self.location):
             if self._delta is None:
                 self._delta = DeltaTable(self._uri, storage_options=self._options)
             else:
@@ -386,7 +394,7 @@ class Table:
 
     def _check_empty(self, own: str | None) -> None:
         """Check that there are no files; own: how the names of files begin that may be there."""
-        with _errors(self.location):
+        with store_errors(self.location):
             found = [path for path, _ in open_store(self.location).list()]
         if self._root is not None:
             found += (str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet"))
@@ -403,7 +411,7 @@ class Table:
 
     def _create(self, owner: str) -> None:
         names = stats_columns(self.schema, {*self._distinct, *self.partitioning.columns})
-        with _errors(self.location):
+        with store_errors(self.location):
             self._delta = DeltaTable.create(
                 self._uri,
                 self._whole_schema(),
@@ -434,7 +442,7 @@ class Table:
                 f"table {self._shown} is there, and no job has made it: give another output, or --take-over if this "
                 "job is to write into it"
             )
-        if found != owner:
+        if found not in ("", owner):  # "": only prepare() has been here
             who = "is new, so it" if owner is None else f"is {owner}, so it"
             raise JobFailed(
                 f"table {self._shown} belongs to the checkpoint {found or 'of another job'}; this job's checkpoint "
@@ -469,7 +477,7 @@ class Table:
         delta-rs changes no types, except by DataFusion, which panics if there is a blank in the table's path.
         """
         metadata, protocol = delta.metadata(), delta.protocol()
-        with tempfile.TemporaryDirectory() as scratch, _errors(self.location):
+        with tempfile.TemporaryDirectory() as scratch, store_errors(self.location):
             DeltaTable.create(scratch, schema, partition_by=metadata.partition_columns)
             [entry] = Path(scratch, "_delta_log").glob("*.json")
             lines = map(json.loads, entry.read_bytes().splitlines())
@@ -486,7 +494,7 @@ class Table:
         information = {"timestamp": int(clock.time() * 1000), "operation": "CHANGE COLUMN", "operationParameters": {}}
         information |= {"engineInfo": "gnsq", ACTIONS: {"metaData": 1}}
         entry_lines = "\n".join(map(json.dumps, [{"commitInfo": information}, *actions]))
-        with _errors(self.location):
+        with store_errors(self.location):
             return try_create(self.location, f"_delta_log/{delta.version() + 1:020}.json", entry_lines.encode())
 
     def _check_values(self, delta: DeltaTable, files: Iterable[DataFile]) -> None:
@@ -503,7 +511,7 @@ class Table:
 
     def _synced(self, delta: DeltaTable, before: int) -> None:
         """Read the log entries after a version, and sync them on a local disk."""
-        with _errors(self.location):
+        with store_errors(self.location):
             delta.update_incremental()
         self._sync_entries(before, delta.version())
 
@@ -566,6 +574,57 @@ def _quoted(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
+def _next_epoch(properties: Mapping[str, str]) -> int:
+    """Return a number that is higher than that of each epoch."""
+    return max((int(value) for name, value in properties.items() if name.startswith(_EPOCH)), default=0) + 1
+
+
+def write_entry(
+    delta: DeltaTable,
+    location: str,
+    added: Collection[DataFile],
+    removed: Collection[Removed] = (),
+    transactions: Sequence[Transaction] = (),
+    *,
+    notes: Mapping[str, Any] = MappingProxyType({}),  # Any: JSON
+    retries: int | None = None,
+    is_merge: bool = False,
+) -> None:
+    """Add and remove files of a table in one log entry. On a local disk the caller syncs it.
+
+    Args:
+        notes: For the information of the commit.
+        retries: On newer versions; None: as delta-rs does.
+        is_merge: The rows stay the same.
+
+    Raises:
+        JobFailed: If the store fails, or, with CommitFailedError as its cause, if the entry does not fit newer ones.
+    """
+    now, columns = int(clock.time() * 1000), delta.metadata().partition_columns
+    actions: list[AddAction | RemoveAction] = []
+    for file in removed:
+        values = dict(zip(columns, file.partition, strict=True))
+        actions.append(RemoveAction(file.path, not is_merge, now, file.size, values))
+    for new in added:
+        values = dict(zip(columns, new.partition, strict=True))
+        actions.append(AddAction(new.path, new.size, values, now, not is_merge, new.stats))
+    kinds = {"add": len(added), "remove": len(removed), "txn": len(transactions)}
+    properties = CommitProperties(
+        custom_metadata={**notes, ACTIONS: {kind: number for kind, number in kinds.items() if number}},
+        app_transactions=list(transactions),
+        max_commit_retries=retries,
+    )
+    with store_errors(location):
+        delta.create_write_transaction(
+            actions,
+            "append",
+            delta.schema(),
+            columns,
+            commit_properties=properties,
+            post_commithook_properties=NO_HOOKS,
+        )
+
+
 def _applications(owner: str) -> tuple[str, str, str]:
     """Name the applications whose versions are a checkpoint's last batch, the hash of its offsets, and that of its
     settings."""
@@ -587,7 +646,7 @@ def _type(kind: Any) -> str:  # Any: pyarrow has no types
 
 
 @contextlib.contextmanager
-def _errors(location: str) -> Iterator[None]:
+def store_errors(location: str) -> Iterator[None]:
     """Translate errors of the store and of delta-rs."""
     try:
         yield
@@ -607,7 +666,7 @@ def check_store(location: str) -> None:
         return
     uri, options = delta_location(scratch)
     schema = Schema.from_arrow(pa.schema([("x", pa.int32())]))
-    with _errors(location):
+    with store_errors(location):
         DeltaTable.create(uri, schema, storage_options=options)
         # Open the tables before the threads start: a thread that failed before the barrier would block the others.
         rivals = [DeltaTable(uri, storage_options=options) for _ in range(_RIVALS)]

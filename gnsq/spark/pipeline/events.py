@@ -1,210 +1,836 @@
-"""Converts the body of a message to columns, or to the reason why the body is malformed.
+"""Spark's expressions from messages to events: parse, what does not fit, time, where, select, and our own columns.
 
-All queries use the same expressions, so that they agree on what is malformed. They are Spark's expressions only:
-nothing is computed in Python, or depends on a time zone or the clock, so a batch that runs again gives the same rows.
+from_json is fast, and bends some values: see _wire(). So it parses types that it does not bend, and cheap conditions
+say whether a row can be trusted ("is sure"). The other rows, few unless bodies are wrong, are parsed once more, as
+variants, which tell a number from a string: see _exact(). Both are Spark's expressions only, so a batch that runs again
+gives the same rows. Which JSON values a type takes stands in types.py, in Python: a test compares the two.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from gnsq.spark.pipeline.schema import EventSchema, plain_type
-from gnsq.spark.pipeline.topics import TopicEntry
+from gnsq.spark.errors import root_cause
+from gnsq.spark.pipeline.settings import SettingError, TableSettings
+from gnsq.spark.pipeline.types import (
+    BASE64,
+    DATE,
+    LONE_SURROGATE,
+    LONG_NUMBER,
+    MAX_DEPTH,
+    NUMBER,
+    PAIR_OR_ESCAPE,
+    TIMESTAMP,
+    ZONE,
+    EventColumn,
+    Shape,
+    Step,
+    Wrong,
+    check_type,
+    json_path,
+    json_schema_type,
+    type_text,
+)
 
-__all__ = [
-    "NO_ENTRY",
-    "by_topic",
-    "deduplicated",
-    "field_column",
-    "malformed",
-    "parse",
-    "parse_topics",
-    "well_formed",
-]
+__all__ = ["Events", "OWN", "RESERVED", "SESSION", "check_streaming", "deduplicated", "plan"]
 
-# Reason of messages whose topic fits no entry of the settings: they came before the entry was removed.
-NO_ENTRY = "the topic fits no entry of the settings"
-# In place of the number of a shape, for topics whose bodies are not parsed.
-_RAW = "raw"
+# Settings of Spark's session that the expressions need.
+SESSION = {
+    # An expression that can't be computed is null, and does not stop a query.
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # A row with a value that does not fit is null as a whole, so it is parsed once more.
+    "spark.sql.json.enablePartialResults": "false",
+    # Of a key that is there twice, the last one counts, as in from_json and in Python.
+    "spark.sql.variant.allowDuplicateKeys": "true",
+}
 
-_PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_malformed"}
-# A time must have a date and a minute: Spark also accepts "2026", and "10:00" as a time of the current day.
-_ISO = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}"
-# Limit of the bytes of one key. A count is published with its keys, and nsqd limits the size of the message.
-KEY_BYTES = 4096
+# Columns that every table has beside those of the event.
+OWN = ("_message_id", "_nsqd", "_topic", "_attempts", "_published_at", "_time")
+# Names that no column of an event may have.
+RESERVED = frozenset(
+    {
+        *OWN,
+        *("_body", "_rest", "_rescued", "_wrong", "_misfit", "_day", "_hour", "_month"),
+        *("_window_start", "_window_end", "_epoch", "_version"),
+    }
+)
+# Columns of the source that the setting parse may name.
+SOURCE = ("body", "topic", "nsqd", "message_id", "attempts", "published_at")
+
+_JSON = {
+    "allowNonNumericNumbers": "false",
+    "allowSingleQuotes": "false",
+    # Bodies are parsed inside of an array.
+    "maxNestingDepth": str(MAX_DEPTH + 1),
+}
+# Qualifier of the event's columns, so that * is not those of our own.
+_EVENT = "_event"
+# Step of a path for each element of an array.
+_ELEMENT = object()
+# A body with a number that may differ from its nearest double, or be beyond all doubles; others are plain.
+_NOT_PLAIN = r"[\[:,\s]-?(?:(?=[0-9.]{17})[0-9]+\.|[0-9.]+[eE]|[0-9]{39})"
+# A STRING that may be an object, an array, or a number that Spark writes as the nearest double.
+_WRITTEN = r'^(?:[\[{]|-?[0-9]+\.[0-9]|-?[0-9]{39}|"-?Infinity"$)'
+# A body with a string that Spark takes for another number, such as "1,5" for 15, or may round.
+_NO_NUMBER = (
+    r'"(?:[-+]?[0-9.]+[,eE]|,[-+0-9.,]+"|-?\.|\+|-?0[0-9]|-?[0-9]+\."|-?[0-9]+\.[0-9]{17}|[-+0-9.,]*\\)'
+    r"|(?=[^\x00-\x7F])\p{Nd}"
+)
+# Digits after the point that plain numbers may have.
+_PLAIN_SCALE = 16
+_USUAL_TIMESTAMP = DATE + r"[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
+_USUAL_ZONE = r"(?:Z|[+-][0-9]{2}:[0-9]{2})"
 
 
-def deduplicated(messages: DataFrame, within: float, flat: str) -> DataFrame:
+@dataclass(frozen=True)
+class Events:
+    """Rows of events, right and malformed ones.
+
+    Attributes:
+        frame: The columns of select, OWN, _body, _wrong (types.Wrong, null if the event is right) and, with mismatch
+            rescue, _misfit: whether a value did not fit.
+        columns: Those of select alone.
+        shape: For explain(), rescued() and rest() of types.py.
+    """
+
+    frame: DataFrame
+    columns: T.StructType
+    shape: Shape
+
+
+def deduplicated(messages: DataFrame, within: float) -> DataFrame:
     """Remove messages that the same nsqd delivered in the ``within`` seconds before. For a query without aggregation.
 
     The watermark is on the time of the batch, which Spark keeps in its offset log. So no row is too late unless the
     driver's clock is set back by more than ``within``, and a batch that runs again removes the same messages.
-
-    Args:
-        flat: Topic whose messages are told apart by nsqd and message_id alone, as in the state of an earlier release.
-            An nsqd gives the same id to messages of several topics, so for other topics the key has the topic, too.
     """
     delay = f"{round(within * 1e6)} microseconds"
-    key = F.when(F.col("topic") == flat, F.col("nsqd")).otherwise(F.concat("nsqd", F.lit("/"), "topic"))
     timed = messages.withColumn("_seen_at", F.current_timestamp()).withWatermark("_seen_at", delay)
-    # The columns of the key have the same names and types as in the state of an earlier release.
-    keyed = timed.withColumn("_nsqd", F.col("nsqd")).withColumn("nsqd", key)
-    once = keyed.dropDuplicatesWithinWatermark(["nsqd", "message_id"])
-    return once.withColumn("nsqd", F.col("_nsqd")).drop("_seen_at", "_nsqd")
+    # An nsqd gives the same id to messages of several topics.
+    return timed.dropDuplicatesWithinWatermark(["nsqd", "topic", "message_id"]).drop("_seen_at")
 
 
-def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFrame:
-    """Convert the bodies of the messages of one topic to columns.
+def plan(messages: DataFrame, table: TableSettings) -> Events:
+    """Make events of messages: parse, what does not fit, time, where, select, and the columns of our own.
 
     Args:
-        messages: Rows of the nsq source.
-        schema: Fields of an event.
-        max_ahead: Seconds. An event is malformed if its time is more than this after the message's publishing: such a
-            time could close windows to which other events still belong.
+        messages: Rows of the nsq source, of a batch or of a stream.
 
-    Returns:
-        Columns message_id, nsqd, published_at, body (unchanged), the schema's fields, event_time, and reason: why the
-        event is malformed, or null.
+    Raises:
+        SettingError: A setting can't be used; the text has Spark's own error, in one line.
     """
-    text = F.col("body").cast("string")
-    event = messages.withColumn("event", F.from_json(text, schema.ddl(), _PERMISSIVE))
-    timed = event.withColumn("event_time", _time(F.col(f"event.{schema.time_field}")))
-    fields = [F.col(f"event.{name}").alias(name) for name in schema.fields]
-    reason = _reason(schema, max_ahead, "event").alias("reason")
-    return timed.select("message_id", "nsqd", "published_at", "body", *fields, "event_time", reason)
+    return _Plan(messages, table).events()
 
 
-def parse_topics(messages: DataFrame, rules: Sequence[TopicEntry]) -> DataFrame:
-    """Convert the bodies of the messages of several topics to columns, each as the first rule says that its topic fits.
+def check_streaming(frame: DataFrame, subject: str, output_mode: str = "append") -> None:
+    """Refuse what Spark can't run as a streaming query.
 
-    Topics that are parsed in the same way share an expression, and a body is parsed by one expression only. With raw
-    the reason is null. If a topic fits no rule, the reason is NO_ENTRY.
-
-    Returns:
-        The columns of parse(), and topic. Columns of fields have the names of field_column(): several topics may have a
-        field of the same name and another type. Fields that the topic does not have are null.
+    Raises:
+        ValueError: The text begins with the subject.
     """
-    shapes: list[tuple[EventSchema, float]] = []
-    for entry in rules:
-        if entry.shape is not None and entry.shape not in shapes:
-            shapes.append(entry.shape)
-    numbers = [str(shapes.index(entry.shape)) if entry.shape else _RAW for entry in rules]
-    numbered = messages.withColumn("_shape", by_topic(rules, numbers))
-    text = F.col("body").cast("string")
-    # With one shape, all bodies are parsed without conditions, which cost a quarter of the parsing.
-    is_only = len(shapes) == 1 and _RAW not in numbers
-    parsed = [F.from_json(text, schema.ddl(), _PERMISSIVE) for schema, _ in shapes]
-    if not is_only:
-        parsed = [F.when(F.col("_shape") == str(index), event) for index, event in enumerate(parsed)]
-    events = numbered.select(
-        *("topic", "message_id", "nsqd", "published_at", "body", "_shape"),
-        *(event.alias(f"_event_{index}") for index, event in enumerate(parsed)),
+    jvm = frame.sparkSession._jvm
+    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.title())()
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(_analyzed(frame), mode)
+    except PySparkException as error:
+        raise ValueError(f"{subject}: {_one_line(error)}") from error
+
+
+class _Plan:
+    """The plan of one table. The frame of each step has the columns of the event, and _BESIDE."""
+
+    def __init__(self, messages: DataFrame, table: TableSettings) -> None:
+        self._messages = messages
+        self._table = table
+
+    def events(self) -> Events:
+        table = self._table
+        columns: tuple[EventColumn, ...] = ()
+        if table.format == "raw":
+            parsed = self._messages.select(*_own(), *_states())
+        elif table.parse:
+            parsed = self._parsed_by_sql()
+        else:
+            columns = self._columns()
+            parsed = self._parsed_by_schema(columns)
+        events = self._with_names(self._timed(parsed, [column.name for column in columns]))
+        if table.where:
+            events = self._filtered(events)
+        return self._selected(events, Shape(columns, table.time, table.max_ahead))
+
+    def _error(self, setting: str, text: object) -> SettingError:
+        return SettingError(f"{setting}: {text}", f"tables.{self._table.name}")
+
+    def _with(self, frame: DataFrame, setting: str, *columns: str) -> DataFrame:
+        """Select expressions of a setting alone, to check them: one row for each row, and always the same."""
+        try:
+            result = frame.select(*map(F.expr, columns))
+            _check_rows(result, frame)
+        except (PySparkException, ValueError) as error:
+            raise self._error(setting, _one_line(error)) from error
+        return result
+
+    # Parse
+
+    def _columns(self) -> tuple[EventColumn, ...]:
+        table = self._table
+        try:
+            schema = _schema(self._messages.sparkSession, table.schema)
+            check_type(schema)
+            _check_names(schema.names)
+        except (PySparkException, ValueError) as error:
+            raise self._error("schema", _one_line(error)) from error
+        paths: dict[str, tuple[Step, ...]] = {}
+        for name, path in table.columns.items():
+            if name not in schema.names:
+                raise self._error("columns", f"{name} is no column of the schema")
+            try:
+                paths[name] = json_path(path)
+            except ValueError as error:
+                raise self._error("columns", f"{name}: {error}") from error
+        return tuple(
+            EventColumn(field.name, paths.get(field.name, (field.name,)), field.dataType, not field.nullable)
+            for field in schema.fields
+        )
+
+    def _parsed_by_sql(self) -> DataFrame:
+        names = SOURCE if self._messages.columns else ()
+        kind = self._with(self._messages.select(*names), "parse", self._table.parse).schema[0].dataType
+        if not isinstance(kind, T.StructType):
+            raise self._error("parse", f"gives {type_text(kind)}, and a STRUCT is due")
+        try:
+            check_type(kind, is_json=False)
+            _check_names(kind.names)
+        except ValueError as error:
+            raise self._error("parse", error) from error
+        parsed = self._messages.select(*_own(), F.expr(self._table.parse).alias("our event"))
+        event = F.col("our event")
+        wrong = F.when(event.isNull(), F.lit(Wrong.PARSE.value))
+        return parsed.select(*(event.getField(name).alias(name) for name in kind.names), *_BESIDE, *_states(wrong))
+
+    def _parsed_by_schema(self, columns: tuple[EventColumn, ...]) -> DataFrame:
+        wires, layers = _wires(columns)
+        text = F.col("our text")
+        # Spark's parser stops after the first value, unless that is in an array. No body has the end of that array, and
+        # another null before it.
+        array = F.concat(F.lit("["), text, F.lit("\n,null]"))
+        texts = self._messages.select(*_own(), F.col("body").cast("string").alias("our text"))
+        parsed = texts.select(
+            "*", *(F.from_json(array, T.ArrayType(wire), _JSON).alias(f"json {i}") for i, wire in enumerate(wires))
+        )
+        is_text = F.is_valid_utf8(text) & ~_has_lone_surrogate(text)
+        values, sure = [], [is_text]
+        for layer in range(len(wires)):
+            json = F.col(f"json {layer}")
+            sure += [F.size(json) == 2, F.get(json, F.lit(0)).isNotNull(), F.get(json, F.lit(1)).isNull()]
+        wired = [
+            _at(F.get(F.col(f"json {layer}"), F.lit(0)), each.path) for each, layer in zip(columns, layers, strict=True)
+        ]
+        sure += _guards([each.type for each in columns], wired, text)
+        for index, (column, wire) in enumerate(zip(columns, wired, strict=True)):
+            values.append(_fast(column.type, wire).alias(f"fast {index}"))
+        trusted = parsed.select(*_BESIDE, "our text", *values, F.coalesce(_all(sure), F.lit(False)).alias("is sure"))
+        is_sure = F.col("is sure")
+        variants = F.from_json(array, T.ArrayType(T.VariantType()), _JSON)
+        suspicious = trusted.withColumn("our variants", F.when(~is_sure & is_text, variants))
+        root, end = F.get(F.col("our variants"), F.lit(0)), F.get(F.col("our variants"), F.lit(1))
+        is_object = (F.size("our variants") == 2) & F.is_variant_null(end) & _kind(root).startswith("OBJECT<")
+        both = suspicious.withColumn("exact", F.when(is_object, _exact_columns(columns, root, text)))
+        chosen = both.select(
+            *_BESIDE,
+            *(
+                F.when(is_sure, F.col(f"fast {index}")).otherwise(F.col(f"exact.value {index}")).alias(f"value {index}")
+                for index in range(len(columns))
+            ),
+            (~is_sure & F.col("exact").isNull()).alias("is no body"),
+            F.col("exact.misfits").alias("our misfits"),
+        )
+        missing = [_missing(each.type, F.col(f"value {i}"), each.is_required) for i, each in enumerate(columns)]
+        misfit = F.coalesce(F.array_contains("our misfits", True), F.lit(False))
+        wrong = F.when(F.col("is no body"), F.lit(Wrong.BODY.value))
+        if self._table.mismatch == "dead":
+            wrong = wrong.when(misfit, F.lit(Wrong.TYPE.value))
+        wrong = wrong.when(_any([each for each in missing if each is not None]), F.lit(Wrong.MISSING.value))
+        named = [F.col(f"value {index}").alias(column.name) for index, column in enumerate(columns)]
+        return chosen.select(*named, *_BESIDE, *_states(wrong, F.col("our misfits")))
+
+    # Time, where, select
+
+    def _timed(self, events: DataFrame, columns: list[str]) -> DataFrame:
+        """Add _time, and say in _wrong where it is none. Columns are those whose misfits are known."""
+        published, wrong = F.col("_published_at"), F.col("_wrong")
+        if not self._table.time:
+            return events.withColumn("_time", published)
+        checked = self._with(events, "time", self._table.time)
+        kind = checked.schema[0].dataType
+        if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
+            raise self._error(
+                "time",
+                f"gives {type_text(kind)}, and a TIMESTAMP is due, such as timestamp_millis(ts) or "
+                "timestamp_seconds(ts) of a number",
+            )
+        # Null is the time of publishing, but not if there was something that gave no time.
+        given = []
+        for name, sql in _inputs(_expressions(_analyzed(checked))):
+            if name not in (*OWN, "_body"):
+                given.append(F.expr(sql).isNotNull())
+            if name in columns:
+                given.append(F.coalesce(F.get("our misfits", F.lit(columns.index(name))), F.lit(False)))
+        timed = events.select("*", F.expr(self._table.time).cast("timestamp").alias("our time"))
+        time = F.col("our time")
+        is_time = _in_years(time)
+        ahead = F.unix_micros(time) - F.unix_micros(published) > round(self._table.max_ahead * 1e6)
+        if self._table.format == "raw":
+            return timed.withColumn("_time", F.when(is_time & ~ahead, time).otherwise(published))
+        return timed.withColumn(
+            "_wrong",
+            F.coalesce(
+                wrong,
+                F.when(~is_time | (time.isNull() & _any(given)), F.lit(Wrong.TIME.value))
+                .when(ahead, F.lit(Wrong.AHEAD.value))
+                .cast("tinyint"),
+            ),
+        ).withColumn("_time", F.when(wrong.isNull() & time.isNotNull(), time).otherwise(published))
+
+    def _with_names(self, events: DataFrame) -> DataFrame:
+        """Let * be the columns of the event alone, while expressions may name our own."""
+        ours = [*OWN, *_BESIDE[len(OWN) - 1 :], *_STATES]
+        theirs = [name for name in events.columns if name not in (*ours, "our time")]
+        return events.alias(_EVENT).select(
+            *(F.col(f"{_EVENT}.{_quoted(name)}") for name in theirs),
+            # An alias has no qualifier.
+            *(F.col(name).alias(name) for name in ours),
+        )
+
+    def _filtered(self, events: DataFrame) -> DataFrame:
+        where = self._table.where
+        kind = self._with(events, "where", where).schema[0].dataType
+        if not isinstance(kind, T.BooleanType):
+            raise self._error("where", f"gives {type_text(kind)}, and a condition is due")
+        return events.where((F.col("_wrong").isNotNull() | F.expr(where)) & (F.col("our partition") >= 0))
+
+    def _selected(self, events: DataFrame, shape: Shape) -> Events:
+        # Raw bodies have no columns for * to be.
+        default = () if self._table.format == "raw" else ("*",)
+        items = [self._item(events.sparkSession, text.strip()) for text in self._table.select or default]
+        columns = self._with(events, "select", *items).schema if items else T.StructType()
+        try:
+            if items:
+                check_type(columns, is_json=False)
+            _check_names(columns.names)
+        except ValueError as error:
+            raise self._error("select", error) from error
+        misfit = F.coalesce(F.array_contains("our misfits", True), F.lit(False)).alias("_misfit")
+        others = [*OWN, "_body", "_wrong", *([misfit] if self._table.mismatch == "rescue" else [])]
+        return Events(events.select(*map(F.expr, items), *others), _nullable(columns), shape)
+
+    def _item(self, spark: SparkSession, text: str) -> str:
+        try:
+            parsed = spark._jsparkSession.sessionState().sqlParser().parseExpression(text)
+        except PySparkException as error:
+            raise self._error("select", _one_line(error)) from error
+        if text.startswith("*"):
+            return f"{_EVENT}.{text}"
+        if any("UnresolvedStar" in _class(each) for each in _nodes(parsed)):
+            raise self._error("select", f"{text} has * within: name the columns")
+        return text
+
+
+# Columns of our own in the frame of each step, and what is known of a row.
+_BESIDE = ("_message_id", "_nsqd", "_topic", "_attempts", "_published_at", "_body", "our partition")
+_STATES = ("_wrong", "our misfits")
+
+
+def _own() -> list[Column]:
+    names = [F.col(name[1:]).alias(name) for name in _BESIDE[:-1]]
+    # Spark pushes a condition below the columns that it is on, and would parse each body twice, unless those columns
+    # come from a projection that is not deterministic. Spark 4.2 and later do not. The condition must name the column.
+    return [*names, F.spark_partition_id().alias(_BESIDE[-1])]
+
+
+def _states(wrong: Column | None = None, misfits: Column | None = None) -> list[Column]:
+    no_wrong, no_misfits = F.lit(None), F.lit(None)
+    return [
+        (no_wrong if wrong is None else wrong).cast("tinyint").alias("_wrong"),
+        (no_misfits if misfits is None else misfits).cast("array<boolean>").alias("our misfits"),
+    ]
+
+
+# From JSON: fast, with conditions; and exact, from variants
+
+
+def _wires(columns: Sequence[EventColumn]) -> tuple[list[T.StructType], list[int]]:
+    """Return types for from_json, and which of them has each column.
+
+    One is enough, unless columns take parts of what another column takes as a whole, or keys that differ by case only.
+    """
+    trees: list[dict[Any, Any]] = []
+    layers = []
+    for column in columns:
+        wire = _wire(column.type)
+        layer = next((index for index, tree in enumerate(trees) if _insert(tree, column.path, wire)), len(trees))
+        if layer == len(trees):
+            trees.append({})
+            _insert(trees[layer], column.path, wire)
+        layers.append(layer)
+    return [_tree_type(tree) for tree in trees], layers
+
+
+def _insert(tree: dict[Any, Any], path: Sequence[Step], wire: T.DataType) -> bool:
+    """Put a type into a tree of objects and arrays. Return whether it has a place there."""
+    step: Any = _ELEMENT if isinstance(path[0], int) else path[0]
+    if step in tree:
+        inner = tree[step]
+        if isinstance(inner, dict):
+            return len(path) > 1 and _insert(inner, path[1:], wire)
+        return len(path) == 1 and bool(inner == wire)
+    if any(step is _ELEMENT or other is _ELEMENT or step.lower() == other.lower() for other in tree):
+        return False
+    tree[step] = {} if len(path) > 1 else wire
+    return len(path) == 1 or _insert(tree[step], path[1:], wire)
+
+
+def _tree_type(tree: Any) -> Any:
+    if isinstance(tree, T.DataType):
+        return tree
+    if _ELEMENT in tree:
+        return T.ArrayType(_tree_type(tree[_ELEMENT]))
+    return T.StructType([T.StructField(name, _tree_type(inner)) for name, inner in tree.items()])
+
+
+def _at(value: Column, path: Sequence[Step]) -> Column:
+    for step in path:
+        value = F.get(value, F.lit(step)) if isinstance(step, int) else value.getField(step)
+    return value
+
+
+def _variant_at(variant: Column, path: Sequence[Step]) -> Column:
+    steps = [f"[{step}]" if isinstance(step, int) else _variant_step(step) for step in path]
+    return F.try_variant_get(variant, "$" + "".join(steps), "variant")
+
+
+def _variant_step(key: str) -> str:
+    return f'["{key}"]' if "'" in key else f"['{key}']"
+
+
+def _wire(kind: T.DataType) -> T.DataType:
+    """Return the type as which from_json parses a type, so that nothing is bent that _fast() does not see."""
+    match kind:
+        case T.StructType():
+            return T.StructType([T.StructField(field.name, _wire(field.dataType)) for field in kind.fields])
+        case T.ArrayType():
+            return T.ArrayType(_wire(kind.elementType))
+        case T.MapType():
+            return T.MapType(T.StringType(), _wire(kind.valueType))
+        case T.ByteType():
+            return T.ShortType()  # 200 would be -56
+        case T.DateType() | T.TimestampType() | T.TimestampNTZType():
+            return T.StringType()  # of "2026-11-20 extra" the date would be taken; a number would be seconds
+        case T.DecimalType():
+            return T.DecimalType(38, max(kind.scale, _PLAIN_SCALE))  # 0.125 would be rounded
+        case T.BinaryType():
+            return T.VariantType()  # lost bits of base64 would be dropped
+    return kind
+
+
+def _is_cast(kind: T.DataType) -> bool:
+    """Say whether the value of what from_json gave is a cast of it, which is exact if the cast back gives the same."""
+    match kind:
+        case T.StructType():
+            return all(_is_cast(field.dataType) for field in kind.fields)
+        case T.ArrayType():
+            return _is_cast(kind.elementType)
+    return isinstance(kind, T.ByteType | T.DecimalType) or _wire(kind) == kind
+
+
+def _fast(kind: T.DataType, wire: Column) -> Column:
+    """Return the value of what from_json gave; it is right if the guards say so."""
+    if _wire(kind) == _nullable(kind):
+        return wire
+    if _is_cast(kind):
+        return wire.cast(_nullable(kind))
+    match kind:
+        case T.ArrayType():
+            return F.transform(wire, lambda each: _fast(kind.elementType, each))
+        case T.MapType():
+            return F.transform_values(wire, lambda _, each: _fast(kind.valueType, each))
+        case T.StructType():
+            fields = [_fast(each.dataType, wire.getField(each.name)).alias(each.name) for each in kind.fields]
+            return F.when(wire.isNotNull(), F.struct(*fields))
+        case T.DateType():
+            return _date(wire)
+        case T.BinaryType():
+            return _exact(kind, wire, F.lit(True)).getField("value")
+    return _moment(wire, kind, wire, _USUAL_TIMESTAMP, _USUAL_ZONE)
+
+
+def _guards(kinds: Sequence[T.DataType], wires: Sequence[Column], text: Column) -> list[Column]:
+    """Return the conditions under which _fast() is right."""
+    pairs = list(zip(kinds, wires, strict=True))
+    guards = []
+    for kind, wire in pairs:
+        guards += [] if _wire(kind) == _nullable(kind) else [_is_same(kind, wire)]
+        guards += _over(kind, wire, _has_each_key)
+    if any(_has_scalar(kind, T.DecimalType) for kind in kinds):
+        return [*guards, ~text.rlike(_NOT_PLAIN), ~text.rlike(_NO_NUMBER)]
+    inexact = [each for kind, wire in pairs for each in _over(kind, wire, _is_as_plain)]
+    # In most bodies the values alone vouch. To look through a body costs as much as to parse half of it.
+    return [*guards, _all(inexact) | ~text.rlike(_NOT_PLAIN)] if inexact else guards
+
+
+def _is_same(kind: T.DataType, wire: Column) -> Column:
+    if _is_cast(kind):
+        return wire.cast(_nullable(kind)).cast(_wire(kind)).eqNullSafe(wire)
+    return _all(_over(kind, wire, _is_converted))
+
+
+def _is_converted(kind: T.DataType, wire: Column) -> Column | None:
+    if _wire(kind) == kind:
+        return None
+    if isinstance(kind, T.BinaryType):
+        return ~_exact(kind, wire, F.lit(True)).getField("misfit")
+    return _is_same(kind, wire) if _is_cast(kind) else wire.isNull() | _fast(kind, wire).isNotNull()
+
+
+def _is_as_plain(kind: T.DataType, wire: Column) -> Column | None:
+    match kind:
+        case T.FloatType() | T.DoubleType():
+            return F.coalesce(F.abs(wire) < float("inf"), F.lit(True))
+        case T.StringType():
+            # Most strings begin with another character, and this costs a tenth of the expression.
+            may_be = F.ascii(wire).isin([ord(first) for first in '"-0123456789[{'])
+            return F.coalesce(~may_be | ~wire.rlike(_WRITTEN), F.lit(True))
+    return None
+
+
+def _has_each_key(kind: T.DataType, wire: Column) -> Column | None:
+    """A map that from_json gives has a key twice if the JSON has."""
+    if isinstance(kind, T.MapType):
+        return wire.isNull() | (F.size(F.array_distinct(F.map_keys(wire))) == F.size(wire))
+    return None
+
+
+def _over(kind: T.DataType, wire: Column, check: Callable[[T.DataType, Column], Column | None]) -> list[Column]:
+    """Return conditions for a value and all that is within; check gives one for a type, or None."""
+    found = check(kind, wire)
+    checks = [] if found is None else [found]
+    match kind:
+        case T.StructType():
+            for field in kind.fields:
+                checks += _over(field.dataType, wire.getField(field.name), check)
+        case T.ArrayType() if _over(kind.elementType, F.lit(None), check):
+            inner = F.forall(wire, lambda each: _all(_over(kind.elementType, each, check)))
+            checks.append(F.coalesce(inner, F.lit(True)))
+        case T.MapType() if _over(kind.valueType, F.lit(None), check):
+            inner = F.forall(F.map_values(wire), lambda each: _all(_over(kind.valueType, each, check)))
+            checks.append(F.coalesce(inner, F.lit(True)))
+    return checks
+
+
+def _has_scalar(kind: T.DataType, scalar: type[T.DataType]) -> bool:
+    match kind:
+        case T.StructType():
+            return any(_has_scalar(field.dataType, scalar) for field in kind.fields)
+        case T.ArrayType():
+            return _has_scalar(kind.elementType, scalar)
+        case T.MapType():
+            return _has_scalar(kind.valueType, scalar)
+    return isinstance(kind, scalar)
+
+
+def _let(value: Column, function: Callable[[Column], Column]) -> Column:
+    """Compute a value once for an expression that has it several times.
+
+    Spark compiles no code of it. Compiled, the expressions of _exact() would be a method that is too large for Java to
+    compile it further, and rows that do not need them would cost twice as much.
+    """
+    return F.get(F.transform(F.array(value), function), F.lit(0))
+
+
+def _exact_columns(columns: Sequence[EventColumn], root: Column, text: Column) -> Column:
+    """Return a struct with "value 0", "value 1", ... and misfits, an array that says which columns do not fit."""
+
+    def exact(given: Column) -> Column:
+        long = given.getField("long")
+        found = [_exact(each.type, _variant_at(given.getField("root"), each.path), long) for each in columns]
+        return _let(F.struct(*(each.alias(str(index)) for index, each in enumerate(found))), chosen)
+
+    def chosen(found: Column) -> Column:
+        each = [found.getField(str(index)) for index in range(len(columns))]
+        values = [one.getField("value").alias(f"value {index}") for index, one in enumerate(each)]
+        return F.struct(*values, F.array(*(one.getField("misfit") for one in each)).alias("misfits"))
+
+    return _let(F.struct(root.alias("root"), text.rlike(LONG_NUMBER).alias("long")), exact)
+
+
+def _exact(kind: T.DataType, variant: Column, long: Column) -> Column:
+    """Return a struct of a variant's value, with null for what does not fit, and misfit: whether something does not.
+
+    Args:
+        long: Whether the body has a number that a double does not hold.
+    """
+    return _let(variant, lambda node: _exact_node(kind, node, long))
+
+
+def _exact_node(kind: T.DataType, node: Column, long: Column) -> Column:
+    is_there = node.isNotNull() & ~F.is_variant_null(node)
+
+    # The parameters of a lambda are those of Spark's function: result() alone would be one of two.
+    def result(value: Column, misfits: Column | None = None) -> Column:
+        inner = F.lit(False) if misfits is None else F.array_contains(misfits, True)
+        misfit = F.coalesce(is_there & (value.isNull() | inner), F.lit(False))
+        return F.struct(value.alias("value"), misfit.alias("misfit"))
+
+    def struct(found: Column) -> Column:
+        each = [(field.name, found.getField(str(index))) for index, field in enumerate(kind.fields)]
+        value = F.struct(*(one.getField("value").alias(name) for name, one in each))
+        misfits = F.array(*(one.getField("misfit") for _, one in each))
+        return result(F.when(_kind(node).startswith("OBJECT<"), value), misfits)
+
+    match kind:
+        case T.ArrayType():
+            items = F.transform(
+                F.try_variant_get(node, "$", "array<variant>"), lambda each: _exact_node(kind.elementType, each, long)
+            )
+            return _let(items, lambda found: result(found.getField("value"), found.getField("misfit")))
+        case T.MapType():
+            entries = F.transform_values(
+                F.try_variant_get(node, "$", "map<string,variant>"),
+                lambda _, each: _exact_node(kind.valueType, each, long),
+            )
+            return _let(
+                entries,
+                lambda found: result(
+                    F.transform_values(found, lambda _, each: each.getField("value")),
+                    F.map_values(found).getField("misfit"),
+                ),
+            )
+        case T.StructType():
+            fields = [_exact(each.dataType, _variant_at(node, [each.name]), long) for each in kind.fields]
+            return _let(F.struct(*(each.alias(str(index)) for index, each in enumerate(fields))), struct)
+    told = F.struct(
+        F.try_variant_get(node, "$", "string").alias("text"),
+        F.try_variant_get(node, "$", "double").alias("double"),
+        _kind(node).alias("kind"),
     )
-    times = [F.col(f"_event_{index}.{schema.time_field}") for index, (schema, _) in enumerate(shapes)]
-    timed = events.withColumn("event_time", _time(F.coalesce(*times, F.lit(None).cast("string"))))
-    fields: dict[str, list[Column]] = {}
-    reasons: list[Column] = []
-    for index, (schema, max_ahead) in enumerate(shapes):
-        for name, kind in schema.fields.items():
-            fields.setdefault(field_column(name, kind), []).append(F.col(f"_event_{index}.{name}"))
-        reasons.append(_reason(schema, max_ahead, f"_event_{index}"))
-    if is_only:
-        # Spark computes both elements of an array in any case, and so the common parts of the reason only once.
-        place = F.when(F.col("_shape").isNull(), 2).otherwise(1)
-        reason = F.element_at(F.array(*reasons, F.lit(NO_ENTRY)), place)
-    else:
-        reason = F.when(F.col("_shape") == _RAW, F.lit(None).cast("string"))
-        for index, each in enumerate(reasons):
-            reason = reason.when(F.col("_shape") == str(index), each)
-        reason = reason.otherwise(F.lit(NO_ENTRY))
-    return timed.select(
-        *("topic", "message_id", "nsqd", "published_at", "body"),
-        *(F.coalesce(*columns).alias(name) for name, columns in fields.items()),
-        "event_time",
-        reason.alias("reason"),
-    )
+    return _let(_let(told, lambda node: _exact_scalar(kind, node, long)), lambda value: result(value))
 
 
-def field_column(name: str, kind: str) -> str:
-    """Return the column of parse_topics() for a field. The name has a blank, so it is not one of the other columns."""
-    # Spark does not tell names apart that differ in case only.
-    return f"{name.lower()} {plain_type(kind)}"
+def _exact_scalar(kind: T.DataType, node: Column, long: Column) -> Column:
+    text, name = node.getField("text"), node.getField("kind")
+    is_string = name == "STRING"
+    match kind:
+        case T.StringType():
+            return F.when(is_string | ~long | name.rlike("^(?:BIGINT|DECIMAL|BOOLEAN)"), text)
+        case T.BooleanType():
+            return F.when(name == "BOOLEAN", text == "true")
+        case T.BinaryType():
+            is_base64 = is_string & (F.length(text) % 4 == 0) & text.rlike(f"^{BASE64}$")
+            return F.when(is_base64, F.unbase64(text))
+        case T.DateType():
+            return F.when(is_string, _date(text))
+        case T.TimestampType() | T.TimestampNTZType():
+            # As Spark needs it: letters in upper case, a decimal point, seconds before a zone, a zone with minutes.
+            usual = F.regexp_replace(F.translate(text, "tz,", "TZ."), r"^(.{16})(?=[Z+-]|$)", "$1:00")
+            usual = F.regexp_replace(usual, r"([+-][0-9]{2})([0-9]{2})$", "$1:$2")
+            usual = F.regexp_replace(usual, r"([+-][0-9]{2})$", "$1:00")
+            return F.when(is_string, _moment(text, kind, usual, TIMESTAMP, ZONE))
+    is_double = name == "DOUBLE"
+    is_number = is_double | name.rlike("^(?:BIGINT|DECIMAL)")
+    if isinstance(kind, T.FloatType | T.DoubleType):
+        nearest = text.cast(kind)
+        return F.when(is_number & (F.abs(nearest) < float("inf")), nearest)
+    # A double has at most 15 digits here. Java before 19 writes some of them with more.
+    digits = F.format_string("%.14e", node.getField("double"))
+    number = F.when(is_double & ~long, digits).when(is_number & ~is_double, text)
+    if isinstance(kind, T.DecimalType):
+        number = number.when(is_string & text.rlike(f"^{NUMBER}$"), text)
+        return _let(number, lambda number: _decimal(number, kind))
+    return _let(number, lambda number: _decimal(number, T.DecimalType(20, 0))).try_cast(kind)
 
 
-def by_topic(rules: Sequence[TopicEntry], values: Sequence[str]) -> Column:
-    """Build, as a text, the value of the first rule that a row's topic fits; null if it fits none."""
-    found: Column = F.when(F.lit(False), F.lit(""))
-    # One condition for all neighbours of the same value: a job may have many topics.
-    for value, neighbours in itertools.groupby(zip(values, rules, strict=True), key=lambda pair: pair[0]):
-        entries = [entry for _, entry in neighbours]
-        expressions = [entry.name for entry in entries if entry.is_expression]
-        fits = F.col("topic").isin([entry.name for entry in entries if not entry.is_expression])
-        if expressions:
-            fits |= F.col("topic").rlike(f"^(?:{'|'.join(expressions)})$")
-        found = found.when(fits, F.lit(value))
-    return found
+def _decimal(number: Column, kind: T.DecimalType) -> Column:
+    value = number.cast(kind)
+    is_whole = number.rlike(rf"^-?[0-9]+(?:\.[0-9]{{0,{kind.scale}}}0*)?$")
+    # Of at most 15 digits: if two such decimals differ, so do their doubles.
+    is_same = number.contains("e") & (value.cast("double") == number.cast("double"))
+    return F.when(is_whole | is_same, value)
 
 
-def _time(text: Column) -> Column:
-    # Spark needs seconds before a zone (Java leaves out :00), the letters T and Z in upper case, and a decimal point.
-    usual = F.regexp_replace(F.translate(text, "tz,", "TZ."), r"^(.{16})(?=[Z+-])", "$1:00")
-    return F.when(text.rlike(_ISO), F.coalesce(F.try_to_timestamp(text), F.try_to_timestamp(usual)))
+def _date(text: Column) -> Column:
+    date = text.cast("date")
+    return F.when(text.rlike(f"^{DATE}$") & (date >= F.lit("0001-01-01").cast("date")), date)
 
 
-def _is_one_value(text: Column) -> Column:
-    """True if nothing follows the JSON value that a text begins with. Spark's parser stops after that value."""
-    # In most events the first } is the last character. This test takes a tenth of the parser's time, the array half.
-    ends = text.rlike(r"^[^}]*\}\s*$")
-    array = F.from_json(F.concat(F.lit("["), text, F.lit("\n,null]")), "array<struct<_: string>>")
-    return F.when(ends, True).otherwise(F.coalesce(F.size(array), F.lit(-1)) == 2)
+def _moment(text: Column, kind: T.DataType, usual: Column, form: str, zone: str) -> Column:
+    moment = usual.cast(kind)
+    zone = f"(?:{zone})?" if isinstance(kind, T.TimestampType) else ""
+    return F.when(text.rlike(f"^{form}{zone}$") & _in_years(moment), moment)
 
 
-def _reason(schema: EventSchema, max_ahead: float, event: str) -> Column:
-    """Build the reason why a body is malformed, or null; event is the column with the parsed body."""
-    text, time = F.col("body").cast("string"), f"{event}.{schema.time_field}"
-    broken = F.col(f"{event}._malformed").isNotNull()
-    # Parse a body a second time, with all fields as strings, only if it is broken: is it not JSON, or is a type wrong?
-    plain = F.when(broken, F.from_json(text, schema.ddl(as_strings=True), _PERMISSIVE))
-    reason = (
-        F.when(~F.is_valid_utf8(text), "body is not UTF-8")
-        .when(F.col(event).isNull(), "body is not a JSON object")
-        .when(broken & (plain.isNull() | plain.getField("_malformed").isNotNull()), "body is not a JSON object")
-    )
-    reason = reason.when(~_is_one_value(text), "body is more than a JSON object")
-    for name, kind in schema.fields.items():
-        differs = broken & F.col(f"{event}.{name}").isNull() & plain.getField(name).isNotNull()
-        if plain_type(kind).startswith("timestamp"):
-            # Refuse a time without a date: Spark would take it as a time of the current day.
-            differs |= F.coalesce(F.get_json_object(text, f"$.{name}").rlike(r"^\s*T?\d{1,2}:"), F.lit(False))
-        elif plain_type(kind) == "date":
-            # Python can't name other years, and so no partition of them.
-            differs |= ~F.coalesce(F.year(F.col(f"{event}.{name}")).between(1, 9999), F.lit(True))
-        reason = reason.when(differs, f"{name} is not of type {kind}")
-    reason = reason.when(broken, "a field is not of its type")
-    for name in schema.required:
-        missing = F.coalesce(F.length(F.col(f"{event}.{name}").cast("string")), F.lit(0)) == 0
-        reason = reason.when(missing, f"{name} is missing")
-    for name in schema.keys:
-        size = F.octet_length(F.col(f"{event}.{name}").cast("string"))
-        reason = reason.when(size > KEY_BYTES, f"{name} is longer than {KEY_BYTES} bytes")
-    ahead = F.col("event_time").cast("double") - F.col("published_at").cast("double")
-    return (
-        reason.when(F.col(time).isNull(), f"{schema.time_field} is missing")
-        .when(F.col("event_time").isNull(), f"{schema.time_field} can't be read as ISO 8601")
-        .when(F.col("event_time").cast("double") < 0, f"{schema.time_field} is before 1970")
-        .when(ahead > max_ahead, f"{schema.time_field} is in the future")
-    )
+def _in_years(moment: Column) -> Column:
+    """True for the years 1 to 9999, which Python can name; null for null."""
+    # Of a TIMESTAMP_NTZ the comparison is in the session's time zone, UTC.
+    first, end = F.lit("0001-01-01T00:00:00Z").cast("timestamp"), F.lit("+10000-01-01T00:00:00Z").cast("timestamp")
+    return (moment >= first) & (moment < end)
 
 
-def well_formed(parsed: DataFrame) -> DataFrame:
-    """Keep the rows that are events: those without a reason."""
-    return parsed.where(F.col("reason").isNull()).drop("reason")
+def _missing(kind: T.DataType, value: Column, is_required: bool) -> Column | None:
+    """Return whether a value that is NOT NULL is null, here or within; None if there is no such type."""
+    inner: Column | None = None
+    match kind:
+        case T.StructType():
+            fields = [_missing(each.dataType, value.getField(each.name), not each.nullable) for each in kind.fields]
+            found = [each for each in fields if each is not None]
+            inner = value.isNotNull() & _any(found) if found else None
+        case T.ArrayType() if _missing(kind.elementType, F.lit(None), False) is not None:
+            inner = F.exists(value, lambda each: _present(_missing(kind.elementType, each, False)))
+        case T.MapType() if _missing(kind.valueType, F.lit(None), False) is not None:
+            inner = F.exists(F.map_values(value), lambda each: _present(_missing(kind.valueType, each, False)))
+    if inner is None:
+        return value.isNull() if is_required else None
+    inner = F.coalesce(inner, F.lit(False))
+    return value.isNull() | inner if is_required else inner
 
 
-def malformed(parsed: DataFrame) -> DataFrame:
-    """Keep the malformed rows: those with a reason."""
-    return parsed.where(F.col("reason").isNotNull())
+def _present(column: Column | None) -> Column:
+    assert column is not None
+    return column
+
+
+def _kind(variant: Column) -> Column:
+    return F.schema_of_variant(variant)
+
+
+def _has_lone_surrogate(text: Column) -> Column:
+    has_surrogate = F.contains(text, F.lit("\\ud")) | F.contains(text, F.lit("\\uD"))
+    return has_surrogate & F.regexp_replace(text, PAIR_OR_ESCAPE, " ").rlike(LONE_SURROGATE)
+
+
+def _all(conditions: Sequence[Column]) -> Column:
+    return functools.reduce(Column.__and__, conditions, F.lit(True))
+
+
+def _any(conditions: Sequence[Column]) -> Column:
+    return functools.reduce(Column.__or__, conditions, F.lit(False))
+
+
+# Types, names, and Spark's plans
+
+
+def _schema(spark: SparkSession, text: str) -> T.StructType:
+    if text.lstrip().startswith("{"):
+        return json_schema_type(text)
+    # Spark's own parser, for which it takes the active session.
+    return T.StructType.fromDDL(text)
+
+
+def _nullable(kind: Any) -> Any:
+    """Return a type in which nothing is NOT NULL."""
+    match kind:
+        case T.StructType():
+            return T.StructType([T.StructField(each.name, _nullable(each.dataType)) for each in kind.fields])
+        case T.ArrayType():
+            return T.ArrayType(_nullable(kind.elementType))
+        case T.MapType():
+            return T.MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+    return kind
+
+
+def _check_names(names: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.lower() in RESERVED or name.startswith("our "):
+            raise ValueError(f"{name} is a column of the job's own: give it another name")
+        if set(name) & set(" ,;{}()\n\t="):
+            raise ValueError(
+                f"{name!r} can't be the name of a column in a table: give it another one, by AS or columns"
+            )
+        other = seen.setdefault(name.lower(), name)
+        if seen[name.lower()] is not name:
+            raise ValueError(f"{name} and {other} differ only by case or not at all, and Spark can't tell them apart")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _one_line(error: Exception) -> str:
+    text = getattr(error, "_desc", None) or str(error)
+    return root_cause(text)
+
+
+def _analyzed(frame: DataFrame) -> Any:  # Any: Java
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _class(node: Any) -> str:  # Any: Java
+    return str(node.getClass().getSimpleName())
+
+
+def _children(items: Any) -> Iterator[Any]:  # Any: Java
+    return (items.apply(index) for index in range(items.size()))
+
+
+def _nodes(node: Any) -> Iterator[Any]:  # Any: Java
+    yield node
+    for child in _children(node.children()):
+        yield from _nodes(child)
+
+
+def _expressions(plan: Any) -> list[Any]:  # Any: Java
+    return list(_children(plan.expressions()))
+
+
+_REFUSED = {
+    "Generate": "makes several rows or none of one, so that an event would be in the table twice or not at all",
+    "Window": "needs other rows, which Spark does not have in a stream",
+    "Aggregate": "aggregates rows: this is what metrics are for",
+}
+
+
+def _check_rows(result: DataFrame, frame: DataFrame) -> None:
+    """Refuse expressions that do not give one value for each row, always the same one.
+
+    Raises:
+        ValueError: The text says why.
+    """
+    base, plan = _analyzed(frame), _analyzed(result)
+    while not plan.fastEquals(base):
+        name = _class(plan)
+        if name != "Project":
+            raise ValueError(_REFUSED.get(name, f"needs Spark's {name}, which is not computed row by row"))
+        for expression in _expressions(plan):
+            for node in _nodes(expression):
+                if "Subquery" in _class(node):
+                    raise ValueError("has a query within: its rows may differ when a batch runs again")
+            if not expression.deterministic():
+                raise ValueError(
+                    f"{expression.sql()} gives something else when a batch runs again: use the columns of the event"
+                )
+        plan = plan.children().apply(0)
+
+
+_PARTS = ("GetStructField", "GetArrayItem", "GetMapValue", "GetArrayStructFields", "ElementAt", "Get")
+
+
+def _inputs(expressions: Sequence[Any]) -> Iterator[tuple[str, str]]:  # Any: Java
+    """Find the columns that expressions are computed of, and parts of columns: name and SQL."""
+    for expression in expressions:
+        node = expression
+        while _class(node) in _PARTS:
+            node = node.children().apply(0)
+        if _class(node) == "AttributeReference":
+            yield node.name(), expression.sql()
+        else:
+            yield from _inputs(list(_children(expression.children())))

@@ -1,15 +1,15 @@
-"""Exporter: the progress of the queries as metrics of Prometheus, and the HTTP server for them. Knows no Spark."""
+"""Exporter: the records of the queries as metrics of Prometheus, and the HTTP server for them. Knows no Spark."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from gnsq.addresses import format_address, parse_address
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.report import Batch
+from gnsq.spark.pipeline.status import QueryStatus
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -17,87 +17,55 @@ try:
 except ImportError as error:
     raise ImportError("prometheus_client is not installed; it comes with: pip install 'gnsq[prometheus]'") from error
 
-__all__ = ["METRICS", "PipelineCollector", "serving", "updated"]
+__all__ = ["METRICS", "PipelineCollector", "serving"]
 
-# Name after gnsq_pipeline_, kind and meaning. All have the label query.
+# Name after gnsq_pipeline_, kind, meaning, and attribute of QueryStatus; None as its value: not shown. All have the
+# label query.
 METRICS = [
-    ("rows", "counter", "Messages that the query has read, in committed batches."),
-    ("batches", "counter", "Committed batches with rows."),
-    ("duplicates", "counter", "Messages that were left out as duplicates."),
-    ("malformed", "counter", "Malformed messages; those of the query archive are the dead letters."),
-    ("late", "counter", "Windows and keys that were left out, since they were later than keep_windows."),
-    ("rows_per_second", "gauge", "Rows per second of the last batch; 0 while there is nothing to read."),
-    ("last_batch_seconds", "gauge", "How long the last batch with rows took."),
-    ("messages_waiting", "gauge", "Messages that wait, or are in flight, at nsqd. Missing if unknown."),
-    ("messages_spooled", "gauge", "Messages in the spool that no committed batch has. Missing if unknown."),
-    ("lag_seconds", "gauge", "From the newest message's publishing to the end of its batch; 0 if all is read."),
-    ("state_rows", "gauge", "Rows of the query's state."),
-    ("state_bytes", "gauge", "Bytes of the query's state, on disk and in memory."),
-    ("last_progress_timestamp_seconds", "gauge", "Unix time of the last progress; at first, of the start."),
-    ("trouble", "gauge", "1 while something keeps messages from being received, else 0."),
+    ("rows", "counter", "Messages that the query has read, in committed batches.", "total.rows"),
+    ("batches", "counter", "Committed batches with rows.", "batches"),
+    ("entered", "counter", "Events that reached the table or the aggregation.", "total.entered"),
+    ("malformed", "counter", "Events that do not fit; those of a table are its dead letters.", "total.malformed"),
+    ("rescued", "counter", "Events of which some values did not fit and are in _rescued.", "total.rescued"),
+    ("duplicates", "counter", "Messages that were left out as duplicates.", "total.duplicates"),
+    ("late", "counter", "Windows and keys that were left out, since they were later than keep_windows.", "total.late"),
+    ("restarts", "counter", "How often the query was started again after it had failed.", "restarts"),
+    ("running", "gauge", "1 while the query runs, 0 while it waits to be started again.", "is_running"),
+    ("rows_per_second", "gauge", "Rows per second of the last batch; 0 while there is nothing to read.", "rate"),
+    ("last_batch_seconds", "gauge", "How long the last batch with rows took.", "seconds"),
+    ("messages_waiting", "gauge", "Messages that wait, or are in flight, at nsqd. Missing if unknown.", "waiting"),
+    ("messages_spooled", "gauge", "Messages in the spool that no committed batch has. Missing if unknown.", "spooled"),
+    ("lag_seconds", "gauge", "From the newest message's publishing to the end of its batch; 0 if all is read.", "lag"),
+    ("state_rows", "gauge", "Rows of the query's state.", "state_rows"),
+    ("state_bytes", "gauge", "Bytes of the query's state, on disk and in memory.", "state_bytes"),
+    (
+        *("last_progress_timestamp_seconds", "gauge", "Unix time of the last progress; at first, of the start."),
+        "progress_at",
+    ),
+    ("trouble", "gauge", "1 while the query fails, or something keeps messages from it, else 0.", "has_trouble"),
 ]
-_COUNTERS = [name for name, kind, _ in METRICS if kind == "counter"]
-
-
-def updated(values: Mapping[str, float], batch: Batch, now: float) -> dict[str, float]:
-    """Return the values of a query's metrics after a progress.
-
-    Args:
-        values: The values before, by names as in METRICS. A metric without a value is not shown.
-        batch: A batch, or without rows the progress of an idle query.
-        now: Unix time.
-    """
-    after = dict(values)
-    after["last_progress_timestamp_seconds"] = now
-    after["rows_per_second"] = batch.rows / batch.seconds if batch.seconds else 0.0
-    after["trouble"] = float(bool(batch.trouble))
-    after["state_rows"], after["state_bytes"] = batch.state_rows, batch.state_bytes
-    if batch.rows:
-        grown = (batch.rows, 1, batch.duplicates, batch.malformed, batch.dropped)
-        for name, number in zip(_COUNTERS, grown, strict=True):
-            after[name] += number
-        after["last_batch_seconds"] = batch.seconds
-    known: dict[str, float | None] = {"messages_waiting": batch.waiting, "messages_spooled": batch.spooled}
-    if batch.rows:
-        known["lag_seconds"] = batch.lag
-    elif "lag_seconds" in values and not (batch.waiting or batch.spooled or batch.trouble):
-        known["lag_seconds"] = 0.0
-    for name, value in known.items():
-        if value is None:
-            after.pop(name, None)
-        else:
-            after[name] = value
-    return after
 
 
 class PipelineCollector:
-    """Collector of prometheus_client. One thread calls record(), any threads call collect().
+    """Collector of prometheus_client. Any threads call collect().
 
     Args:
-        queries: Names of all queries.
-        now: Returns the Unix time.
+        records: Returns the present records of all queries.
     """
 
-    def __init__(self, queries: Iterable[str], now: Callable[[], float] = time.time) -> None:
-        self._now = now
-        first = {**dict.fromkeys(_COUNTERS, 0.0), "trouble": 0.0, "last_progress_timestamp_seconds": now()}
-        self._values: dict[str, dict[str, float]] = dict.fromkeys(queries, first)
-
-    def record(self, batch: Batch) -> None:
-        """Take the progress of a query, also that of an idle one."""
-        # The dict of values is replaced, so that a thread that collects sees values of one progress.
-        self._values[batch.query] = updated(self._values[batch.query], batch, self._now())
+    def __init__(self, records: Callable[[], Iterable[QueryStatus]]) -> None:
+        self._records = records
 
     def collect(self) -> list[Any]:  # Any: families of prometheus_client
         """Return all metrics with their values."""
-        found = dict(self._values)
+        records = list(self._records())
         families = []
-        for name, kind, meaning in METRICS:
+        for name, kind, meaning, attribute in METRICS:
             make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             family = make(f"gnsq_pipeline_{name}", meaning, labels=("query",))
-            for query, values in found.items():
-                if name in values:
-                    family.add_metric((query,), values[name])
+            for record in records:
+                if (value := attrgetter(attribute)(record)) is not None:
+                    family.add_metric((record.name,), float(value))
             families.append(family)
         return families
 

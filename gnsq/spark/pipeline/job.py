@@ -1,19 +1,23 @@
-"""Job: starts the queries and watches them. archive.py and metrics.py process their batches; session.py stops them."""
+"""The job: checks everything, locks its work directory, then starts, watches, restarts and ends its queries.
+
+run() uses a Spark that runs already. The command line, in __main__.py, starts Spark. Each table and each metric of the
+settings is one query. Queries know nothing of each other: one that fails is started again alone, after a growing pause.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime as dt
-import functools
-import itertools
+import importlib
 import json
 import logging
 import queue
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
@@ -27,35 +31,56 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import Segment, decode_offset, pending
 from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.delta import BatchIdentity
-from gnsq.spark.pipeline.events import NO_ENTRY, deduplicated, parse, parse_topics
-from gnsq.spark.pipeline.layout import maintained, query_tables, with_layout
-from gnsq.spark.pipeline.maintenance import Maintenance
-from gnsq.spark.pipeline.metrics import MetricsBatches, aggregated
-from gnsq.spark.pipeline.parquet import DataFile
-from gnsq.spark.pipeline.preflight import note_partitions
-from gnsq.spark.pipeline.progress import OBSERVED, Notebook, batch_of, identify, source_of, start_of
-from gnsq.spark.pipeline.report import Batch, Silence, Summary
-from gnsq.spark.pipeline.status import depth_of, spool_state, table_state
-from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
+from gnsq.spark.pipeline.checkpoint import (
+    checkpoint_id,
+    checkpoint_of,
+    identify,
+    last_batch,
+    read_epoch,
+    settings_hash,
+    settle_epoch,
+)
+from gnsq.spark.pipeline.checks import check_nsq, check_places, check_work, create_channels, note_queries, survey
+from gnsq.spark.pipeline.delta import Table
+from gnsq.spark.pipeline.durable import mend_checkpoint
+from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
+from gnsq.spark.pipeline.lock import LeaseLost, WorkLock
+from gnsq.spark.pipeline.maintenance import DAY, RETENTION, Maintenance
+from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
+from gnsq.spark.pipeline.session import borrow_session, check_classic
+from gnsq.spark.pipeline.settings import JobSettings, Query, SettingError
+from gnsq.spark.pipeline.status import (
+    OBSERVED,
+    QueryStatus,
+    Status,
+    Summary,
+    batch_line,
+    depth_of,
+    longest_batch,
+    summary_lines,
+)
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
-__all__ = ["Job"]
+if TYPE_CHECKING:
+    from gnsq.spark.pipeline.view import LiveView
+
+__all__ = ["Job", "load_function", "run", "run_queries"]
 
 logger = logging.getLogger(__name__)
 
 LOOK = 0.2
-_PARTITIONS = "spark.sql.shuffle.partitions"
 # Seconds to wait, at most, for the last progress events of queries that have ended: Spark sends them late.
 LAST_EVENTS = 10.0
+# Seconds until a query that has failed is started again: doubled with each failure, and reset by a committed batch.
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+# With once: how often a query is started, at most, and the seconds between.
+TRIES, TRY_PAUSE = 3, 2.0
 
 
 class _Listener(StreamingQueryListener):  # type: ignore[misc]  # pyspark is not typed here
@@ -78,98 +103,337 @@ class _Listener(StreamingQueryListener):  # type: ignore[misc]  # pyspark is not
         self.events.put((str(event.runId), None))
 
 
-class Job:
-    """The queries of one configuration.
+class RunningQuery:
+    """One query: its plan, its batches, and its life in Spark. A failed query can be started again.
 
     Args:
-        report: Called with each progress of a query, in the thread that calls wait(): after a batch, and regularly
-            while the query is idle. The Batch of an idle query has no rows, and shows what waits and the trouble.
-        log: Where Spark's messages are, for warnings.
-        check_lock: Raises LeaseLost when the queries must end, since another job may use the work directory.
+        settings: Of the job.
         take_over: Accept tables that belong to other checkpoints.
+        check_lock: Raises LeaseLost when the query must end, since another job may use the work directory.
+        log: Where Spark's messages are, for warnings.
 
     Attributes:
-        summary: What the run has done. close() completes it.
+        status: What is known of it.
+        due: With once, number of messages that existed at the start.
+        is_done: With once, True after it has read all.
+        run_ids: Spark's ids of its runs whose last event has not come. That of a run that has failed comes after its
+            end.
+
+    Raises:
+        SettingError: If a setting does not fit the types of the events, or Spark refuses an expression.
+        JobFailed: If the source can't be loaded.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        config: PipelineConfig,
-        report: Callable[[Batch], object],
+        query: Query,
+        settings: JobSettings,
         *,
+        once: bool,
+        take_over: bool,
+        check_lock: Callable[[], None],
+        log: str,
+    ) -> None:
+        self.query = query
+        self.status = Status(query, log=log)
+        self.due = 0
+        self.is_done = False
+        self._spark = spark
+        self._once = once
+        self._check_lock = check_lock
+        self._interval = settings.trigger_interval
+        self._settings_hash = settings_hash(query)
+        self._running: StreamingQuery | None = None
+        self.run_ids: set[str] = set()
+        self._committed: dict[int, list[Any]] = {}
+        self._failures = 0
+        self._next_start = 0.0
+        # With once: the segments that the spool had at the start. The first progress says which of these were read
+        # before; the rows of the others are added to due.
+        self._spooled: tuple[Segment, ...] | None = None
+        self._rows, self._batches = self._plan(take_over)
+        self._location = ""
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that the query writes."""
+        return self._batches.tables
+
+    def _plan(self, take_over: bool) -> tuple[DataFrame, ArchiveBatches | MetricBatches]:
+        """Plan what Spark computes, without starting anything."""
+        query, settings = self.query, self.query.events
+        section = f"tables.{settings.name}" if query.metric is None else f"metrics.{query.name}"
+        options = {**query.source, "drain": str(self._once)}
+        messages = _loaded_source(self._spark, options)
+        if query.deduplicate and query.metric is None:
+            messages = deduplicated(messages, query.deduplicate)
+        events = plan(messages, settings)
+        is_right = F.col("_wrong").isNull()
+        rows = events.frame.observe(
+            OBSERVED,
+            F.count_if(~is_right).alias("malformed"),
+            F.count_if(F.col("_misfit") if settings.mismatch == "rescue" else F.lit(False)).alias("rescued"),
+            F.count_if(is_right).alias("entered"),
+            F.max(F.unix_micros("_published_at")).alias("latest"),
+        )
+        if query.metric is None:
+            _check_streaming(rows, section, "append")
+            sink = load_function(settings.sink, "sink", section)
+            return rows, ArchiveBatches(query, events, sink=sink, take_over=take_over, check_lock=self._check_lock)
+        try:
+            right = rows.where(is_right).drop("_wrong", "_misfit", "_body")
+            counts = aggregated(right, query.metric, deduplicate=query.deduplicate > 0)
+        except (PySparkException, Py4JError) as error:
+            raise SettingError(f"keys or aggregates: {root_cause(str(error))}", section) from error
+        _check_streaming(counts, section, "update")
+        return counts, MetricBatches(query, counts, take_over=take_over, check_lock=self._check_lock)
+
+    def settle(self) -> None:
+        """Settle the epoch of the checkpoint, and check that the tables fit and belong to it. Reads no message.
+
+        Call this after all queries are planned: a wrong setting of another one must not begin an epoch.
+
+        Raises:
+            JobFailed: If a table or the checkpoint does not fit.
+        """
+        query = self.query
+        try:
+            with contextlib.suppress(ValueError):
+                mend_checkpoint(checkpoint_of(query, read_epoch(query)))
+            epoch = settle_epoch(query)
+            self._location = checkpoint_of(query, epoch)
+            owner, committed = checkpoint_id(self._location), last_batch(self._location)
+            # The tables may still belong to the checkpoint of an epoch before.
+            former = [old for each in range(1, epoch) if (old := checkpoint_id(checkpoint_of(query, each)))]
+        except ValueError as error:
+            logger.debug("%s", error)  # only Spark can open this checkpoint: the first batch checks
+            return
+        except OSError as error:
+            raise JobFailed(f"query {query.name}: its checkpoint can't be read: {error}") from error
+        if any(table.exists() and any(map(table.is_owned, former)) for table in self.tables):
+            self._batches.take_over = True
+        self._batches.claim(owner, committed=committed)
+
+    def look_for_messages(self) -> None:
+        """With once, before anything is read: note how many messages there are."""
+        try:
+            self.due = depth_of(self.query)
+            self._spooled = tuple(Spool(self.query.spool).listing().segments)
+        except NSQException as error:
+            raise JobFailed(f"query {self.query.name}: what is there to read is not known: {error}") from error
+
+    def start(self) -> None:
+        """Start the query.
+
+        Raises:
+            JobFailed: If Spark refuses it.
+        """
+        query = self.query
+        writer = self._rows.writeStream.queryName(query.name).option("checkpointLocation", self._location)
+        if query.metric is not None:
+            writer = writer.outputMode("update")
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{self._interval} seconds")
+        # Spark may call write() before start() returns the query, so write() must wait for the query's id.
+        owner: Future[str] = Future()
+
+        def write(rows: DataFrame, batch_id: int) -> None:
+            self._check_lock()
+            self.status.begin(batch_id)
+            batch = identify(self._location, owner.result(), batch_id, self._settings_hash)
+            self._committed[batch_id] = self._batches(rows, batch)
+
+        # A large batch of one query must not hold up the others.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
+        try:
+            self._running = writer.foreachBatch(write).start()
+            self.run_ids.add(str(self._running.runId))
+            owner.set_result(str(self._running.id))
+        except (PySparkException, Py4JError) as error:
+            raise JobFailed(root_cause(str(error))) from error
+        finally:
+            # If start() has failed, a write() must not wait for ever. cancel() does nothing if the id was set.
+            owner.cancel()
+            self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)
+        self.status.running()
+
+    def look(self, now: float) -> None:
+        """Look whether the query runs; start it again if it has failed and its pause is over.
+
+        Raises:
+            JobFailed: With once, if it has failed too often; the text says why.
+            Py4JError, ConnectionError: If the JVM has ended.
+        """
+        if self.is_done:
+            return
+        if self._running is None:
+            if now >= self._next_start:
+                try:
+                    self.start()
+                except JobFailed as error:
+                    self._fail(str(error), now)
+            return
+        if self._running.isActive:
+            return
+        failure = self._running.exception()
+        if failure is None:
+            self.is_done = self._once
+            if not self._once:
+                self._fail("Spark has stopped it", now)
+            return
+        self._fail(root_cause(str(failure)), now)
+
+    def _fail(self, reason: str, now: float) -> None:
+        self._running = None
+        self._failures += 1
+        if self._once:
+            pause = TRY_PAUSE
+            if self._failures == TRIES:
+                self.status.failed(reason, 0.0)
+                raise JobFailed(f"query {self.query.name}: {reason}")
+        else:
+            pause = min(FIRST_PAUSE * 2 ** (self._failures - 1), LONGEST_PAUSE)
+        self.status.failed(reason, pause)
+        logger.warning("query %s has failed, and starts again in %g s: %s", self.query.name, pause, reason)
+        self._next_start = now + pause
+
+    def handle_progress(self, progress: Any) -> None:  # Any: Spark's JSON
+        """Take the progress of a batch."""
+        [source] = progress["sources"]
+        if self._spooled is not None:
+            name = self.query.read_options.source
+            start = source["startOffset"]
+            offset = json.loads(start) if isinstance(start, str) else start
+            vector = decode_offset(offset, name) if offset is not None else {}
+            self.due += sum(segment.rows for segment in pending(self._spooled, vector))
+            self._spooled = None
+        if progress["numInputRows"]:
+            self._failures = 0
+        self.status.finish(progress, self._committed.pop(progress["batchId"], []))
+
+    def handle_idleness(self) -> None:
+        """Take the last progress of an idle query: the event has none."""
+        with contextlib.suppress(Py4JError, ConnectionError):
+            progress = None if self._running is None else self._running.lastProgress
+            if progress is not None:
+                # By its JSON: PySpark 4.1 has offsets in the object as texts that are no JSON.
+                self.status.idle(json.loads(progress.json))
+
+    def check_drained(self) -> None:
+        """With once, check that the query, which has ended, has read all messages that existed at the start.
+
+        Raises:
+            JobFailed: If it has read fewer messages and nsqd has some left, or if nsqd does not answer.
+        """
+        record, name = self.status.record, self.query.name
+        try:
+            left = depth_of(self.query)
+        except NSQException as error:
+            raise JobFailed(f"query {name}: whether all is read is not known: {error}") from error
+        if left and record.total.rows < self.due:
+            trouble = record.trouble or "was nsqd connected, as the log tells, or does another consumer hold them?"
+            raise JobFailed(
+                f"query {name} has ended with {counted(left, 'message', spec=',')} left at nsqd: it has "
+                f"read {record.total.rows:,} of {self.due:,}, then nothing came for idleTimeout: {trouble}"
+            )
+
+
+def _loaded_source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """Load the source. Spark starts a Python process for that, and gives up after 10 s: then try again."""
+    for left in reversed(range(TRIES)):
+        try:
+            return spark.readStream.format("nsq").options(**options).load()
+        except PySparkException as error:
+            reason = root_cause(str(error))
+            if not left or "worker" not in reason.lower():
+                raise JobFailed(f"the source can't be loaded: {reason}") from error
+            logger.warning("the source is loaded again: %s", reason)
+    raise AssertionError("unreachable")
+
+
+def _check_streaming(rows: DataFrame, section: str, mode: str) -> None:
+    try:
+        check_streaming(rows, section, mode)
+    except ValueError as error:
+        raise SettingError(str(error).removeprefix(f"{section}: "), section) from error
+
+
+def load_function(name: str, setting: str, section: str = "") -> Callable[..., Any] | None:
+    """Import the function of a setting ``module:function``; None for ""."""
+    if not name:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise SettingError(f"{setting} {name!r}: {error}: give a function that Python can import", section) from error
+    if not callable(found):
+        raise SettingError(f"{setting} {name!r} is not a function", section)
+    return found
+
+
+class Job:
+    """The queries of a job.
+
+    Args:
+        report: Called with the record of a query after each batch with rows, in the thread that calls wait().
+        log: Where Spark's messages are, for warnings.
+        check_lock: Raises LeaseLost when the queries must end.
+
+    Attributes:
+        queries: In the order of the settings.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: JobSettings,
+        report: Callable[[QueryStatus], object],
+        *,
+        once: bool,
+        take_over: bool = False,
         log: str = "Spark's log",
         check_lock: Callable[[], None] = lambda: None,
-        take_over: bool = False,
     ) -> None:
         self._spark = spark
-        self._config = config
         self._report = report
-        self._log = log
+        self._once = once
         self._check_lock = check_lock
-        self._take_over = take_over
-        self.summary = Summary()
         self._started_at = time.monotonic()
-        self._queries: dict[str, StreamingQuery] = {}
+        if (setup := load_function(settings.setup, "setup")) is not None:
+            setup(spark)
+        self.queries = [
+            RunningQuery(spark, query, settings, once=once, take_over=take_over, check_lock=check_lock, log=log)
+            for query in settings.queries
+        ]
+        for running in self.queries:
+            running.settle()
+        self._settings = settings
+        self._maintenance = Maintenance(self._tables, every=settings.maintain_every, log=settings.log)
         self._listener = _Listener()
         self._is_listening = False
-        # Spark's run id -> name of the query. An entry is removed when the query's last event was handled.
-        self._runs: dict[str, str] = {}
-        self._notebooks: dict[str, Notebook] = {}
-        # PySpark 4.1 does not ask the source for its backlog.
-        asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses) and HAS_READ_LIMITS
-        self._silence = {query: Silence(is_asked=asked) for query in config.queries}
-        # Query -> what kept messages from being received, as of its last batch with rows; "" for nothing.
-        self._troubles: dict[str, str] = {}
-        self._maintenance = Maintenance(
-            functools.partial(maintained, config), every=config.maintain_every, log=config.log
-        )
-        # Query and batch -> files that the batch has committed, until the batch's progress event comes.
-        self._committed: dict[tuple[str, int], list[DataFile]] = {}
-        # With once: the segments that the spool of a query had at the start. The first progress event says which of
-        # these were read before; the rows of the others are added to summary.due.
-        self._spooled: dict[str, tuple[Segment, ...]] = {}
 
-    def start(self, *, once: bool) -> None:
-        """Start the queries. Call preflight.create_channels() before.
+    def _tables(self) -> tuple[list[str], float]:
+        """Return the locations of all tables, and for how many seconds files are kept that no version needs."""
+        age = longest_batch((running.status.record for running in self.queries), time.time())
+        return self._settings.locations, max(RETENTION, age + DAY)
 
-        Args:
-            once: End each query after it has read the messages that exist now. Otherwise run until stopped.
+    def start(self) -> None:
+        """Start the queries. Call create_channels() before.
 
         Raises:
             JobFailed: If Spark refuses a query; with once, also if nsqd does not answer.
-            NSQException, OSError, ValueError: If a directory, or a file of the job in it, can't be used.
         """
-        config = self._config
-        if once:
-            for query in config.queries:
-                self._look_for_messages(query)
-        take_over, check_lock = self._take_over, self._check_lock
-        archive = ArchiveBatches(config, take_over=take_over, check_lock=check_lock)
-        metrics = {
-            query: MetricsBatches(config, query, take_over=take_over, check_lock=check_lock)
-            for query in config.metric_queries
-        }
-        self._notebooks = {query: Notebook(config, query) for query in config.queries}
+        if self._once:
+            for running in self.queries:
+                running.look_for_messages()
         self._spark.streams.addListener(self._listener)
         self._is_listening = True
-        with self._state_partitions():
-            self._start("archive", archive, once)
-            for query, batches in metrics.items():
-                self._start(query, batches, once)
-
-    @contextlib.contextmanager
-    def _state_partitions(self) -> Iterator[None]:
-        """Set the number of state partitions for queries that are started in this context; then restore the number."""
-        before = self._spark.conf.get(_PARTITIONS)
-        partitions = self._config.state_partitions or int(before)
-        for query in self._config.queries:
-            note_partitions(self._config, query, partitions)
-        self._spark.conf.set(_PARTITIONS, str(partitions))
-        try:
-            yield
-        finally:
-            self._spark.conf.set(_PARTITIONS, before)
+        for running in self.queries:
+            running.look(time.monotonic())
 
     def wait(self, is_stopping: Callable[[], bool], refresh: Callable[[], object] = lambda: None) -> bool:
         """Wait until all queries have ended, or until is_stopping() returns True.
@@ -181,21 +445,21 @@ class Job:
             True if the queries ended by themselves.
 
         Raises:
-            JobFailed: If a query has failed, the JVM has ended, or the lock of the work directory is lost.
+            JobFailed: With once, if a query has failed three times; if the JVM has ended.
+            LeaseLost: If the lock of the work directory is lost.
         """
         while not is_stopping():
             self._check_lock()
             self._handle_events(LOOK)
             refresh()
             try:
-                ended = {name: query for name, query in self._queries.items() if not query.isActive}
-                for name, query in ended.items():
-                    _raise_failure(name, query)
+                for running in self.queries:
+                    running.look(time.monotonic())
             except (Py4JError, ConnectionError) as error:
                 raise JobFailed(
                     "Spark's JVM has ended by itself: was it killed, or out of memory ('spark.driver.memory')?"
                 ) from error
-            if len(ended) == len(self._queries):
+            if all(running.is_done for running in self.queries):
                 self._handle_last_events()
                 return True
         return False
@@ -203,7 +467,7 @@ class Job:
     def _handle_last_events(self) -> None:
         """Handle the events that Spark sends after the queries have ended."""
         deadline = time.monotonic() + LAST_EVENTS
-        while self._runs and time.monotonic() < deadline:
+        while any(running.run_ids for running in self.queries) and time.monotonic() < deadline:
             self._handle_events(LOOK)
 
     def _handle_events(self, timeout: float) -> None:
@@ -215,22 +479,20 @@ class Job:
                 run, text = self._listener.events.get_nowait()
 
     def _handle_event(self, run: str, text: str | None) -> None:
-        name = self._runs.get(run)
-        if name is None:
+        running = next((each for each in self.queries if run in each.run_ids), None)
+        if running is None:
             return  # a query of another job in the same session
         if text is None:
-            del self._runs[run]
+            running.run_ids.remove(run)
             return
-        if text:
-            progress = json.loads(text)
-            self._handle_progress(name, progress)
-        else:
-            # The event of an idle query has no progress, so ask the query for its last progress.
-            with contextlib.suppress(Py4JError, ConnectionError):
-                progress = self._queries[name].lastProgress
-                if progress is not None:
-                    # By its JSON: PySpark 4.1 has offsets in the object as texts that are no JSON.
-                    self._handle_idleness(name, json.loads(progress.json))
+        if not text:
+            running.handle_idleness()
+            return
+        progress = json.loads(text)
+        running.handle_progress(progress)
+        if progress["numInputRows"]:
+            self._maintenance.committed()
+            self._report(running.status.record)
 
     def maintain(self) -> None:
         """Maintain the tables if a vacuum is due (once a day). Call this after queries have ended without failure."""
@@ -242,162 +504,168 @@ class Job:
         if self._is_listening:
             with contextlib.suppress(Py4JError, ConnectionError):
                 self._spark.streams.removeListener(self._listener)
+        for running in self.queries:
+            running.status.stopped()
 
-    def close(self) -> Summary:
-        """Call release(), then complete the summary of the run and return it."""
+    def close(self, *, finished: bool) -> Summary:
+        """Call release(), then return the summary of the run."""
         self.release()
-        self.summary.merged = self._maintenance.merged
-        config = self._config
-        try:
-            # Topics that have come since the start have tables, too.
-            config = with_layout(config)
-        except (OSError, ValueError) as error:
-            logger.warning("%s", error)
-        for table in itertools.chain.from_iterable(query_tables(config, query) for query in config.queries):
-            if text := table_state(table, dt.datetime.now(dt.UTC)):
-                self.summary.tables[table.name] = text
-        for query in self._config.queries:
-            try:
-                state = spool_state(self._config, query, None)
-            except (NSQException, OSError) as error:
-                logger.warning("spool of %s: %s", query, error)
-                continue
-            self.summary.set_aside[query] = (state.set_aside, state.rows_set_aside)
-        self.summary.seconds = time.monotonic() - self._started_at
-        return self.summary
-
-    def check_drained(self) -> None:
-        """With once, check that the queries, which have ended, have read all messages that existed at the start.
-
-        Raises:
-            JobFailed: If a query has read fewer messages and nsqd has some left, or if nsqd does not answer.
-        """
-        for query, due in self.summary.due.items():
-            read = self.summary.rows.get(query, 0)
-            try:
-                left = depth_of(self._config, query)
-            except NSQException as error:
-                raise JobFailed(f"query {query}: whether all is read is not known: {error}") from error
-            if left and read < due:
-                trouble = (
-                    self._troubles.get(query)
-                    or "was nsqd connected, as the log tells, or does another consumer hold them?"
-                )
-                raise JobFailed(
-                    f"query {query} has ended with {counted(left, 'message', spec=',')} left at nsqd: it has "
-                    f"read {read:,} of {due:,}, then nothing came for idleTimeout: {trouble}"
-                )
-
-    def _look_for_messages(self, query: str) -> None:
-        try:
-            self.summary.due[query] = depth_of(self._config, query)
-            self._spooled[query] = tuple(Spool(self._config.spool_of(query)).listing().segments)
-        except NSQException as error:
-            raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
-
-    def _start(self, name: str, batches: Callable[[DataFrame, BatchIdentity], list[DataFile]], once: bool) -> None:
-        config = self._config
-        options = {**config.source_options(name), "drain": str(once)}
-        # The query's thread takes this property from the thread that starts it; see session.py.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-        messages = self._spark.readStream.format("nsq").options(**options).load()
-        metric = config.metric_queries.get(name)
-        if metric is not None:
-            entry = config.entry_of(metric.topic)
-            assert entry is not None  # the configuration has checked it
-            events = parse(messages, entry.schema, entry.max_ahead)
-        else:
-            if config.deduplicate:
-                messages = deduplicated(messages, config.deduplicate, config.placed.flat)
-            events = parse_topics(messages, config.rules)
-        # Of messages whose topic fits no entry, the bodies are not looked at, and no dead letters are published.
-        is_malformed = F.col("reason") != NO_ENTRY
-        events = events.observe(
-            OBSERVED,
-            F.count_if(is_malformed).alias("malformed"),
-            F.max(F.unix_micros("published_at")).alias("latest"),
+        return Summary(
+            finished=finished,
+            queries={running.query.name: running.status.record for running in self.queries},
+            due={running.query.name: running.due for running in self.queries} if self._once else {},
+            merged=self._maintenance.merged,
+            seconds=time.monotonic() - self._started_at,
         )
 
-        if metric is not None:
-            writer = aggregated(events, config, name).writeStream.outputMode("update")
-        else:
-            writer = events.writeStream
-        writer = writer.queryName(name).option("checkpointLocation", config.checkpoint_of(name))
-        if once:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{config.trigger_interval} seconds")
-        self._start_writer(name, writer, batches)
-
-    def _start_writer(
-        self, name: str, writer: DataStreamWriter, batches: Callable[[DataFrame, BatchIdentity], list[DataFile]]
-    ) -> None:
-        # Spark may call write() before start() returns the query, so write() must wait for the query's id.
-        owner: Future[str] = Future()
-
-        def write(rows: DataFrame, batch_id: int) -> None:
-            self._check_lock()
-            self._notebooks[name].begin(batch_id)
-            batch = identify(self._config, name, owner.result(), batch_id)
-            self._committed[name, batch_id] = batches(rows, batch)
-
-        try:
-            query = self._queries[name] = writer.foreachBatch(write).start()
-            self._runs[str(query.runId)] = name
-            owner.set_result(str(query.id))
-        except (PySparkException, Py4JError) as error:
-            raise JobFailed(f"query {name} did not start: {root_cause(str(error))}") from error
-        finally:
-            # If start() has failed, a write() must not wait for ever. cancel() does nothing if the id was set.
-            owner.cancel()
-
-    def _handle_progress(self, name: str, progress: Any) -> None:  # Any: Spark's JSON
-        if name in self._spooled:
-            start = start_of(progress)
-            vector = decode_offset(start, self._config.read_options(name).source) if start is not None else {}
-            self.summary.due[name] += sum(segment.rows for segment in pending(self._spooled.pop(name), vector))
-        batch = batch_of(name, progress)
-        tables: dict[str, list[int]] = {}
-        for file in self._committed.pop((name, batch.batch_id), ()):
-            tables.setdefault(file.table, []).append(file.rows)
-        batch = dataclasses.replace(batch, tables=tables)
-        trouble = self._notice_silence(name, batch.rows, source_of(progress))
-        self._notebooks[name].finish(progress, batch)
-        if not batch.rows:
-            self._report(dataclasses.replace(batch, trouble=trouble))
-            return
-        if name == "archive":
-            self._maintenance.committed()
-        if batch.dropped and name == "archive":
-            logger.error(
-                "query %s, batch %d: Spark has dropped %s as late, since the driver's clock was set back "
-                "by more than the setting deduplicate; the results lack what was dropped",
-                *(name, batch.batch_id, counted(batch.dropped, "row")),
-            )
-        self.summary.add(batch)
-        self._troubles[name] = batch.trouble
-        self._report(batch)
-
-    def _handle_idleness(self, name: str, progress: Any) -> None:  # Any: Spark's JSON
-        trouble = self._notice_silence(name, 0, source_of(progress))
-        idle = batch_of(name, progress)
-        # lastProgress may be that of the next batch already, which has an event of its own.
-        if not idle.rows:
-            self._report(dataclasses.replace(idle, trouble=trouble))
-
-    def _notice_silence(self, name: str, rows: int, source: Any) -> str:  # Any: Spark's JSON
-        """Log a warning if a query gets no messages though it should: without batches, no report would show it.
-
-        Returns:
-            The present trouble, "" for none.
-        """
-        silence = self._silence[name]
-        if silence.notice(rows, source):
-            logger.warning("query %s: %s; see %s", name, silence.trouble, self._log)
-        return silence.trouble
+    def check_drained(self) -> None:
+        """With once, check that the queries have read all. Errors are those of RunningQuery.check_drained()."""
+        for running in self.queries:
+            running.check_drained()
 
 
-def _raise_failure(name: str, query: StreamingQuery) -> None:
-    failure = query.exception()
-    if failure is not None:
-        raise JobFailed(f"query {name}: {root_cause(str(failure))}")
+def run(
+    spark: SparkSession,
+    settings: JobSettings,
+    *,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    report: Callable[[str], object] | None = None,
+    new_topic: bool = False,
+    take_over: bool = False,
+) -> Summary:
+    """Run the job in a Spark that runs already, in a new session with settings of its own, until the job ends.
+
+    May be called from any thread, also for several jobs at the same time. Neither starts nor stops Spark, and changes
+    no setting of the given session. Spark's messages go where this Spark writes them.
+
+    Args:
+        spark: A classic session; Spark Connect has none of the JVM's objects that the job needs.
+        once: End after all messages that exist now have been read. Otherwise run until stopped.
+        stop: Stops the job in order when it is set. KeyboardInterrupt also stops the queries, and is raised again.
+        report: Called, in the calling thread, with a line of text for each batch and for the summary, such as print;
+            None: the lines are logged as INFO.
+        new_topic: Start although no nsqd has a topic yet.
+        take_over: Go on with tables that belong to other checkpoints, whose job must not run.
+
+    Returns:
+        What the run has done. finished is False if stop has ended it.
+
+    Raises:
+        NSQException, OSError, ValueError: If the job can't start, or fails (mostly JobFailed).
+    """
+    check_classic(spark)
+    return run_queries(
+        settings,
+        lambda: borrow_session(spark, settings.spark),
+        stop=stop or threading.Event(),
+        report=report or logger.info,
+        log="Spark's log",
+        once=once,
+        new_topic=new_topic,
+        take_over=take_over,
+    )
+
+
+class Stop(Protocol):
+    """What asks a job to stop: a threading.Event, or StopSignals."""
+
+    def is_set(self) -> bool:
+        """Return True if the job must stop."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to timeout seconds; return True if the job must stop."""
+
+
+def run_queries(
+    settings: JobSettings,
+    open_spark: Callable[[], AbstractContextManager[SparkSession]],
+    *,
+    stop: Stop,
+    report: Callable[[str], object],
+    log: str,
+    once: bool,
+    new_topic: bool,
+    take_over: bool,
+    has_view: bool = False,
+) -> Summary:
+    """Check everything, lock the work directory, open Spark, and run the queries; the other arguments are run()'s.
+
+    Args:
+        open_spark: Makes the session, and ends its queries. It is called after all checks that need no Spark.
+        log: Where Spark's messages are, for warnings.
+        has_view: While the queries run, show them live on stdout if that is a terminal, instead of a line for each
+            batch.
+    """
+    if once and not settings.is_asked:
+        raise SettingError(
+            "nsqd_http_addresses or lookupd_http_addresses is required with once, to know when all is read"
+        )
+    # Check nsqd first, so that a typing error in a topic leaves no directories behind.
+    check_nsq(settings, survey(settings), once=once, new_topic=new_topic)
+    check_work(settings)
+    with WorkLock(settings.work, stop.wait) as lock, contextlib.ExitStack() as stack:
+        if not lock.is_held:
+            return Summary()
+        check_places(settings)
+        queries: list[RunningQuery] = []
+
+        def records() -> list[QueryStatus]:
+            return [running.status.record for running in queries]
+
+        def report_batch(record: QueryStatus) -> None:
+            if view is None:
+                report(batch_line(record))
+
+        if settings.metrics_address:
+            report(f"metrics are at {stack.enter_context(_serving(settings.metrics_address, records))}")
+        with open_spark() as spark:
+            job = Job(spark, settings, report_batch, once=once, take_over=take_over, log=log, check_lock=lock.check)
+            queries += job.queries
+            view = _view(records) if has_view else None
+            create_channels(settings, once=once, wait=stop.wait, new_topic=new_topic)
+            note_queries(settings)
+            finished = False
+            try:
+                if not stop.is_set():
+                    with view or contextlib.nullcontext():
+                        job.start()
+                        finished = job.wait(stop.is_set, view.refresh if view else lambda: None)
+                if finished:
+                    job.maintain()
+                else:
+                    report("stopping in order")
+            except (KeyboardInterrupt, LeaseLost):
+                # Lose no time with a summary: after LeaseLost the queries must end before another job begins.
+                job.release()
+                raise
+            except BaseException:
+                _sum_up(job.close(finished=False), settings, report)
+                raise
+            summary = job.close(finished=finished)
+            _sum_up(summary, settings, report)
+        if finished and once:
+            job.check_drained()
+        return summary
+
+
+def _serving(address: str, records: Callable[[], list[QueryStatus]]) -> AbstractContextManager[str]:
+    try:
+        from gnsq.spark.pipeline.exporter import PipelineCollector, serving
+    except ImportError as error:
+        raise JobFailed(f"setting metrics_address: {error}") from error
+    return serving(address, PipelineCollector(records))
+
+
+def _view(records: Callable[[], list[QueryStatus]]) -> LiveView | None:
+    # Output that is no terminal does not need rich, which is slow to load.
+    if not sys.stdout.isatty():
+        return None
+    from gnsq.spark.pipeline.view import terminal_view
+
+    return terminal_view("gnsq-pipeline", records)
+
+
+def _sum_up(summary: Summary, settings: JobSettings, report: Callable[[str], object]) -> None:
+    for line in summary_lines(summary, settings, time.time()):
+        report(line)

@@ -384,7 +384,7 @@ class _Object:
 
     def __init__(self, location: str, name: str) -> None:
         store = open_store(location, "work", retry_time=_RETRY_TIME)
-        assert isinstance(store, ObjectStore)  # PipelineConfig takes no other URI
+        assert isinstance(store, ObjectStore)  # JobSettings takes no other URI
         self._name = name
         self._store = store.client
 

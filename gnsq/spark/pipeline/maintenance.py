@@ -28,29 +28,25 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.delta import DISTINCT_COLUMNS, NO_HOOKS, delta_location
-from gnsq.spark.pipeline.durable import ACTIONS, sync_directories, sync_log
+from gnsq.spark.pipeline.delta import DISTINCT_COLUMNS, delta_location
+from gnsq.spark.pipeline.durable import sync_directories, sync_log
 from gnsq.spark.pipeline.parquet import (
     DataFile,
     Partitioning,
     TableTarget,
     conformed,
-    partition_text,
     store_error,
     write_file,
 )
+from gnsq.spark.pipeline.snapshot import READ_BYTES, Snapshot, TableFile, read_rows
 from gnsq.spark.spool.storage import Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
@@ -58,7 +54,6 @@ from gnsq.texts import counted
 __all__ = [
     "RETENTION",
     "Maintenance",
-    "TableFile",
     "groups",
     "maintain_table",
     "maintain_tables",
@@ -79,21 +74,9 @@ TARGET = 64 * 2**20
 BUSY_FILES, BUSY_BYTES = 100, 4 * 2**20
 # Number of merged files in one commit. After a kill, so many are written again.
 COMMIT_FILES = 100
-# Bytes of rows that a merge reads into memory before it writes them as a row group.
-_READ_BYTES = 16 * 2**20
 _TRIES = 20
 # File in a table's directory with the time of its last vacuum. Readers and other vacuums leave it alone.
 _VACUUMED = "_gnsq-vacuumed"
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """A file of a table's newest version; values of its partition as the log has them, path as on the disk."""
-
-    path: str
-    size: int
-    partition: tuple[str | None, ...]
-    written_at: float
 
 
 # --- one table
@@ -164,7 +147,7 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
     schema = pa.schema([each for each in pa.schema(delta.schema().to_arrow()) if each.name not in partitioning.columns])
     distinct = frozenset(json.loads(metadata.configuration.get(DISTINCT_COLUMNS, "[]")))
     target = TableTarget("merged", location, schema, partitioning, delta.version(), distinct)
-    found = groups(_files(delta, partitioning.columns), time.time(), quiet)
+    found = groups(Snapshot(location, delta).files, time.time(), quiet)
     merged = 0
     with ThreadPoolExecutor() as pool:
         while some := list(itertools.islice(found, COMMIT_FILES)):
@@ -173,47 +156,32 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
                 for group in some
             ]
             sync_directories(store, (new.path for _, new in written), pool)
-            merged += _replace(delta, location, written, partitioning.columns)
+            merged += _replace(delta, location, written)
     return merged
-
-
-def _files(delta: DeltaTable, partitioned: Sequence[str]) -> Iterator[TableFile]:
-    found = pa.table(delta.get_add_actions(flatten=True))
-    names = ["path", "size_bytes", "modification_time", *(f"partition.{name}" for name in partitioned)]
-    for path, size, at, *values in zip(*(found.column(name).to_pylist() for name in names), strict=True):
-        yield TableFile(unquote(path), size, tuple(map(partition_text, values)), at / 1000)
 
 
 def _row_groups(store: Store, files: Iterable[TableFile], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
     """Read files one after the other; yield pyarrow.Tables of bounded size, with this schema."""
     held: list[Any] = []
     for file in files:
-        with store.open(file.path) as opened, pq.ParquetFile(opened) as parquet:
-            metadata = parquet.metadata
-            size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-            rows = max(_READ_BYTES * metadata.num_rows // max(size, 1), 1)
-            for batch in parquet.iter_batches(rows, use_threads=False):
-                held.append(conformed(batch, schema))
-                if sum(table.nbytes for table in held) >= _READ_BYTES:
-                    yield pa.concat_tables(held).combine_chunks()
-                    held = []
+        for batch in read_rows(store, file.path):
+            held.append(conformed(batch, schema))
+            if sum(table.nbytes for table in held) >= READ_BYTES:
+                yield pa.concat_tables(held).combine_chunks()
+                held = []
     if held:
         yield pa.concat_tables(held).combine_chunks()
 
 
-def _replace(
-    delta: DeltaTable,
-    location: str,
-    written: Sequence[tuple[Sequence[TableFile], DataFile]],
-    partitioned: Sequence[str],
-) -> int:
+def _replace(delta: DeltaTable, location: str, written: Sequence[tuple[Sequence[TableFile], DataFile]]) -> int:
     """Commit merges of groups of files, if the version before it still has all files that they replace.
 
     Returns:
         How many files were replaced.
     """
     for _ in range(_TRIES):
-        present = set(map(unquote, pa.table(delta.get_add_actions()).column("path").to_pylist()))
+        snapshot = Snapshot(location, delta)
+        present = {file.path for file in snapshot.files}
         kept = [(old, new) for old, new in written if present.issuperset(file.path for file in old)]
         if len(kept) < len(written):
             lost = counted(len(written) - len(kept), "merge")
@@ -221,37 +189,12 @@ def _replace(
             written = kept
         if not written:
             return 0
-        now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = []
-        for old, new in written:
-            values = dict(zip(partitioned, new.partition, strict=True))
-            actions += (RemoveAction(file.path, False, now, file.size, values) for file in old)
-            actions.append(AddAction(new.path, new.size, values, now, False, new.stats))
-        replaced = len(actions) - len(written)
-        # A batch may have written an entry and not synced it. No start mends a torn entry that others follow.
-        sync_log(location, f"{delta.version():020}.json")
-        try:
-            delta.create_write_transaction(
-                actions,
-                "append",
-                delta.schema(),
-                list(partitioned),
-                # By itself delta-rs would try again on a later version, without a check that the old files are there.
-                commit_properties=CommitProperties(
-                    custom_metadata={ACTIONS: {"add": len(written), "remove": replaced}}, max_commit_retries=0
-                ),
-                post_commithook_properties=NO_HOOKS,
-            )
-        except CommitFailedError:
-            # If the store has answered an earlier try too late, the old files are gone by that try: so the new file is
-            # never deleted here.
-            delta.update_incremental()
-            continue
-        before = delta.version()
+        replaced = [file for old, _ in written for file in old]
+        if snapshot.commit([new for _, new in written], replaced, is_merge=True):
+            return len(replaced)
+        # If the store has answered an earlier try too late, the old files are gone by that try: so the new file is
+        # never deleted here.
         delta.update_incremental()
-        # A batch may have been committed meanwhile, so the merge is not always the newest entry.
-        sync_log(location, *(f"{version:020}.json" for version in range(before + 1, delta.version() + 1)))
-        return replaced
     raise JobFailed(
         f"table {redact_uri(location)}: {counted(len(written), 'merge')} of files could not be committed, since other "
         "processes always were first: they are done again the next time"

@@ -1,79 +1,135 @@
-"""Queries of metrics: aggregates by window and keys over event time, in Spark's state, in update mode.
+"""Batches of a metric's query: aggregates of a table's events by window and keys, in Spark's state, in update mode.
 
-A window is kept until ``keep_windows`` after its end; events that come later are left out. The state has one group
-more, whose window and keys are null and which is never removed: it counts each event that has entered the aggregation.
-This count is exact even if a batch or a task runs again, since it is part of the state. If windows do not overlap, the
-number of events that came too late is this count minus the sum of the counts of all windows.
+A window is kept until ``keep_windows`` after its end; events that come later are left out. Each batch appends the rows
+that it has changed to the metric's table, and publishes them if the metric has a topic. A batch that runs again gives
+the same rows. They are not appended again, but published again, since it is unknown which were published before.
 
-Each batch appends the rows that it has changed to a table, and publishes them. A batch that runs again gives the same
-rows. They are not appended again, but published again, since it is unknown which of them were published before.
+The table's columns are _window_start, _window_end, the keys, the aggregates, _epoch and _version. A new checkpoint
+begins a new epoch with an empty state, and so does a rebuild. Epochs are not added up, since most aggregates can't be.
+valid_rows_sql() says which rows are valid.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
-from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.delta import BatchIdentity
-from gnsq.spark.pipeline.events import well_formed
-from gnsq.spark.pipeline.layout import metrics_table
+from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
-from gnsq.spark.pipeline.windows import Metric, value_type, version_of
+from gnsq.spark.pipeline.settings import MetricSettings, Query, named_expression
+from gnsq.spark.source.pyspark41 import arrow_schema
 
-__all__ = ["MetricsBatches", "aggregated", "metric_body"]
+__all__ = ["MetricBatches", "aggregated", "metric_body", "metric_table", "valid_rows_sql", "version_of"]
 
-# Spark applies the watermark to the column that has this key in its metadata. explode() loses the key, so set it again.
-# Source: EventTimeWatermark.delayKey.
-_DELAY_KEY = "spark.watermarkDelayMs"
-_MICROSECONDS = 1_000_000
-# Table name of the DataFile that has the number of all events that have entered the aggregation.
-_ENTERED = "entered"
-_AGGREGATES = {
-    # If a sum overflows, try_sum() returns null; sum() would end the query, and again after each start.
-    "sum": F.try_sum,
-    "mean": F.try_avg,
-    "count": F.count,
-    "min": F.min,
-    "max": F.max,
-    "approx_distinct": F.approx_count_distinct,
-}
+# Number of the lower bits of a version, which have the batch's number. 23 bits are left for the epoch.
+EPOCH_BITS = 40
+_UTC = pa.timestamp("us", tz="UTC")
+# If a sum of whole numbers overflows, try_sum() gives null; sum() would begin again at the lowest number.
+_SUM = re.compile(r"\s*sum\s*\(", re.IGNORECASE)
 
 
-class MetricsBatches:
-    """Writes the batches of a query of metrics: foreachBatch calls it with the rows of aggregated().
+def aggregated(
+    events: DataFrame, metric: MetricSettings, *, deduplicate: bool = False, is_stream: bool = True
+) -> DataFrame:
+    """Aggregate events by window and keys.
 
     Args:
-        query: Name of the query.
-        take_over: Accept a table that belongs to another checkpoint.
+        events: The columns of a table and our own, without malformed messages.
+        deduplicate: Leave out what nsqd delivers again while windows are kept. Spark allows one watermark in a query,
+            so this uses the time of the events.
+        is_stream: False for rows that are all there: then no window is closed.
+
+    Returns:
+        _window_start, _window_end, and a column for each key and aggregate.
+    """
+    if is_stream:
+        events = events.withWatermark("_time", f"{round(metric.keep_windows * 1000)} milliseconds")
+        if deduplicate:
+            events = events.dropDuplicatesWithinWatermark(["_nsqd", "_topic", "_message_id"])
+    window = F.window("_time", _interval(metric.window), _interval(metric.slide))
+    keys = [_named(key) for key in metric.keys]
+    found = events.groupBy(window.alias("_window"), *keys).agg(*(_named(each, _SUM) for each in metric.aggregates))
+    start, end = F.col("_window.start").alias("_window_start"), F.col("_window.end").alias("_window_end")
+    return found.select(start, end, *(F.col(f"`{name}`") for name in found.columns[1:]))
+
+
+def _interval(seconds: float) -> str:
+    return f"{round(seconds * 1000)} milliseconds"
+
+
+def _named(text: str, safe: re.Pattern[str] | None = None) -> Column:
+    name, expression = named_expression(text)
+    if safe is not None:
+        expression = safe.sub("try_sum(", expression, count=1) if safe.match(expression) else expression
+    return F.expr(expression).alias(name)
+
+
+def metric_table(query: Query, counts: DataFrame) -> Table:
+    """Build the table of a metric, for the rows of aggregated()."""
+    fields = [*arrow_schema(counts.schema)]
+    schema = pa.schema([*fields, ("_epoch", pa.int64()), ("_version", pa.int64())])
+    return Table(query.name, query.location, schema, ("_day",), time="_window_start")
+
+
+def version_of(epoch: int, batch_id: int) -> int:
+    """Compute the version of the rows of a batch: it grows with each batch and with each epoch."""
+    return (epoch << EPOCH_BITS) + batch_id
+
+
+class MetricBatches:
+    """Writes the batches of a metric's query: foreachBatch calls it with the rows of aggregated().
+
+    Args:
+        counts: The rows, for their types.
         check_lock: Called before anything is committed or published; raises if another job may run this batch.
+
+    Attributes:
+        take_over: Accept a table that belongs to another checkpoint.
     """
 
     def __init__(
         self,
-        config: PipelineConfig,
-        query: str,
+        query: Query,
+        counts: DataFrame,
         *,
         take_over: bool = False,
         check_lock: Callable[[], None] = lambda: None,
     ) -> None:
-        self._metric = config.metric_queries[query]
-        self._table = metrics_table(config, query)
-        self._take_over = take_over
+        assert query.metric is not None  # the caller has checked it
+        self._topic = query.metric.publish
+        self._table = metric_table(query, counts)
+        self.take_over = take_over
         self._check_lock = check_lock
-        self._topic = config.metrics_to(query)
-        self._sink = WriteOptions.parse(config.sink_options(self._topic))
+        self._sink = WriteOptions.parse(query.sink)
         self._epoch: int | None = None
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that the query writes."""
+        return [self._table]
+
+    def claim(self, owner: str | None, *, committed: int = -1) -> None:
+        """Check, before the query starts, that its table fits the settings and belongs to its checkpoint.
+
+        Args:
+            owner: Spark's id of the query; None for a checkpoint that is new.
+            committed: The last batch of the checkpoint; -1: none.
+
+        Raises:
+            JobFailed: If it does not.
+        """
+        self._table.claim(owner, take_over=self.take_over, committed=committed)
 
     def __call__(self, changed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
         """Append the rows that a batch has changed, then publish them.
@@ -82,103 +138,72 @@ class MetricsBatches:
             The files that were committed: none if the table has the batch already.
         """
         if self._epoch is None:
-            self._epoch = self._table.claim(batch.owner, take_over=self._take_over, committed=batch.unchecked)
+            self._epoch = self._table.claim(batch.owner, take_over=self.take_over, committed=batch.unchecked)
             # has() raises if the table has this batch with other settings: the state would not fit the table's rows.
             self._table.has(batch)
-        metric, target = self._metric, self._table.target(batch.number)
-        found = collect_files(
-            changed, functools.partial(_write_changed, target=target, metric=metric, epoch=self._epoch)
-        )
-        # If the batch has no events, entered is None, and the table keeps the last number.
-        entered = next((file.rows for file in found if file.table == _ENTERED), None)
+        target = self._table.target(batch.number)
+        files = collect_files(changed, functools.partial(write_counts, target=target, epoch=self._epoch))
         self._check_lock()
-        is_new = self._table.commit(batch, found, entered)
-        self._check_lock()
-        sources = {target.name: (target, self._topic)}
-        publish_files(changed.sparkSession, found, sources, functools.partial(metric_body, metric), self._sink)
-        return [file for file in found if is_new and file.table == target.name]
-
-
-def aggregated(parsed: DataFrame, config: PipelineConfig, query: str) -> DataFrame:
-    """Aggregate the rows that events.parse() returns, by window and keys.
-
-    Args:
-        query: Name of the query.
-
-    Returns:
-        window_start, the keys as strings, count, and a column for each aggregate. In the row that counts all events,
-        window_start and the keys are null.
-    """
-    metric = config.metric_queries[query]
-    # Spark removes a group, and leaves out a row, if its window_start is at or before the watermark.
-    delay = round((config.windows_kept(metric) + metric.window) * 1000)
-    events = well_formed(parsed).withWatermark("event_time", f"{delay} milliseconds")
-    if config.deduplicate:
-        # Spark allows one watermark in a query. So deduplication uses event_time, and keeps ids as long as windows.
-        events = events.dropDuplicatesWithinWatermark(["nsqd", "message_id"])
-    # The names of these columns contain a blank, so none is the name of a field.
-    values = {aggregate.field: f"value {number}" for number, aggregate in enumerate(metric.aggregates)}
-    kinds = {field: value_type(config.schema_of(metric.topic).fields[field]) for field in values}
-    groups = events.select(
-        F.explode(F.array(*_groups(metric))).alias("group"),
-        *(F.col(field).cast(kinds[field]).alias(name) for field, name in values.items()),
-    )
-    keyed = groups.select(
-        F.col("group.window_start").alias("window_start", metadata={_DELAY_KEY: delay}),
-        *(F.col(f"group.{name}").alias(name) for name in metric.keys),
-        *values.values(),
-    )
-    return keyed.groupBy("window_start", *metric.keys).agg(
-        F.count(F.lit(1)).alias("count"),
-        *(_AGGREGATES[each.function](values[each.field]).alias(each.column) for each in metric.aggregates),
-    )
-
-
-def _groups(metric: Metric) -> Iterator[Column]:
-    """Build the groups that an event is in: the group of all events, and one for each of the event's windows."""
-    nothing = [F.lit(None).cast("string").alias(name) for name in metric.keys]
-    yield F.struct(F.lit(None).cast("timestamp").alias("window_start"), *nothing)
-    keys = [F.col(name).cast("string").alias(name) for name in metric.keys]
-    time, slide = F.unix_micros("event_time"), metric.slide * _MICROSECONDS
-    latest = time - F.pmod(time, F.lit(slide))
-    for number in range(metric.windows):
-        yield F.struct(F.timestamp_micros(latest - F.lit(number * slide)).alias("window_start"), *keys)
+        is_new = self._table.commit(batch, files)
+        if self._topic:
+            self._check_lock()
+            publish_files(changed.sparkSession, files, target, metric_body, self._sink)
+        return files if is_new else []
 
 
 # --- in tasks
 
 
-def _write_changed(batches: Iterator[Any], target: TableTarget, metric: Metric, epoch: int) -> Iterator[DataFile]:
-    """Write the rows of windows. Yield the number of all events, too, as a DataFile of _ENTERED, which is no table."""
-    entered = 0
+def write_counts(batches: Iterator[Any], target: TableTarget, epoch: int) -> Iterator[DataFile]:
+    """Write rows of aggregated() as files of the metric's table."""
+    version = version_of(epoch, target.batch_id)
 
     def route(batch: Any) -> Iterator[tuple[TableTarget, Any]]:  # Any: pyarrow has no types
-        nonlocal entered
-        is_all = pc.is_null(batch.column("window_start"))
-        entered += pc.sum(batch.filter(is_all).column("count")).as_py() or 0
-        rows = pa.Table.from_batches([batch.filter(pc.invert(is_all))])
-        start = rows.column("window_start")
-        length = pa.scalar(metric.window * _MICROSECONDS, pa.duration("us"))
-        rows = rows.append_column("window_end", pc.add(start, length))
-        for name, value in (("epoch", epoch), ("version", version_of(epoch, target.batch_id))):
-            rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        rows = pa.Table.from_batches([batch])
+        for name, value in (("_epoch", epoch), ("_version", version)):
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows))
         yield target, rows
 
     yield from write(batches, route)
-    if entered:
-        yield DataFile(_ENTERED, "", 0, entered, (), "")
 
 
-def metric_body(metric: Metric, row: dict[str, Any]) -> bytes:
-    """Build the message of a row of the table. It has the start of the window, and not the end."""
-    names = (*metric.keys, "count", *(each.column for each in metric.aggregates), "epoch", "version")
-    values = {"window": row["window_start"].strftime("%Y-%m-%dT%H:%M:%SZ")}
-    # Do not escape letters that are not ASCII: a long key could make the message too large for nsqd.
-    return json.dumps({**values, **{name: _json_value(row[name]) for name in names}}, ensure_ascii=False).encode()
+def metric_body(row: Mapping[str, Any]) -> bytes:
+    """Build the message of a row of the table: one JSON object, with the names of the columns."""
+    return json.dumps({name: _json_value(value) for name, value in row.items()}, ensure_ascii=False).encode()
 
 
 def _json_value(value: Any) -> Any:  # Any: JSON
-    if isinstance(value, Decimal):
-        return float(value)
-    # JSON has no numbers for infinity and NaN, so they become strings.
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").replace(".000000Z", "Z")
+    if isinstance(value, dict):
+        return {key: _json_value(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_json_value(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no numbers for infinity and NaN
+    if isinstance(value, (Decimal, dt.date, bytes)):
+        return value.hex() if isinstance(value, bytes) else str(value)
+    return value
+
+
+# --- reading
+
+
+def valid_rows_sql(table: str, keys: Sequence[str], quote: str = '"') -> str:
+    """Return a query in SQL, for a view, of a metric's valid rows.
+
+    Of each window the rows of its newest epoch are valid; of these, for the same keys, that with the highest version.
+
+    Args:
+        table: Name of the table in the SQL engine, or a call that reads the table, such as ``delta_scan('...')``.
+        keys: Names of the metric's keys.
+        quote: Character that the SQL engine has around names: in Spark a backtick.
+    """
+    columns = ", ".join(f"{quote}{name}{quote}" for name in ("_window_start", *keys))
+    window = f"{quote}_window_start{quote}"
+    epoch, version = f"{quote}_epoch{quote}", f"{quote}_version{quote}"
+    rows = (
+        f"SELECT *, MAX({epoch}) OVER (PARTITION BY {window}) AS {quote}_newest{quote}, "
+        f"ROW_NUMBER() OVER (PARTITION BY {columns} ORDER BY {version} DESC) AS {quote}_place{quote} FROM {table}"
+    )
+    return f"SELECT * FROM ({rows}) AS found WHERE {epoch} = {quote}_newest{quote} AND {quote}_place{quote} = 1"

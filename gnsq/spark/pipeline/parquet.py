@@ -53,7 +53,6 @@ __all__ = [
     "file_stats",
     "partition_text",
     "publish_files",
-    "read_bodies",
     "stats_columns",
     "store_error",
     "write",
@@ -71,7 +70,9 @@ MAX_PARTITIONS = 10_000
 _STATS_STRING = 64
 # Columns in which almost every row has its own value: a Parquet dictionary and statistics would cost and bring nothing.
 DISTINCT = frozenset({"_message_id", "_body", "_rescued", "_rest"})
-# Largest number of rows that read_bodies() has in memory at a time. A body may have 5 MiB.
+# Default of nsqd's --max-msg-size.
+_MAX_MSG_SIZE = 1024 * 1024
+# Largest number of rows that are read to be published at a time. A body may have 5 MiB.
 _READ_ROWS = 64
 
 # Colours, arrows, stack frames and XML headers in errors of the stores' libraries.
@@ -514,58 +515,57 @@ def _milliseconds(time: int) -> str:
 # --- reading again
 
 
-def read_bodies(target: TableTarget, path: str, body: Callable[[dict[str, Any]], bytes]) -> Iterator[Any]:
-    """Read a file that was just written, and yield record batches with a message body for each row.
-
-    Args:
-        body: Makes a message body from a row, which is a dict: column name -> value.
-    """
-    try:
-        with open_store(target.location, "output").open(path) as file, pq.ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
-                bodies = pa.array([body(row) for row in batch.to_pylist()], pa.binary())
-                yield pa.RecordBatch.from_arrays([bodies], names=["body"])
-    except OSError as error:
-        raise store_error(target.location, error) from error
-
-
 def publish_files(
     spark: SparkSession,
-    files: list[DataFile],
-    sources: Mapping[str, tuple[TableTarget, str]],
-    body: Callable[[dict[str, Any]], bytes],
+    files: Iterable[DataFile],
+    target: TableTarget,
+    body: Callable[[dict[str, Any]], bytes | None],
     sink: WriteOptions,
-) -> None:
-    """Publish the rows of files that were just written, and return after nsqd has confirmed each row.
+) -> int:
+    """Publish the rows of files of a table that were just written; return after nsqd has confirmed each row.
 
     Args:
-        sources: Table -> its target, and the topic for its rows. Files of other tables are left out.
-        body: Makes a message body from a row; it is pickled for the tasks.
+        body: Makes a message body from a row, which is a dict: column name -> value. None: the row is not published.
+            It is pickled for the tasks.
+        sink: With the topic.
+
+    Returns:
+        How many rows were left out since nsqd would refuse bodies as long as theirs.
     """
-    paths = [(file.table, file.path) for file in files if file.table in sources]
-    if paths:
-        used = {table: sources[table] for table, _ in paths}
-        task = functools.partial(_publish, used, body, sink)
-        spark.createDataFrame(paths, "table string, path string").mapInArrow(task, "rows bigint").collect()
+    paths = [(file.path,) for file in files if file.table == target.name]
+    if not paths:
+        return 0
+    task = functools.partial(_publish, target, body, sink)
+    return sum(row[0] for row in spark.createDataFrame(paths, "path string").mapInArrow(task, "rows bigint").collect())
 
 
 def _publish(
-    sources: Mapping[str, tuple[TableTarget, str]],
-    body: Callable[[dict[str, Any]], bytes],
-    sink: WriteOptions,
-    batches: Iterator[Any],
+    target: TableTarget, body: Callable[[dict[str, Any]], bytes | None], sink: WriteOptions, batches: Iterator[Any]
 ) -> Iterator[Any]:
     from gnsq.spark.sink import publish  # loads pyspark, which programs without Spark do not need
 
-    def messages() -> Iterator[Any]:
-        for row in (row for batch in batches for row in batch.to_pylist()):
-            target, topic = sources[row["table"]]
-            for bodies in read_bodies(target, row["path"], body):
-                columns = [bodies.column(0), pa.repeat(topic, bodies.num_rows)]
-                yield pa.RecordBatch.from_arrays(columns, names=["body", "topic"])
+    longest, left_out = sink.max_msg_size or _MAX_MSG_SIZE, 0
 
-    published = publish(messages(), sink)
-    yield pa.RecordBatch.from_pydict({"rows": pa.array([published.rows], pa.int64())})
+    def messages() -> Iterator[Any]:
+        nonlocal left_out
+        for path in (path for batch in batches for path in batch.column("path").to_pylist()):
+            for rows in _read_rows(target, path):
+                bodies = [made for row in rows if (made := body(row)) is not None]
+                short = [each for each in bodies if len(each) <= longest]
+                left_out += len(bodies) - len(short)
+                yield pa.RecordBatch.from_arrays([pa.array(short, pa.binary())], names=["body"])
+
+    publish(messages(), sink)
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([left_out], pa.int64())})
+
+
+def _read_rows(target: TableTarget, path: str) -> Iterator[list[dict[str, Any]]]:
+    try:
+        with open_store(target.location, "output").open(path) as file, pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
+                yield batch.to_pylist()
+    except OSError as error:
+        raise store_error(target.location, error) from error
 
 
 def store_error(location: str, error: Exception) -> JobFailed:
@@ -573,5 +573,5 @@ def store_error(location: str, error: Exception) -> JobFailed:
     words = " ".join(_NOISE.sub(" ", str(error)).split())
     advice = next((what for signs, what in _ADVICE if signs.search(words.lower())), "mend that")
     return JobFailed(
-        f"table {redact_uri(location)}: {words[:_ERROR_LENGTH]}: {advice}, then start the job again: nothing is lost"
+        f"table {redact_uri(location)}: {words[:_ERROR_LENGTH]}: {advice}. Nothing is lost: a job that runs tries again"
     )

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
+from gnsq.spark.pipeline.events import SESSION
 from gnsq.spark.pipeline.lock import LeaseLost
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 
@@ -51,12 +52,10 @@ STATE_MEMORY_MB = 256
 _STATE = "spark.sql.streaming.stateStore"
 _MASTER = "spark.master"
 _SETTINGS = {
+    **SESSION,
     # Tasks of the queries take turns. Otherwise those of one query's large batch would hold up all others. Each query
     # runs in a pool of its name, which is a property of the thread that starts it.
     "spark.scheduler.mode": "FAIR",
-    "spark.sql.session.timeZone": "UTC",
-    # An expression that can't be computed for an event, such as a cast, is null: it does not stop the query.
-    "spark.sql.ansi.enabled": "false",
     # Every reader of Parquet reads this type as a time with a zone; the default, INT96, is read as one without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Spark sends rows to Python in parts of up to 10,000 rows. Limit the bytes of a part, too, since a body may have

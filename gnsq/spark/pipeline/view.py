@@ -9,16 +9,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self, TextIO
+from typing import Any, NamedTuple, Self, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.constrain import Constrain
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from gnsq.spark.pipeline.report import Batch
-from gnsq.texts import counted
+from gnsq.spark.pipeline.status import QueryStatus
 
 __all__ = ["LiveView", "shortened", "sparkline", "terminal_view"]
 
@@ -31,9 +31,9 @@ MIN_SPARKLINE, GAP = 8, 2
 _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 
 
-def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
+def sparkline(values: Iterable[float], width: int, blocks: str = _BLOCKS) -> str:
     """Draw the last values, from 0 to their maximum, with one character for each. Values of 0 are the lowest block."""
-    shown = values[-width:]
+    shown = [*values][-width:]
     most = max(shown, default=0)
     steps = len(blocks) - 1
     # A value above 0 is never drawn like 0.
@@ -49,11 +49,14 @@ def shortened(name: str, width: int) -> str:
 
 
 class _Column(NamedTuple):
-    """Texts of a column. It has min_width at least, so that the table does not move with each number."""
+    """A column of the table: a cell for each query, and its least width, so that the table does not move with each
+    number. A sparkline has a style, and for each query the values that it draws."""
 
     title: str
-    cells: list[str]
+    cells: Sequence[str]
     min_width: int
+    style: str = ""
+    values: Sequence[Iterable[float]] = ()
 
     @property
     def width(self) -> int:
@@ -61,40 +64,19 @@ class _Column(NamedTuple):
 
 
 class _Query:
-    """The numbers of one query."""
+    """What is shown of one query: its last record, and the history of its progresses."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.rows = 0
-        # The last progress, and when it came.
-        self.last: Batch | None = None
-        self.last_at = 0.0
-        # Of the last batch with rows; 0 after all is read.
-        self.lag: float | None = None
+    def __init__(self, record: QueryStatus) -> None:
+        self.record = record
         self.rates: deque[float] = deque(maxlen=HISTORY)
-        self.backlogs: deque[int] = deque(maxlen=HISTORY)
+        self.backlogs: deque[float] = deque(maxlen=HISTORY)
 
-    def record(self, progress: Batch, now: float) -> None:
-        self.last, self.last_at = progress, now
-        self.rows += progress.rows
-        if progress.rows:
-            self.lag = progress.lag
-        elif self.lag is not None and not (self.backlog or progress.trouble):
-            self.lag = 0.0
-        self.rates.append(progress.rows / progress.seconds if progress.seconds else 0.0)
-        if self.backlog is not None:
-            self.backlogs.append(self.backlog)
-
-    @property
-    def backlog(self) -> int | None:
-        """Messages at nsqd and in the spool; None if neither is known."""
-        known = [] if self.last is None else [self.last.waiting, self.last.spooled]
-        numbers = [number for number in known if number is not None]
-        return sum(numbers) if numbers else None
-
-    @property
-    def trouble(self) -> str:
-        return "" if self.last is None else self.last.trouble
+    def update(self, record: QueryStatus) -> None:
+        if record.progress_at != self.record.progress_at:
+            self.rates.append(record.rate or 0.0)
+            if record.backlog is not None:
+                self.backlogs.append(record.backlog)
+        self.record = record
 
 
 class LiveView:
@@ -105,18 +87,22 @@ class LiveView:
 
     Args:
         title: What runs.
-        queries: Names of all queries.
-        now: Returns the monotonic time.
+        records: Returns the present records of all queries, always in the same order.
+        now: Returns the Unix time.
     """
 
     def __init__(
-        self, title: str, queries: Iterable[str], console: Console, now: Callable[[], float] = time.monotonic
+        self,
+        title: str,
+        records: Callable[[], Sequence[QueryStatus]],
+        console: Console,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._title = title
-        self._queries = {query: _Query(query) for query in queries}
+        self._records = records
+        self._queries = [_Query(record) for record in records()]
         self._now = now
         self._started_at = self._drawn_at = now()
-        self._is_changed = False
         self._handlers: list[logging.StreamHandler[TextIO]] = []
         self._live = Live(
             self, console=console, auto_refresh=False, transient=True, redirect_stderr=sys.stderr.isatty()
@@ -138,125 +124,104 @@ class LiveView:
         for handler in self._handlers:
             handler.setStream(sys.stderr)
 
-    def record(self, progress: Batch) -> None:
-        """Take the progress of a query, also that of an idle one."""
-        self._queries[progress.query].record(progress, self._now())
-        self._is_changed = True
-
     def refresh(self) -> None:
-        """Draw the view if it has changed, and once a second for the times in it."""
+        """Draw the view if a record has changed, and once a second for the times in it."""
         now = self._now()
-        if self._is_changed or now - self._drawn_at >= REDRAW_INTERVAL:
-            self._is_changed, self._drawn_at = False, now
+        is_changed = False
+        for query, record in zip(self._queries, self._records(), strict=True):
+            is_changed |= record is not query.record
+            query.update(record)
+        # abs(): the clock may be set back.
+        if is_changed or abs(now - self._drawn_at) >= REDRAW_INTERVAL:
+            self._drawn_at = now
             self._live.refresh()
 
     # --- drawing
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # At Ctrl-C, terminals write ^C after the view. If that began a new line, the view could not be removed.
-        width, height = max(options.max_width - len("^C"), 1), console.height
-        elapsed = dt.timedelta(seconds=int(self._now() - self._started_at))
-        troubles = self._trouble_lines(console, width)
-        if len(troubles) > (most := max(height // 3, 1)):
-            troubles = [*troubles[: most - 1], Text("...", "yellow")]
-        # One line each for the title, the titles of the columns, and the cursor.
-        queries = self._most_urgent(height - 3 - len(troubles))
-        parts: list[Text | Table] = [
-            Text(f"{self._title}, {elapsed}; Ctrl-C stops it in order", "bold", no_wrap=True, overflow="ellipsis"),
-            self._table(queries, width, _ASCII_BLOCKS if options.ascii_only else _BLOCKS),
-        ]
-        if left := len(self._queries) - len(queries):
-            text = f"{counted(left, 'more query', 'more queries')} with less backlog"
-            parts.append(Text(text, "dim", no_wrap=True, overflow="ellipsis"))
-        yield Constrain(Group(*parts, *troubles), width)
+        width, now = max(options.max_width - len("^C"), 1), self._now()
+        elapsed = dt.timedelta(seconds=max(int(now - self._started_at), 0))
+        title = Text(f"{self._title}, {elapsed}; Ctrl-C stops it in order", "bold", no_wrap=True, overflow="ellipsis")
+        table = self._table(width, now, _ASCII_BLOCKS if options.ascii_only else _BLOCKS)
+        lines = console.render_lines(Constrain(Group(title, *self._troubles(now), table), width), options, pad=False)
+        # A view that is higher than the terminal could not be removed, either. One line is for the cursor.
+        if len(lines) > (room := max(console.height - 1, 1)):
+            lines = [*lines[: room - 1], [Segment("...")]]
+        for line in lines:
+            yield from [*line, Segment.line()]
 
-    def _trouble_lines(self, console: Console, width: int) -> list[Text]:
-        """Lines with each trouble and the queries that have it."""
+    def _troubles(self, now: float) -> list[Text]:
+        """Make a text of each trouble and the queries that have it."""
         troubled: dict[str, list[str]] = {}
-        for query in self._queries.values():
-            if query.trouble:
-                troubled.setdefault(query.trouble, []).append(query.name)
-        texts = [Text(f"{', '.join(names)}: {trouble}", "yellow") for trouble, names in troubled.items()]
-        return [line for text in texts for line in text.wrap(console, width)]
+        for query in self._queries:
+            if problem := query.record.problem(now):
+                troubled.setdefault(problem, []).append(query.record.name)
+        return [Text(f"{', '.join(names)}: {problem}", "yellow") for problem, names in troubled.items()]
 
-    def _most_urgent(self, room: int) -> list[_Query]:
-        """All queries, in their order; or, if there is no room, those with trouble or the largest backlog."""
-        queries = list(self._queries.values())
-        if len(queries) <= room:
-            return queries
-        # One line says that others are left out.
-        urgent = sorted(queries, key=lambda query: (bool(query.trouble), query.backlog or 0), reverse=True)
-        chosen = urgent[: max(room - 1, 1)]
-        return [query for query in queries if query in chosen]
-
-    def _table(self, queries: Sequence[_Query], width: int, blocks: str) -> Table:
-        names = _Column("query", [shortened(query.name, max(width // 4, 8)) for query in queries], 7)
-        first, *others = self._columns(queries)
-        chosen, left = [first], width - names.width - GAP - first.width
-        sparklines = [
-            ("rows/s", [list(query.rates) for query in queries], "cyan"),
-            ("backlog", [[float(number) for number in query.backlogs] for query in queries], "magenta"),
+    def _table(self, width: int, now: float, blocks: str) -> Table:
+        """Make the table of the columns for which there is room. The sparklines get the room that is left."""
+        names = [shortened(query.record.name, max(width // 4, 8)) for query in self._queries]
+        rates, backlogs = [query.rates for query in self._queries], [query.backlogs for query in self._queries]
+        numbers = _columns([query.record for query in self._queries], now)
+        # Most important first.
+        columns = [
+            _Column("query", names, 7),
+            *numbers[:3],
+            _Column("rows/s", (), MIN_SPARKLINE, "cyan", rates),
+            _Column("backlog", (), MIN_SPARKLINE, "magenta", backlogs),
+            *numbers[3:],
         ]
-        # Most important first: lag and backlog, then the sparklines, then all others.
-        for column in others[:2]:
+        chosen: list[_Column] = []
+        left = width + GAP
+        for column in columns:
             if left >= column.width + GAP:
                 chosen.append(column)
                 left -= column.width + GAP
-        drawn = sparklines[: max(left, 0) // (MIN_SPARKLINE + GAP)]
-        left -= len(drawn) * (MIN_SPARKLINE + GAP)
-        for column in others[2:]:
-            if left >= column.width + GAP:
-                chosen.append(column)
-                left -= column.width + GAP
-        longest = MIN_SPARKLINE + left // len(drawn) if drawn else 0
+        sparklines = [column for column in chosen if column.style]
+        longest = min(MIN_SPARKLINE + left // max(len(sparklines), 1), HISTORY)
         table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
-        table.add_column(no_wrap=True, style="bold", width=names.width)
-        for column in chosen:
-            table.add_column(no_wrap=True, justify="right", width=column.width)
-        for _, _, style in drawn:
-            table.add_column(no_wrap=True, style=style, width=min(longest, HISTORY))
-        titles = [*(column.title for column in [names, *chosen]), *(title for title, _, _ in drawn)]
-        table.add_row(*(Text(title, "dim") for title in titles))
-        for index in range(len(queries)):
-            bars = [sparkline(values[index], min(longest, HISTORY), blocks) for _, values, _ in drawn]
-            table.add_row(*(Text(text) for text in [*(column.cells[index] for column in [names, *chosen]), *bars]))
+        shown = [column for column in chosen if not column.style]
+        for column in shown:
+            is_name = column is shown[0]
+            table.add_column(
+                no_wrap=True,
+                style="bold" if is_name else "",
+                justify="left" if is_name else "right",
+                width=column.width,
+            )
+        for column in sparklines:
+            table.add_column(no_wrap=True, style=column.style, width=longest)
+        table.add_row(*(Text(column.title, "dim") for column in [*shown, *sparklines]))
+        for index in range(len(names)):
+            bars = [sparkline(column.values[index], longest, blocks) for column in sparklines]
+            table.add_row(*(Text(text) for text in [*(column.cells[index] for column in shown), *bars]))
         return table
 
-    def _columns(self, queries: Sequence[_Query]) -> list[_Column]:
-        """Make the columns of numbers, the most important first."""
-        now = self._now()
-        return [
-            _Column("rows/s", [f"{query.rates[-1]:,.0f}" if query.rates else "-" for query in queries], 7),
-            _Column("backlog", [_number(query.backlog) for query in queries], 7),
-            _Column("lag", [_seconds(query.lag) for query in queries], 7),
-            _Column("batch", ["-" if query.last is None else f"{query.last.batch_id}" for query in queries], 6),
-            _Column("updated", [_ago(query, now) for query in queries], 9),
-            _Column("state", [_mebibytes(query.last) for query in queries], 9),
-            _Column("at nsqd", [_number(query.last.waiting if query.last else None) for query in queries], 9),
-            _Column("in spool", [_number(query.last.spooled if query.last else None) for query in queries], 9),
-            _Column("rows", [f"{query.rows:,}" for query in queries], 11),
-        ]
+
+def _columns(records: Sequence[QueryStatus], now: float) -> list[_Column]:
+    """Make the columns of numbers, the most important first."""
+
+    def column(title: str, form: str, value: Callable[[QueryStatus], Any], min_width: int) -> _Column:
+        values = [value(record) for record in records]
+        return _Column(title, ["-" if each is None else form.format(each) for each in values], min_width)
+
+    return [
+        column("rows/s", "{:,.0f}", lambda record: record.rate, 7),
+        column("backlog", "{:,}", lambda record: record.backlog, 7),
+        column("lag", "{:,.1f} s", lambda record: record.lag, 7),
+        column("batch", "{}", lambda record: record.committed if record.committed >= 0 else None, 6),
+        column("updated", "{:.0f} s ago", lambda record: max(now - record.progress_at, 0.0), 9),
+        column("state", "{:,.1f} MiB", lambda record: record.state_bytes / 2**20 if record.state_rows else None, 9),
+        column("at nsqd", "{:,}", lambda record: record.waiting, 9),
+        column("in spool", "{:,}", lambda record: record.spooled, 9),
+        column("rows", "{:,}", lambda record: record.total.rows, 11),
+    ]
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f} s"
-
-
-def _ago(query: _Query, now: float) -> str:
-    return "-" if query.last is None else f"{now - query.last_at:.0f} s ago"
-
-
-def _mebibytes(batch: Batch | None) -> str:
-    return "-" if batch is None or not batch.state_rows else f"{batch.state_bytes / 2**20:,.1f} MiB"
-
-
-def terminal_view(title: str, queries: Iterable[str]) -> LiveView | None:
+def terminal_view(title: str, records: Callable[[], Sequence[QueryStatus]]) -> LiveView | None:
     """Make a view on stdout. Return None if stdout is no terminal, or one that can't move its cursor (TERM=dumb)."""
     console = Console()
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         return None
-    return LiveView(title, queries, console)
+    return LiveView(title, records, console)

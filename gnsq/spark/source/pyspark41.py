@@ -8,15 +8,19 @@ batch begin. A batch whose end is not in the file yet has not run, so Spark pass
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -53,9 +57,18 @@ __all__ = [
     "ReadLimit",
     "ReadMaxBytes",
     "SupportsTriggerAvailableNow",
+    "arrow_schema",
 ]
 
 _NAME = "planned.json"
+
+
+def arrow_schema(schema: StructType) -> Any:  # Any: pyarrow has no types
+    """Return the Arrow schema of rows of these types, with timestamps in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # loads much, which the process of a source does not need
+
+    parameters = inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in parameters else {}))
 
 
 class PlannedEnd:

@@ -3,25 +3,18 @@
 import datetime as dt
 import json
 
+import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.delta import delta_location
-from gnsq.spark.pipeline.progress import Notebook, batch_of
+from gnsq.spark.pipeline.metrics import valid_rows_sql
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of
 
 UTC = dt.UTC
-
-
-def config_for(path, **changes):
-    given = {"topic": "clicks", "output": str(path / "output"), "work": str(path / "work")}
-    if not {"nsqd_tcp_addresses", "lookupd_http_addresses"} & set(changes):
-        changes["nsqd_tcp_addresses"] = ("127.0.0.1:1",)
-    return PipelineConfig(**{**given, **changes})
 
 
 def put_checkpoint(location):
@@ -66,25 +59,25 @@ def progress(**changes):
     }
 
 
-def put_note(config, query="archive", offset=None, **changes):
-    """Note a batch that Spark has committed."""
-    told = progress(**changes)
-    told["sources"][0]["endOffset"] = offset
-    Notebook(config, query).finish(told, batch_of(query, told))
+MESSAGES = (
+    "body binary, message_id string, attempts int, published_at timestamp, received_at timestamp, nsqd string, "
+    "topic string"
+)
+PUBLISHED_AT = dt.datetime(2026, 12, 1, tzinfo=UTC)
+
+
+def message(number, body, topic="clicks"):
+    """A row as the source gives it."""
+    return (bytearray(body), f"{number:016}", 1, PUBLISHED_AT, PUBLISHED_AT, "127.0.0.1:4150", topic)
 
 
 def messages(spark, bodies, topic="clicks"):
     """Rows as the source gives them, for these bodies."""
-    published_at = dt.datetime(2026, 6, 1, tzinfo=UTC)
-    rows = [
-        (bytearray(body), f"{number:016}", published_at, "127.0.0.1:4150", topic) for number, body in enumerate(bodies)
-    ]
-    columns = "body binary, message_id string, published_at timestamp, nsqd string, topic string"
-    return spark.createDataFrame(rows, columns)
+    return spark.createDataFrame([message(number, body, topic) for number, body in enumerate(bodies)], MESSAGES)
 
 
-def event(time, page="/", user="u"):
-    return json.dumps({"time": time.isoformat(), "user": user, "page": page}).encode()
+def event(time, page="/", user="u", **more):
+    return json.dumps({"time": time.isoformat(), "user": user, "page": page, **more}).encode()
 
 
 def delta_table(location):
@@ -101,12 +94,12 @@ def table_rows(location):
         return []
 
 
-def sum_of_counts(rows):
-    """Add up the published counts that are valid: those with the highest version of a window, its keys and an epoch."""
-    valid = {}
-    for row in sorted(rows, key=lambda row: row["version"]):
-        valid[tuple(value for name, value in row.items() if name not in ("count", "version"))] = row["count"]
-    return sum(valid.values())
+def valid_rows(location, keys=("page",)):
+    """The valid rows of a metric's table, as its SQL says."""
+    counts = delta_table(location).to_pyarrow_table()
+    with duckdb.connect() as connection:
+        connection.register("counts", counts)
+        return connection.sql(valid_rows_sql("counts", keys)).to_arrow_table().to_pylist()
 
 
 def published(nsqd, topic, tmp_path):

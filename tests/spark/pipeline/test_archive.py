@@ -1,4 +1,5 @@
-import base64
+"""Batches of a table's query."""
+
 import datetime as dt
 import json
 from dataclasses import replace
@@ -6,320 +7,324 @@ from dataclasses import replace
 import pytest
 from pyspark.errors import PySparkException
 
+from gnsq.contrib.dead_letter import decode_dead_letter
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.archive import LETTER_BYTES, SPREAD, ArchiveBatches, dead_letter
+from gnsq.spark.pipeline.archive import DEAD_SCHEMA, SPREAD, ArchiveBatches, dead_letter
 from gnsq.spark.pipeline.delta import BatchIdentity
-from gnsq.spark.pipeline.events import parse_topics
-from gnsq.spark.pipeline.layout import archive_tables, note_layout, note_tables, with_layout
+from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.lock import LeaseLost
-from gnsq.spark.pipeline.windows import Metric
 from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
+from tests.spark.pipeline.jobs import job, table
 
 BODIES = [
     b'{"time": "2026-01-01T10:00:01Z", "user": "u1", "page": "/"}',
     b'{"time": "2026-01-01T10:00:59.5Z", "user": "u2", "page": "/", "more": [1]}',
     b'{"time": "2026-01-02T00:01:00+01:00", "user": "u2", "page": "/cart"}',
     b"not json",
-    b'{"time": "2026-01-01T10:00:01Z", "user": "", "page": "/"}',
+    b'{"time": "2026-01-01T10:00:01Z", "page": "/"}',
 ]
 RAW = [b"\xff\x00\xfe", b"", b"not json", BODIES[0]]
+EVENTS = "user STRING NOT NULL, page STRING, time TIMESTAMP NOT NULL"
 OURS, THEIRS = "ours", "theirs"
 
 
-def parsed(spark, config, bodies):
-    """What foreachBatch is called with, for these bodies."""
-    return parse_topics(messages(spark, bodies), config.rules)
+class Archive:
+    """The query of a table, without its life in Spark."""
 
+    def __init__(self, spark, settings):
+        self.settings = settings
+        [self.query] = settings.queries
+        self._spark = spark
 
-def run(config, frame, batch_id=0, owner=OURS, *, take_over=False):
-    """A batch of a job that has just started."""
-    return ArchiveBatches(config, take_over=take_over)(frame, identity(batch_id, owner))
+    def frame(self, bodies):
+        """What foreachBatch is called with, for these bodies."""
+        return plan(messages(self._spark, bodies), self.query.events).frame
+
+    def batches(self, **options):
+        """The batches of a job that has just started."""
+        return ArchiveBatches(self.query, plan(messages(self._spark, []), self.query.events), **options)
+
+    def run(self, bodies, batch_id=0, owner=OURS, **options):
+        return self.batches(**options)(self.frame(bodies), identity(batch_id, owner))
+
+    @property
+    def rows(self):
+        return table_rows(self.query.location)
+
+    @property
+    def dead(self):
+        return table_rows(self.query.dead_location)
 
 
 def identity(batch_id, owner=OURS):
     return BatchIdentity(owner, batch_id, 1, 1)
 
 
-def archived(config):
-    return table_rows(f"{config.output}/archive")
+@pytest.fixture
+def settings_of(fakensqd, tmp_path):
+    """Makes the settings of a job with one table."""
+
+    def make(nsqd=fakensqd.tcp_address, nsq=None, **changes):
+        given = {"time": "time", "dead_letters": "clicks-dead", **changes}
+        if not {"schema", "format"} & set(given):
+            given["schema"] = EVENTS
+        given = {name: value for name, value in given.items() if value is not None}
+        return job(tmp_path, table(**given), nsqd_tcp_addresses=(nsqd,), nsq=nsq or {})
+
+    return make
 
 
-def dead(config):
-    return table_rows(f"{config.output}/dead")
-
-
-def test_lost_table_of_a_checkpoint_that_only_spark_can_read_is_not_made_anew(config):
-    with pytest.raises(JobFailed, match="is missing, and its checkpoint has 500 batches"):
-        ArchiveBatches(config)(None, BatchIdentity(OURS, 500, 0, 1))
+@pytest.fixture
+def archive(spark, settings_of):
+    return Archive(spark, settings_of())
 
 
 @pytest.mark.spark
 @pytest.mark.subprocess
-def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(spark, fakensqd, config, tmp_path):
-    run(config, parsed(spark, config, BODIES))
+def test_events_are_kept_by_day_and_others_are_dead_letters_with_their_reason(archive, fakensqd, tmp_path):
+    archive.run(BODIES)
 
-    rows = {row["body"].encode(): row for row in archived(config)}
+    rows = {row["_body"]: row for row in archive.rows}
     assert sorted(rows) == sorted(BODIES[:3])
     cart = rows[BODIES[2]]
-    assert cart["event_time"] == dt.datetime(2026, 1, 1, 23, 1, tzinfo=dt.UTC)
+    assert cart["_time"] == cart["time"] == dt.datetime(2026, 1, 1, 23, 1, tzinfo=dt.UTC)
     assert (cart["page"], cart["user"], cart["_day"]) == ("/cart", "u2", dt.date(2026, 1, 1))
-    letters = published(fakensqd, "clicks-dead", tmp_path)
-    assert {base64.b64decode(letter["body_base64"]): letter["reason"] for letter in letters} == {
-        BODIES[3]: "body is not a JSON object",
-        BODIES[4]: "user is missing",
+    letters = published_letters(fakensqd, tmp_path)
+    reasons = {letter.body: letter.reason for letter in letters}
+    assert sorted(reasons) == sorted(BODIES[3:])
+    assert "user" in reasons[BODIES[4]]
+    assert {(letter.topic, letter.channel, letter.nsqd) for letter in letters} == {
+        ("clicks", "clicks", "127.0.0.1:4150")
     }
-    assert {row["body"]: row["reason"] for row in dead(config)} == {
-        base64.b64decode(letter["body_base64"]): letter["reason"] for letter in letters
-    }
+    assert {row["_body"]: row["_reason"] for row in archive.dead} == reasons
+    assert list(archive.dead[0]) == [*DEAD_SCHEMA.names, "_day"]
+
+
+def published_letters(nsqd, tmp_path):
+    return [decode_dead_letter(json.dumps(body).encode()) for body in published(nsqd, "clicks-dead", tmp_path)]
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("partition_by", "values"),
     [
-        pytest.param("hour", {"2026-01-01T10": 2, "2026-01-01T23": 1}, id="hour"),
-        pytest.param("user", {"u1": 1, "u2": 2}, id="field"),
-        pytest.param("none", {}, id="none"),
+        pytest.param(["_hour"], {"2026-01-01T10": 2, "2026-01-01T23": 1}, id="hour"),
+        pytest.param(["user"], {"u1": 1, "u2": 2}, id="column"),
+        pytest.param([], {}, id="none"),
     ],
 )
-def test_archive_is_divided_as_the_setting_says(spark, config, partition_by, values):
-    config = replace(config, partition_by=partition_by)
+def test_table_is_divided_as_the_setting_says(spark, settings_of, partition_by, values):
+    archive = Archive(spark, settings_of(partition_by=partition_by))
 
-    run(config, parsed(spark, config, BODIES[:3]))
+    archive.run(BODIES[:3])
 
-    rows = archived(config)
-    assert len(rows) == 3
-    name = {"day": "_day", "hour": "_hour"}.get(partition_by, partition_by)
-    found = [row[name] for row in rows if name in row]
+    assert len(archive.rows) == 3
+    found = [row[name] for row in archive.rows for name in partition_by]
     assert {value: found.count(value) for value in found} == values
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    ("column", "value"), [("_day", dt.date(2026, 6, 1)), ("_hour", "2026-06-01T00"), ("_none", None)]
-)
-def test_raw_bodies_are_kept_as_they_came(spark, config, column, value):
-    config = replace(config, raw=True, fields={}, partition_by=column[1:])
-    frame = parsed(spark, config, RAW)
+def test_raw_bodies_are_kept_as_they_came(spark, settings_of):
+    archive = Archive(spark, settings_of(format="raw", time=None, dead_letters=None))
     for _ in range(2):
-        run(config, frame)
+        archive.run(RAW)
 
-    rows = archived(config)
-    assert sorted(row["body"] for row in rows) == sorted(RAW)
-    assert [row.get(column) for row in rows] == [value] * len(RAW)
-    expected = {"body", "message_id", "nsqd", "published_at", column} - {"_none"}
-    assert set(rows[0]) == expected
-    statistics = delta_table(f"{config.output}/archive").get_add_actions(flatten=True).schema.names
-    assert "max.nsqd" in statistics
-    assert "max.body" not in statistics
-    assert dead(config) == []
+    assert sorted(row["_body"] for row in archive.rows) == sorted(RAW)
+    assert {row["_day"] for row in archive.rows} == {dt.date(2026, 12, 1)}
+    statistics = delta_table(archive.query.location).get_add_actions(flatten=True).schema.names
+    assert "max._nsqd" in statistics
+    assert "max._body" not in statistics
 
 
 @pytest.mark.spark
-def test_rows_of_many_partitions_are_in_one_file_for_each(spark, config):
+def test_what_no_column_took_and_what_did_not_fit_are_kept(spark, settings_of):
+    archive = Archive(spark, settings_of(keep="rest", mismatch="rescue"))
+
+    archive.run([b'{"time": "2026-01-01T10:00:01Z", "user": "u", "page": {"x": 1}, "n": 12345678901234567890.5}'] * 2)
+    archive.run([b'{"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/"}', b'{"user": 7.5, "time": 5}'], 1)
+
+    assert {(row["user"], row["_rest"], row["_rescued"]) for row in archive.rows} == {
+        ("u", '{"n":12345678901234567890.5}', None),
+        ("u", None, None),
+    }
+    assert len(archive.dead) == 1
+
+
+@pytest.mark.spark
+def test_rows_of_many_partitions_are_in_one_file_for_each(archive):
     start = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
-    frame = parsed(spark, config, [event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
-    batches = ArchiveBatches(config)
+    frame = archive.frame([event(start + dt.timedelta(days=day)) for day in range(SPREAD + 1)] * 2)
+    batches = archive.batches()
     batches(frame.repartition(2), identity(0))
-    before = archive_tables(config, "clicks")[0].status()
+    before = batches.tables[0].status()
 
     batches(frame.repartition(2), identity(1))
 
-    assert archive_tables(config, "clicks")[0].status().files - before.files == SPREAD + 1 < before.files
-    assert len(archived(config)) == 4 * (SPREAD + 1)
+    assert batches.tables[0].status().files - before.files == SPREAD + 1 < before.files
+    assert len(archive.rows) == 4 * (SPREAD + 1)
 
 
 @pytest.mark.spark
-def test_body_too_long_for_a_letter_is_whole_in_the_table(spark, fakensqd, config, tmp_path):
-    long = b"x" * 1_000_000
-    for _ in range(2):
-        run(config, parsed(spark, config, [long, b"not json"]), 3)
+def test_body_too_long_for_a_letter_is_in_the_table_alone(archive, fakensqd, tmp_path, caplog):
+    long = b"x" * 1_048_570
+    archive.run([long, b"not json"])
 
-    [short, *_, letter] = sorted(published(fakensqd, "clicks-dead", tmp_path), key=lambda each: each.get("length", 0))
-    assert base64.b64decode(letter["body_base64"]) == long[:LETTER_BYTES]
-    assert (letter["truncated"], letter["length"]) == (True, len(long))
-    assert not {"truncated", "length"} & set(short)
-    [row] = [row for row in dead(config) if row["body"] == long]
-    assert row["message_id"] == letter["message_id"]
+    assert [letter.body for letter in published_letters(fakensqd, tmp_path)] == [b"not json"]
+    assert sorted(row["_body"] for row in archive.dead) == [b"not json", long]
+    assert "1 dead letter" in caplog.text
 
 
-def test_letter_is_json_with_the_body_in_base64():
-    time = dt.datetime(2026, 1, 1, 10, 0, 0, 120_000, tzinfo=dt.UTC)
-    row = {"reason": "ä is missing", "body": b"\xff", "message_id": "0a", "nsqd": "a:1", "published_at": time}
+@pytest.mark.spark
+def test_sink_takes_the_rows_in_place_of_a_table(spark, settings_of, fakensqd, tmp_path):
+    archive = Archive(spark, settings_of(sink="somewhere:rows", select=["user", "upper(page) AS page"]))
+    taken = []
+    archive.run(BODIES, 7, sink=lambda rows, batch_id: taken.append((rows.drop("_nsqd").collect(), batch_id)))
 
-    assert dead_letter(row).decode() == (
-        '{"reason":"ä is missing","body_base64":"/w==","message_id":"0a","nsqd":"a:1",'
-        '"published_at":"2026-01-01T10:00:00.120Z"}'
-    )
+    [(rows, batch_id)] = taken
+    assert batch_id == 7
+    assert sorted((row["user"], row["page"]) for row in rows) == [("u1", "/"), ("u2", "/"), ("u2", "/CART")]
+    assert len(archive.dead) == len(published_letters(fakensqd, tmp_path)) == 2
+
+
+def test_letter_is_one_that_requeue_dead_knows():
+    time = dt.datetime(2026, 1, 1, 10, 0, 0, 120_007, tzinfo=dt.UTC)
+    row = {"_reason": "ä is missing", "_body": b"\xff", "_message_id": "0a", "_nsqd": "a:1", "_topic": "t"}
+    letter = decode_dead_letter(dead_letter("clicks", "clicks-dead", {**row, "_published_at": time, "_attempts": 2}))
+
+    assert (letter.topic, letter.channel, letter.nsqd, letter.id, letter.attempts) == ("t", "clicks", "a:1", "0a", 2)
+    assert (letter.body, letter.reason, letter.timestamp) == (b"\xff", "ä is missing", 1_767_261_600_120_007_000)
 
 
 # --- kills
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["archive", "dead"])
-def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(config, number):
-    for table in archive_tables(config, "clicks"):
-        table.claim(OURS, take_over=False)
-    table = archive_tables(config, "clicks")[number]
-    table.commit(identity(3), [], 0)
+@pytest.mark.spark
+@pytest.mark.parametrize("number", [0, 1], ids=["events", "dead"])
+def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(archive, number):
+    batches = archive.batches()
+    batches.claim(OURS)
+    refused = batches.tables[number]
+    refused.commit(identity(3), archive_files(archive, refused))
 
-    with pytest.raises(JobFailed, match=rf"{table.name} has batch 3, which was begun with other settings"):
-        ArchiveBatches(config)(None, replace(identity(3), settings=2))
-
-
-@pytest.mark.parametrize("number", [0, 1], ids=["archive", "dead"])
-def test_batch_that_was_begun_with_an_entry_that_is_gone_is_refused(config, number):
-    """Its rows are in a table of the topic, and would be in another one, too."""
-    both = replace(config, topic="clicks,views", metrics=())
-    table = archive_tables(both, "views")[number]
-    table.claim(OURS, take_over=False)
-    table.commit(identity(3), [], 0)
-    note_tables(both, "views")
-
-    with pytest.raises(JobFailed, match=f"{table.name} has batch 3, which was begun with other settings"):
-        ArchiveBatches(with_layout(replace(both, topic="clicks")))(None, identity(3))
+    with pytest.raises(JobFailed, match=rf"{refused.name} has batch 3, which was begun with other settings"):
+        archive.batches()(None, replace(identity(3), settings=2))
 
 
-def test_batch_that_was_begun_without_an_entry_that_is_back_is_refused(config):
-    both, one = (with_layout(replace(config, topic=topic, metrics=())) for topic in ("clicks,views", "clicks"))
-    [left] = archive_tables(one, "views")
-    left.claim(OURS, take_over=False)
-    left.commit(replace(identity(3), settings=0), [], 0)
-    note_tables(one, "views")
+def archive_files(archive, table):
+    """Files of a table, as the batch of another run has written them."""
+    from gnsq.spark.pipeline.archive import write_rows
+    from gnsq.spark.pipeline.parquet import collect_files
 
-    with pytest.raises(JobFailed, match=f"{left.name} has batch 3, which was begun with other settings"):
-        ArchiveBatches(with_layout(both))(None, identity(3))
+    task = archive.batches()._task(identity(3))
+    return collect_files(archive.frame(BODIES), lambda rows: write_rows(task, rows))
 
 
 @pytest.mark.spark
-def test_table_of_an_entry_that_is_gone_may_be_another_jobs(spark, config):
-    both = replace(config, topic="clicks,views", metrics=())
-    archive, _ = archive_tables(both, "views")
-    archive.claim(THEIRS, take_over=False)
-    note_tables(both, "views")
-    one = with_layout(replace(both, topic="clicks"))
-
-    run(one, parsed(spark, one, BODIES), 3)
-
-    assert len(table_rows(f"{config.output}/clicks/archive")) == 3
-
-
-@pytest.mark.spark
-def test_batch_that_was_begun_goes_on_with_an_entry_for_another_topic(spark, config):
-    run(config, parsed(spark, config, BODIES))
-    note_layout(config)
-    [archive, _] = archive_tables(config, "clicks")
-    # As after a kill between the commits of archive and dead in batch 1.
-    archive.commit(replace(identity(1), settings=config.entry_of("clicks").division), [], 0)
-    both = with_layout(replace(config, topic="clicks,views", metrics=(Metric(topic="clicks"),)))
-
-    run(both, parsed(spark, both, BODIES), 1)
-
-    assert (len(archived(config)), len(dead(config))) == (3, 4)
-
-
-@pytest.mark.spark
-def test_batch_that_runs_again_with_other_files_is_there_once(spark, config):
+def test_batch_that_runs_again_with_other_files_is_there_once(archive):
     committed = [
-        sum(file.rows for file in run(config, frame, batch_id))
+        sum(file.rows for file in archive.batches()(frame, identity(batch_id)))
         for batch_id, frame in (
-            (7, parsed(spark, config, BODIES).repartition(5)),
-            (7, parsed(spark, config, BODIES).coalesce(1)),
-            (8, parsed(spark, config, BODIES[:1])),
+            (7, archive.frame(BODIES).repartition(5)),
+            (7, archive.frame(BODIES).coalesce(1)),
+            (8, archive.frame(BODIES[:1])),
         )
     ]
 
     assert committed == [5, 0, 1]
-    assert (len(archived(config)), len(dead(config))) == (4, 2)
+    assert (len(archive.rows), len(archive.dead)) == (4, 2)
 
 
 @pytest.mark.spark
-def test_batch_of_a_job_that_has_lost_its_lease_commits_nothing(spark, config):
+def test_batch_of_a_job_that_has_lost_its_lease_commits_nothing(archive):
     def check():
-        raise LeaseLost("owner.json: this process has lost the lease")
+        raise LeaseLost("job.json: this process has lost the lease")
 
     with pytest.raises(LeaseLost):
-        ArchiveBatches(config, check_lock=check)(parsed(spark, config, BODIES), identity(0))
+        archive.run(BODIES, check_lock=check)
 
-    assert archived(config) == dead(config) == []
-    assert sum(file.rows for file in run(config, parsed(spark, config, BODIES))) == 5
+    assert archive.rows == archive.dead == []
+    assert sum(file.rows for file in archive.run(BODIES)) == 5
 
 
 @pytest.mark.spark
-def test_kill_between_the_commits_of_archive_and_dead_loses_and_doubles_nothing(spark, fakensqd, config, tmp_path):
-    run(config, parsed(spark, config, BODIES[:1]))
-    # The commit of dead fails: what follows that of archive does not happen.
-    _, other = archive_tables(config, "clicks")
-    batches = ArchiveBatches(config)
-    batches(parsed(spark, config, BODIES[:1]), identity(1))
-    other.claim(THEIRS, take_over=True)
-    with pytest.raises(JobFailed, match="dead belongs to the checkpoint theirs"):
-        batches(parsed(spark, config, BODIES), identity(2))
-    other.claim(OURS, take_over=True)
-    assert (len(archived(config)), len(dead(config))) == (5, 0)
+def test_kill_between_the_commits_loses_and_doubles_nothing(archive, fakensqd, tmp_path):
+    archive.run(BODIES[:1])
+    # The commit of dead fails: what follows that of the events does not happen.
+    batches = archive.batches()
+    batches(archive.frame(BODIES[:1]), identity(1))
+    dead = batches.tables[1]
+    dead.claim(THEIRS, take_over=True)
+    with pytest.raises(JobFailed, match="clicks_dead belongs to the checkpoint theirs"):
+        batches(archive.frame(BODIES), identity(2))
+    dead.claim(OURS, take_over=True)
+    assert (len(archive.rows), len(archive.dead)) == (5, 0)
 
-    run(config, parsed(spark, config, BODIES), 2)
+    archive.run(BODIES, 2)
 
-    assert (len(archived(config)), len(dead(config))) == (5, 2)
+    assert (len(archive.rows), len(archive.dead)) == (5, 2)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
 
 
 @pytest.mark.spark
-def test_kill_between_the_commit_of_dead_and_its_topic_publishes_later(spark, fakensqd, config, tmp_path):
-    unreachable = replace(config, publish_addresses=("127.0.0.1:1",), nsq={"publishTimeout": "0.2"})
+def test_kill_between_the_commit_of_dead_and_its_topic_publishes_later(spark, archive, settings_of, fakensqd, tmp_path):
+    unreachable = Archive(spark, settings_of(nsqd="127.0.0.1:1", nsq={"publishTimeout": "0.2"}))
     with pytest.raises(PySparkException, match="RowsNotPublished"):
-        run(unreachable, parsed(spark, config, BODIES))
-    assert (len(archived(config)), len(dead(config))) == (3, 2)
+        unreachable.run(BODIES)
+    assert (len(archive.rows), len(archive.dead)) == (3, 2)
 
-    run(config, parsed(spark, config, BODIES))
+    archive.run(BODIES)
 
-    assert (len(archived(config)), len(dead(config))) == (3, 2)
+    assert (len(archive.rows), len(archive.dead)) == (3, 2)
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
 
 
 @pytest.mark.spark
-def test_new_checkpoint_on_an_old_table_is_refused_and_with_take_over_loses_nothing(spark, config):
-    run(config, parsed(spark, config, BODIES), 9)
+def test_new_checkpoint_on_an_old_table_is_refused_and_with_take_over_loses_nothing(archive):
+    archive.run(BODIES, 9)
 
-    with pytest.raises(JobFailed, match=r"archive belongs to the checkpoint ours.*--take-over"):
-        run(config, parsed(spark, config, BODIES), owner=THEIRS)
-    assert len(archived(config)) == 3
+    with pytest.raises(JobFailed, match=r"clicks belongs to the checkpoint ours.*--take-over"):
+        archive.run(BODIES, owner=THEIRS)
+    assert len(archive.rows) == 3
 
     # All its batches count, also those with numbers that the old checkpoint has used.
-    run(config, parsed(spark, config, BODIES), owner=THEIRS, take_over=True)
-    run(config, parsed(spark, config, BODIES[:1]), 1, THEIRS)
-    assert (len(archived(config)), len(dead(config))) == (7, 4)
+    archive.run(BODIES, owner=THEIRS, take_over=True)
+    archive.run(BODIES[:1], 1, THEIRS)
+    assert (len(archive.rows), len(archive.dead)) == (7, 4)
     with pytest.raises(JobFailed, match="belongs to the checkpoint theirs"):
-        run(config, parsed(spark, config, BODIES), 10)
+        archive.run(BODIES, 10)
 
 
 @pytest.mark.spark
-def test_new_fields_are_added_and_what_was_there_stays(spark, config):
-    run(config, parsed(spark, config, BODIES[:1]))
-    wider = replace(config, fields={**config.fields, "ms": "int"}, required_fields=())
-    body = json.dumps({"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/", "ms": 5}).encode()
+def test_new_columns_are_added_and_what_was_there_stays(spark, archive, settings_of):
+    archive.run(BODIES[:1])
+    wider = Archive(spark, settings_of(schema=f"{EVENTS}, ms INT, tags ARRAY<STRUCT<k: STRING, n: INT>>"))
+    body = json.dumps({"time": "2026-01-01T10:00:01Z", "user": "u", "ms": 5, "tags": [{"k": "a", "n": 1}]}).encode()
 
-    run(wider, parsed(spark, wider, [body]), 1)
+    wider.run([body], 1)
 
-    assert {row["body"].encode(): row["ms"] for row in archived(config)} == {BODIES[0]: None, body: 5}
-    other = replace(wider, fields={**config.fields, "ms": "double"})
-    frame = parsed(spark, other, BODIES[:1])
-    with pytest.raises(JobFailed, match=r"column ms of type integer, and its type is double now"):
-        run(other, frame, 2)
+    found = {row["_body"]: (row["ms"], row["tags"]) for row in archive.rows}
+    assert found == {BODIES[0]: (None, None), body: (5, [{"k": "a", "n": 1}])}
+    other = Archive(spark, settings_of(schema=f"{EVENTS}, ms DATE, tags ARRAY<STRUCT<k: STRING, n: INT>>"))
+    with pytest.raises(JobFailed, match="ms"):
+        other.run(BODIES[:1], 2)
 
 
 @pytest.mark.spark
-def test_all_types_of_fields_are_columns(spark, config):
-    kinds = ["boolean", "tinyint", "smallint", "int", "long", "float", "double", "date", "timestamp", "decimal(5,2)"]
-    given = [True, 1, 2, 3, 4, 0.5, 0.25, "2026-01-01", "2026-01-01T10:00:00Z", 1.25, "t"]
-    fields = {f"field_{number}": kind for number, kind in enumerate(kinds)} | {"topic": "string"}
-    values = dict(zip(fields, given, strict=True))
-    config = replace(config, fields={**config.fields, **fields})
-    body = {"time": "2026-01-01T10:00:01Z", "user": "u", "page": "/", **values}
+def test_nested_types_and_all_scalars_are_columns(spark, settings_of):
+    kinds = ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DATE", "TIMESTAMP", "DECIMAL(5,2)"]
+    given = [True, 1, 2, 3, 4, 0.5, 0.25, "2026-01-01", "2026-01-01T10:00:00Z", 1.25]
+    schema = ", ".join(f"field_{number} {kind}" for number, kind in enumerate(kinds))
+    nested = "items ARRAY<STRUCT<sku: STRING, price: DECIMAL(10,2)>>, tags MAP<STRING, STRING>, geo STRUCT<lat: DOUBLE>"
+    archive = Archive(spark, settings_of(schema=f"{schema}, {nested}", time=None))
+    values = {f"field_{number}": value for number, value in enumerate(given)}
+    more = {"items": [{"sku": "a", "price": 1.5}], "tags": {"k": "v"}, "geo": {"lat": 2.5}}
 
-    run(config, parsed(spark, config, [json.dumps(body).encode()]))
+    archive.run([json.dumps({**values, **more}).encode()])
 
-    [row] = archived(config)
-    expected = {name: str(value) for name, value in values.items()}
-    assert {name: str(row[name]) for name in values} == {**expected, "field_8": "2026-01-01 10:00:00+00:00"}
-    assert "max.field_4" in delta_table(f"{config.output}/archive").get_add_actions(flatten=True).schema.names
+    [row] = archive.rows
+    assert {name: str(row[name]) for name in values} == {
+        **{name: str(value) for name, value in values.items()},
+        "field_8": "2026-01-01 10:00:00+00:00",
+    }
+    assert (str(row["items"][0]["price"]), row["tags"], row["geo"]) == ("1.50", [("k", "v")], {"lat": 2.5})
+    assert "max.field_4" in delta_table(archive.query.location).get_add_actions(flatten=True).schema.names

@@ -1,6 +1,7 @@
 """Metrics of the job for Prometheus."""
 
 import socket
+from dataclasses import replace
 from urllib.request import urlopen
 
 import pytest
@@ -8,62 +9,62 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.exporter import METRICS, PipelineCollector, serving
-from gnsq.spark.pipeline.report import Batch
+from gnsq.spark.pipeline.status import Counts, QueryStatus
 from tests.helpers import refused_port
 
-
-class Clock:
-    """Unix time that a test sets."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
+COUNTERS = [f"{name}_total" for name, kind, _, _ in METRICS if kind == "counter"]
+RECORD = QueryStatus(
+    name="clicks",
+    is_running=True,
+    restarts=2,
+    total=Counts(1000, 900, 8, 5, 6, 2),
+    batches=2,
+    seconds=2.0,
+    rate=250.0,
+    waiting=70,
+    spooled=20,
+    lag=1.5,
+    state_rows=9,
+    state_bytes=900,
+    progress_at=1010.0,
+)
+NEW = QueryStatus(name="pages", progress_at=1000.0)
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def collector():
+    return PipelineCollector(lambda: [RECORD, NEW])
 
 
-@pytest.fixture
-def collector(clock):
-    return PipelineCollector(["archive", "metrics"], clock)
-
-
-def shown(collector, query="archive"):
+def shown(record):
     """The values of a query, by their names after gnsq_pipeline_."""
-    samples = [sample for family in collector.collect() for sample in family.samples]
-    return {
-        sample.name.removeprefix("gnsq_pipeline_"): sample.value
-        for sample in samples
-        if sample.labels == {"query": query}
-    }
+    samples = [sample for family in PipelineCollector(lambda: [record]).collect() for sample in family.samples]
+    assert {sample.labels["query"] for sample in samples} == {record.name}
+    return {sample.name.removeprefix("gnsq_pipeline_"): sample.value for sample in samples}
 
 
-COUNTERS = ("rows_total", "batches_total", "duplicates_total", "malformed_total", "late_total")
-BACKLOG = {"waiting": 70, "spooled": 20, "lag": 1.5}
-STATE = {"state_rows": 9, "state_bytes": 900}
-BATCH = Batch("archive", 3, 500, 2.0, malformed=4, duplicates=3, dropped=1, **BACKLOG, **STATE)
-
-
-def test_query_that_has_just_started_has_counters_and_its_start(collector):
-    assert shown(collector) == {
+def test_query_that_has_just_started_has_counters_and_its_start():
+    assert shown(NEW) == {
         **dict.fromkeys(COUNTERS, 0.0),
+        "running": 0.0,
         "trouble": 0.0,
+        "state_rows": 0.0,
+        "state_bytes": 0.0,
         "last_progress_timestamp_seconds": 1000.0,
     }
 
 
-def test_batch_changes_counters_and_gauges_of_its_query_alone(collector, clock):
-    before = shown(collector, "metrics")
-    clock.now = 1010.0
-
-    collector.record(BATCH)
-    collector.record(BATCH)
-
-    assert [shown(collector)[name] for name in COUNTERS] == [1000, 2, 6, 8, 2]
-    assert {name: value for name, value in shown(collector).items() if name not in COUNTERS} == {
+def test_record_is_shown():
+    assert shown(RECORD) == {
+        "rows_total": 1000.0,
+        "batches_total": 2.0,
+        "entered_total": 900.0,
+        "malformed_total": 8.0,
+        "rescued_total": 5.0,
+        "duplicates_total": 6.0,
+        "late_total": 2.0,
+        "restarts_total": 2.0,
+        "running": 1.0,
         "rows_per_second": 250.0,
         "last_batch_seconds": 2.0,
         "messages_waiting": 70.0,
@@ -74,64 +75,23 @@ def test_batch_changes_counters_and_gauges_of_its_query_alone(collector, clock):
         "last_progress_timestamp_seconds": 1010.0,
         "trouble": 0.0,
     }
-    assert shown(collector, "metrics") == before
 
 
-def test_idle_query_changes_gauges_and_no_counter(collector, clock):
-    collector.record(BATCH)
-    before, clock.now = shown(collector), 1020.0
-
-    collector.record(Batch("archive", 4, 0, 0.1, waiting=0, spooled=0, dropped=1, duplicates=3, state_rows=9))
-
-    now = shown(collector)
-    assert {name: now[name] for name in COUNTERS} == {name: before[name] for name in COUNTERS}
-    assert (now["rows_per_second"], now["last_batch_seconds"], now["lag_seconds"]) == (0, 2, 0)
-    assert (now["messages_waiting"], now["last_progress_timestamp_seconds"]) == (0, 1020)
-
-
-@pytest.mark.parametrize(
-    "left",
-    [
-        pytest.param({"waiting": 5, "spooled": 0}, id="at nsqd"),
-        pytest.param({"spooled": 5}, id="in the spool"),
-        pytest.param({"trouble": "no nsqd answers"}, id="unknown"),
-    ],
-)
-def test_lag_stays_while_something_may_be_left(collector, left):
-    collector.record(BATCH)
-
-    collector.record(Batch("archive", 4, 0, 0.1, **left))
-
-    assert shown(collector)["lag_seconds"] == 1.5
-
-
-def test_trouble_is_1_until_it_is_over(collector):
-    collector.record(Batch("archive", 0, 0, 0.1, trouble="no nsqd answers"))
-    during = shown(collector)["trouble"]
-    collector.record(Batch("archive", 0, 0, 0.1))
-
-    assert (during, shown(collector)["trouble"]) == (1, 0)
-
-
-def test_unknown_backlog_is_missing(collector):
-    collector.record(BATCH)
-
-    collector.record(Batch("archive", 4, 10, 0.1))
-
-    assert not {"messages_waiting", "messages_spooled", "lag_seconds"} & set(shown(collector))
+@pytest.mark.parametrize("kind", ["failure", "trouble"])
+def test_trouble_is_1_until_it_is_over(kind):
+    assert shown(replace(RECORD, **{kind: "no nsqd answers"}))["trouble"] == 1
 
 
 def test_metrics_are_served_until_the_end_of_the_block(collector):
     port = refused_port()
-    collector.record(BATCH)
 
     with serving(f"127.0.0.1:{port}", collector) as url, urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
 
     assert url == f"http://127.0.0.1:{port}/metrics"
-    assert 'gnsq_pipeline_rows_total{query="archive"} 500.0\n' in text
+    assert 'gnsq_pipeline_rows_total{query="clicks"} 1000.0\n' in text
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert [(f"gnsq_pipeline_{name}", kind) for name, kind, _ in METRICS] == [
+    assert [(f"gnsq_pipeline_{name}", kind) for name, kind, _, _ in METRICS] == [
         (name, family.type) for name, family in families.items()
     ]
     with socket.create_server(("127.0.0.1", port)):

@@ -1,368 +1,366 @@
-"""Both queries in a real Spark, as one job."""
+"""Queries in a real Spark, as one job."""
 
-import logging
-import re
+import json
 import threading
-from concurrent.futures import CancelledError
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 
+from gnsq.contrib.dead_letter import decode_dead_letter
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.offsets import encode_offset
-from gnsq.spark.pipeline.job import Job
-from gnsq.spark.pipeline.layout import archive_tables, metrics_table, topics_with_tables, with_layout
+from gnsq.spark.pipeline import job as job_module
+from gnsq.spark.pipeline.checkpoint import checkpoint_of
+from gnsq.spark.pipeline.checks import check_places, check_work, create_channels, survey
+from gnsq.spark.pipeline.job import Job, run
 from gnsq.spark.pipeline.lock import LeaseLost
-from gnsq.spark.pipeline.preflight import check_places, create_channels, survey
-from gnsq.spark.pipeline.progress import Notebook, read_note
-from gnsq.spark.pipeline.status import spool_state
-from gnsq.spark.pipeline.topics import TopicSettings
-from gnsq.spark.pipeline.windows import Metric
+from gnsq.spark.pipeline.status import read_status
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
 from gnsq.spark.spool.spool import Spool
+from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish, wait_for
-from tests.spark.pipeline.helpers import OPERATOR, config_for, progress, published, sum_of_counts, table_rows
+from tests.spark.pipeline.helpers import published, table_rows, valid_rows
+from tests.spark.pipeline.jobs import job, metric, table
 
-GOOD = [b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}' % (number, number) for number in range(30)]
-BAD = [b"not json", b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}']
+GOOD = [b'{"user": "u%d", "page": "/", "ms": %d}' % (number, number) for number in range(30)]
+BAD = [b"not json", b'{"user": "u1", "page": "/", "ms": 0.5}']
+PARTITIONS, ZONE = "spark.sql.shuffle.partitions", "spark.sql.session.timeZone"
 
 
 @pytest.fixture
-def run(spark, fakensqd, config):
-    """Runs a job to its end; gives the batches that it reported, and its summary."""
+def settings_of(fakensqd, tmp_path):
+    """Makes the settings of a job on the emulator."""
 
-    def run(job_config=config, *, take_over=False, **changes):
+    def make(*queries, **changes):
+        addresses = {"nsqd_tcp_addresses": (fakensqd.tcp_address,), "nsqd_http_addresses": (fakensqd.http_address,)}
+        return job(tmp_path, *(queries or (table(dead_letters="clicks-dead"), metric())), **{**addresses, **changes})
+
+    return make
+
+
+@pytest.fixture
+def run_once(spark):
+    """Runs a job to its end; gives the records that it reported, and its summary."""
+
+    def run_once(settings, *, take_over=False):
         reports = []
-
-        def report(batch):
-            if batch.rows:
-                reports.append(batch)
-
-        job = Job(spark, replace(job_config, **changes), report, take_over=take_over)
-        create_channels(job_config, once=True, wait=lambda seconds: False)
+        check_work(settings)
+        check_places(settings)
+        running = Job(spark, settings, reports.append, once=True, take_over=take_over)
         try:
-            job.start(once=True)
-            assert job.wait(lambda: False)
-            job.check_drained()
+            create_channels(settings, once=True, wait=lambda seconds: False)
+            running.start()
+            assert running.wait(lambda: False)
+            running.check_drained()
         finally:
             for query in spark.streams.active:
                 query.stop()
-            summary = job.close()
+            summary = running.close(finished=True)
         return reports, summary
 
-    return run
+    return run_once
+
+
+@pytest.fixture
+def watched(spark):
+    """Starts a job that goes on, and stops it at the end of the test."""
+    started = []
+
+    def start(settings, report=lambda record: None):
+        check_work(settings)
+        running = Job(spark, settings, report, once=False)
+        started.append(running)
+        create_channels(settings, once=False, wait=lambda seconds: True)
+        running.start()
+        return running
+
+    yield start
+    for query in spark.streams.active:
+        query.stop()
+    for running in started:
+        running.close(finished=False)
 
 
 @pytest.mark.spark
-def test_job_reads_what_is_there_once_and_reports(run, fakensqd, config, tmp_path):
+def test_job_reads_what_is_there_once_and_reports(run_once, fakensqd, settings_of, tmp_path):
     publish(fakensqd, "clicks", GOOD + BAD)
     # As nsqd delivers again what a receiver had in its spool when it died before FIN. They are of 2023.
-    config = replace(config, deduplicate=3600.0, max_ahead=1e9)
-    for query in ("archive", "metrics"):
-        spool = Spool(config.spool_of(query))
+    settings = settings_of(deduplicate=3600.0)
+    for query in settings.queries:
+        spool = Spool(query.spool)
         spool.prepare()
         for receiver in ("killed", "another"):
             _, *others = columns(*range(5))
             spool.writer(receiver).write(1, [pa.array(GOOD[:5], pa.binary()), *others])
 
-    reports, summary = run(config)
+    reports, summary = run_once(settings)
 
-    archived = table_rows(tmp_path / "output" / "archive")
-    counts = published(fakensqd, "clicks-metrics", tmp_path)
-    assert len(archived) == len({(row["nsqd"], row["message_id"]) for row in archived}) == 35
-    assert summary.duplicates == {"archive": 5, "metrics": 5}
-    assert sum_of_counts(counts) == len(archived) == metrics_table(config, "metrics").status().entered
-    assert summary.late == 0
-    assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
-    assert summary.rows == {"archive": 42, "metrics": 42}
-    assert summary.set_aside["archive"] == (0, 0)
-    assert all(None not in (batch.spooled, batch.waiting) for batch in reports) or not HAS_READ_LIMITS
-    assert all(batch.lag > 0 for batch in reports)
-    assert [batch.dropped for batch in reports] == [0] * len(reports)
-    written = [sum(map(sum, (batch.tables.get(name, ()) for batch in reports))) for name in ("archive", "dead")]
-    assert written == [35, 2]
-    assert re.match(r"35 rows in \d+ files?, 0\.\d MiB, committed 20.* ago\)$", summary.tables["archive"])
-    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
-    note = read_note(config, "archive")
-    assert note.committed == note.begun == max(batch.batch_id for batch in reports if batch.query == "archive")
-    assert (note.state_rows, summary.state["archive"]) == (37, (37, note.state_bytes))
-    assert spool_state(config, "archive", note.offset).rows == 0
+    archived = table_rows(tmp_path / "output" / "clicks")
+    assert len(archived) == len({(row["_nsqd"], row["_message_id"]) for row in archived}) == 35
+    clicks, pages = summary.queries["clicks"], summary.queries["pages"]
+    assert (clicks.total.rows, clicks.total.duplicates, clicks.total.malformed, clicks.total.entered) == (42, 5, 2, 35)
+    assert (pages.total.rows, pages.total.malformed, pages.total.late) == (42, 2, 0)
+    assert sum(row["count"] for row in valid_rows(tmp_path / "output" / "pages")) == 35
+    letters = [decode_dead_letter(json.dumps(each).encode()) for each in published(fakensqd, "clicks-dead", tmp_path)]
+    assert sorted(letter.body for letter in letters) == sorted(BAD)
+    assert all(record.backlog is not None for record in reports) or not HAS_READ_LIMITS
+    assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
+    noted = read_status(settings.queries[0])
+    assert noted.committed == noted.begun >= 0
+    assert summary.progress() == "clicks 42 of 42, pages 42 of 42"
 
 
 @pytest.mark.spark
-def test_advice_about_a_damaged_checkpoint_loses_nothing(run, fakensqd, config, tmp_path):
-    config = replace(config, metrics=())
+def test_queries_of_several_topics_and_kinds_harm_no_other(run_once, fakecluster, tmp_path):
+    first, second = fakecluster.nsqds
+    publish(first, "clicks", GOOD[:5] + BAD)
+    publish(first, "frames", [b"\xff\x00"])
+    order = b'{"at": {"ms": %d}, "page": %d}'
+    publish(second, "events.orders", [order % (1_767_261_600_000 + number, number) for number in range(3)])
+    publish(second, "events.eu", [b'{"page": 1.5}'])
+    settings = job(
+        tmp_path,
+        table(),
+        table("frames", format="raw", partition_by=[]),
+        table(
+            "events",
+            topic_pattern=r"events\..*",
+            schema="page INT, at BIGINT",
+            columns={"at": "$.at.ms"},
+            time="timestamp_millis(at)",
+            partition_by=["_topic"],
+        ),
+        metric(),
+        metric("users", keys=("user",)),
+        lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses),
+    )
+    wait_for(lambda: {"clicks", "frames", "events.orders", "events.eu"} <= survey(settings).topics)
+
+    _, summary = run_once(settings)
+
+    def rows(name):
+        return table_rows(tmp_path / "output" / name)
+
+    assert sorted(row["_body"] for row in rows("clicks")) == sorted(GOOD[:5])
+    assert [row["_body"] for row in rows("frames")] == [b"\xff\x00"]
+    orders = sorted((row["page"], row["_topic"], row["_time"].year) for row in rows("events"))
+    assert orders == [(number, "events.orders", 2026) for number in range(3)]
+    assert [row["_topic"] for row in rows("events_dead")] == ["events.eu"]
+    assert sum(row["count"] for row in valid_rows(tmp_path / "output/users", ["user"])) == 5
+    assert set(summary.queries) == {"clicks", "frames", "events", "pages", "users"}
+
+
+@pytest.mark.spark
+def test_changed_metric_begins_an_epoch_and_counts_no_message_twice(run_once, fakensqd, settings_of, tmp_path):
+    publish(fakensqd, "clicks", GOOD)
+    run_once(settings_of())
     publish(fakensqd, "clicks", GOOD[:10])
-    run(config)
+
+    run_once(settings_of(table(), metric(keys=("page", "user"))))
+
+    rows = table_rows(tmp_path / "output" / "pages")
+    assert sorted((row["_epoch"], row["count"]) for row in rows) == [(1, 30)] + [(2, 1)] * 10
+    with pytest.raises(JobFailed, match=r"metric pages has a table with window 60 s, and the setting is 120 s now"):
+        run_once(settings_of(table(), metric(window=120)))
+
+
+@pytest.mark.spark
+def test_new_checkpoint_is_refused_and_with_take_over_goes_on(run_once, fakensqd, settings_of, tmp_path):
+    publish(fakensqd, "clicks", GOOD)
+    run_once(settings_of())
+    for name in ("clicks", "pages"):
+        (tmp_path / "work" / name / "checkpoint").rename(tmp_path / f"{name}-checkpoint")
+        (tmp_path / "work" / name / "spool").rename(tmp_path / f"{name}-spool")
+    publish(fakensqd, "clicks", GOOD[:10])
+    with pytest.raises(JobFailed, match=r"belongs to the checkpoint .*; this job's checkpoint is new"):
+        run_once(settings_of())
+
+    run_once(settings_of(), take_over=True)
+
+    assert len(table_rows(tmp_path / "output" / "clicks")) == 40
+
+
+@pytest.mark.spark
+def test_advice_about_a_damaged_checkpoint_loses_nothing(run_once, fakensqd, settings_of, tmp_path):
+    settings = settings_of(table())
+    publish(fakensqd, "clicks", GOOD[:10])
+    run_once(settings)
     publish(fakensqd, "clicks", GOOD[10:])
     # The job was killed after FIN: nsqd has these messages no more.
-    drain_channel(config.read_options("archive"))
-    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
-    checkpoint = Path(config.checkpoint_of("archive"))
+    drain_channel(settings.queries[0].read_options)
+    assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
+    checkpoint = Path(checkpoint_of(settings.queries[0], 1))
     (checkpoint / "metadata").unlink()
     with pytest.raises(JobFailed, match="move this directory away, leave the spool as it is, and start with --take-"):
-        check_places(config)
+        run_once(settings)
 
     checkpoint.rename(tmp_path / "damaged")
-    check_places(config, take_over=True)
-    run(config, take_over=True)
+    run_once(settings, take_over=True)
 
-    users = [row["user"] for row in table_rows(tmp_path / "output" / "archive")]
+    users = [row["user"] for row in table_rows(tmp_path / "output" / "clicks")]
     assert set(users) == {f"u{number}" for number in range(30)}
 
 
 @pytest.mark.spark
-def test_topics_are_archived_by_their_entries_and_none_harms_another(run, fakecluster, tmp_path, caplog):
-    first, second = fakecluster.nsqds
-    publish(first, "clicks", GOOD[:5] + BAD)
-    publish(first, "frames", [b"\xff\x00"])
-    order = b'{"at": "2026-01-01T10:00:00Z", "page": %d}'
-    publish(second, "events.orders", [order % number for number in range(3)])
-    publish(second, "events.eu", [b'{"page": 1.5}'])
-    config = config_for(
-        tmp_path,
-        topic="",
-        topics={
-            "clicks": TopicSettings(),
-            "frames": TopicSettings(raw=True, partition_by="none"),
-            r"events\..*": TopicSettings(fields={"page": "int"}, time_field="at", partition_by="page"),
-        },
-        metrics=(Metric("pages", topic="clicks"), Metric("users", topic="clicks", keys=("user",))),
-        lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses),
-        deduplicate=3600.0,
-        max_ahead=1e9,
-    )
-    wait_for(lambda: {"clicks", "frames", "events.orders", "events.eu"} <= survey(config).topics)
-    check_places(config)
-    # Receivers have died before FIN: clicks has a message twice. Others have the same id in other topics, one of which
-    # is not in the settings any more.
-    spool = Spool(config.spool_of("archive"))
-    spool.prepare()
-    found = [(GOOD[5], "clicks"), (GOOD[5], "clicks"), (b"{}", "gone"), (b"1", "frames")]
-    for number, (body, topic) in enumerate(found):
-        _, *others = columns(1, topic=topic)
-        spool.writer(f"killed{number}").write(1, [pa.array([body], pa.binary()), *others])
-
-    reports, summary = run(config)
-
-    def rows(table):
-        return table_rows(tmp_path / "output" / table)
-
-    assert sorted(row["body"].encode() for row in rows("clicks/archive")) == sorted(GOOD[:6])
-    assert sorted(row["body"] for row in rows("frames/archive")) == [b"1", b"\xff\x00"]
-    assert sorted(row["page"] for row in rows("events.orders/archive")) == [0, 1, 2]
-    [left] = archive_tables(config, "gone")
-    reasons = [sorted(row["reason"] for row in rows(name)) for name in ("clicks/dead", "events.eu/dead", left.name)]
-    assert reasons == [
-        ["body is not a JSON object", "page is missing"],
-        ["page is not of type int"],
-        ["the topic fits no entry of the settings"],
-    ]
-    assert "gone fits no entry of the settings: 1 message that came before the entry was removed" in caplog.text
-    for name, query in (("pages", "metrics.clicks.pages"), ("users", "metrics.clicks.users")):
-        assert (
-            sum(row["count"] for row in rows(f"clicks/metrics/{name}")) == metrics_table(config, query).status().entered
-        )
-    assert metrics_table(config, "metrics.clicks.users").status().entered == 5
-    assert (summary.duplicates["archive"], summary.dead_letters) == (1, 3)
-    assert [fakecluster.depth(f"{topic}-dead") for topic in ("clicks", "events.eu")] == [2, 1]
-    assert {batch.query for batch in reports} == set(config.queries)
-    assert set(topics_with_tables(with_layout(config))) == {"clicks", "events.eu", "events.orders", "frames", "gone"}
-
-
-@pytest.mark.spark
-def test_drained_job_goes_on_with_a_new_checkpoint_and_more_partitions(run, fakensqd, config, tmp_path):
+def test_query_that_fails_starts_again_alone(watched, fakensqd, settings_of, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(job_module, "FIRST_PAUSE", 0.2)
     publish(fakensqd, "clicks", GOOD)
-    check_places(config)
-    run()
-    more = replace(config, state_partitions=3)
-    with pytest.raises(JobFailed, match=r"state_partitions 2, and the setting is 3 now: .* and start with --take"):
-        check_places(more)
-    for query in ("archive", "metrics"):
-        for place in ("checkpoint", "spool"):
-            (tmp_path / "work" / query / place).rename(tmp_path / f"{query}-{place}")
-    with pytest.raises(JobFailed, match=r"belongs to the checkpoint .*; this job's checkpoint is new"):
-        check_places(more)
-    publish(fakensqd, "clicks", GOOD[:10])
-    check_places(more, take_over=True)
-    run(more, take_over=True)
+    failing = tmp_path / "work" / "pages" / "spool"
+    failing.parent.mkdir(parents=True)
+    failing.write_text("no directory")
+    running = watched(settings_of())
+    clicks, pages = (each.status for each in running.queries)
 
-    assert len(table_rows(tmp_path / "output" / "archive")) == 40
-    rows = table_rows(tmp_path / "output" / "metrics" / "counts")
-    assert sorted((row["epoch"], row["count"]) for row in rows) == [(1, 1)] * 30 + [(2, 1)] * 10
-    assert len(list((tmp_path / "work/metrics/checkpoint/state/0").glob("[0-9]*"))) == 3
-    check_places(more)
+    running.wait(lambda: clicks.record.total.rows == 30 and pages.record.failure)
+    assert "give a directory that can be written" in pages.record.failure
+    assert "query pages has failed, and starts again in 0.2 s" in caplog.text
+    failing.unlink()
+    running.wait(lambda: pages.record.total.rows == 30)
+
+    assert (pages.record.failure, pages.record.is_running, pages.record.restarts > 0) == ("", True, True)
+    assert clicks.record.restarts == 0
 
 
 @pytest.mark.spark
-def test_job_whose_table_is_another_ones_fails_before_it_writes(spark, fakensqd, config, tmp_path):
+def test_with_once_a_query_has_three_tries(run_once, fakensqd, settings_of, monkeypatch, tmp_path):
+    monkeypatch.setattr(job_module, "TRY_PAUSE", 0.0)
+    publish(fakensqd, "clicks", GOOD[:1])
+    (tmp_path / "sinks.py").write_text("calls = []\ndef sink(rows, batch_id):\n    calls.append(1)\n    1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(JobFailed, match="query clicks: ZeroDivisionError"):
+        run_once(settings_of(table(sink="sinks:sink")))
+
+    import sinks
+
+    assert len(sinks.calls) == job_module.TRIES
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"where": "pgae = 1"}, r"\[tables\.clicks\] where.*pgae", id="where"),
+        pytest.param({"schema": "user STRNG"}, r"\[tables\.clicks\] schema.*STRNG", id="schema"),
+        pytest.param(
+            {"select": ["explode(array(1, 2)) AS n"]}, r"\[tables\.clicks\] select: makes several rows", id="generator"
+        ),
+        pytest.param({"select": ["row_number() OVER (ORDER BY ms) AS n"]}, r"\[tables\.clicks\]", id="window function"),
+        pytest.param({"partition_by": ["nothing"]}, r"\[tables\.clicks\] partition_by.*nothing", id="partition"),
+        pytest.param({"sink": "nowhere_at_all:f", "partition_by": ["_day"]}, "nowhere_at_all", id="sink"),
+    ],
+)
+def test_wrong_setting_is_told_before_anything_is_read(spark, settings_of, changes, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        Job(spark, settings_of(table(**changes)), print, once=True)
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.spark
+def test_wrong_key_of_a_metric_is_told_before_anything_is_read(spark, settings_of):
+    with pytest.raises(ValueError, match=r"\[metrics\.pages\].*nothing"):
+        Job(spark, settings_of(table(), metric(keys=("nothing",))), print, once=True)
+
+
+@pytest.mark.spark
+def test_job_whose_table_is_another_ones_fails_before_it_writes(run_once, fakensqd, settings_of, tmp_path):
     publish(fakensqd, "clicks", GOOD)
-    for table in archive_tables(config, "clicks"):
-        table.claim("theirs", take_over=False)
-    job = Job(spark, config, lambda batch: None)
-    job.start(once=False)
+    run_once(settings_of(table()))
+    before = len(table_rows(tmp_path / "output" / "clicks"))
 
-    with pytest.raises(JobFailed, match=r"^query archive: .*archive belongs to the checkpoint theirs; .*--take-over"):
-        job.wait(lambda: False)
-    for query in spark.streams.active:
-        query.stop()
-    job.close()
-    assert table_rows(tmp_path / "output" / "archive") == []
-    assert not list((tmp_path / "output" / "archive").rglob("part-*.parquet"))
+    with pytest.raises(JobFailed, match=r"clicks belongs to the checkpoint .*--take-over"):
+        run_once(settings_of(table(), work=str(tmp_path / "other")))
 
-
-@pytest.mark.spark
-def test_failing_query_fails_the_job_in_one_line(spark, config, tmp_path):
-    (tmp_path / "work" / "metrics").mkdir(parents=True)
-    (tmp_path / "work" / "metrics" / "spool").write_text("no directory")
-    job = Job(spark, config, lambda batch: None)
-    job.start(once=False)
-
-    with pytest.raises(
-        JobFailed, match=r"^query metrics: gnsq.*SpoolError: spool .*give a directory that can be written$"
-    ):
-        job.wait(lambda: False)
-    for query in spark.streams.active:
-        query.stop()
-    job.close()
-
-
-@pytest.mark.spark
-def test_query_that_does_not_start_fails_the_job(spark, config, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "archive").write_text("no directory")
-    job = Job(spark, replace(config, checkpoint=str(tmp_path / "checkpoints")), lambda batch: None)
-
-    with pytest.raises(JobFailed, match=r"query archive did not start: .*archive"):
-        job.start(once=False)
-    job.close()
+    assert len(table_rows(tmp_path / "output" / "clicks")) == before
 
 
 @pytest.mark.spark
 @pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.1 does not ask the source what is wrong")
-def test_query_that_gets_nothing_is_told_of(spark, tmp_path, caplog):
-    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
-    idle = {}
-    job = Job(spark, config, lambda batch: idle.update({batch.query: batch}))
+def test_query_that_gets_nothing_is_told_of(spark, watched, settings_of, caplog):
+    settings = settings_of(nsqd_tcp_addresses=("127.0.0.1:1",), nsqd_http_addresses=("127.0.0.1:1",))
     setting = "spark.sql.streaming.noDataProgressEventInterval"
     spark.conf.set(setting, "100")
     try:
-        job.start(once=False)
-        words = [f"query {query}: 127.0.0.1:1 not connected" for query in ("archive", "metrics")]
-        assert not job.wait(lambda: all(word in caplog.text for word in words))
-        assert {query: (batch.rows, words[0][15:] in batch.trouble) for query, batch in idle.items()} == {
-            "archive": (0, True),
-            "metrics": (0, True),
-        }
+        running = watched(settings)
+        words = [f"query {name}: 127.0.0.1:1 not connected" for name in ("clicks", "pages")]
+        assert not running.wait(lambda: all(word in caplog.text for word in words))
     finally:
         spark.conf.unset(setting)
-        for query in spark.streams.active:
-            query.stop()
-        job.close()
+
+
+# --- run()
+
+
+@pytest.fixture
+def caller(spark):
+    """A session with settings that are not the job's."""
+    caller = spark.newSession()
+    caller.conf.set(PARTITIONS, "7")
+    caller.conf.set(ZONE, "America/New_York")
+    return caller
+
+
+class Connected:
+    """What a session of Spark Connect looks like."""
+
+
+Connected.__module__ = "pyspark.sql.connect.session"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param(Connected(), "Connected is a session of Spark Connect: run the job in the driver's", id="connect"),
+        pytest.param("local[2]", "and builtins.str is no Spark session: ", id="string"),
+    ],
+)
+def test_session_that_is_not_classic_is_refused(settings, given, words):
+    with pytest.raises(JobFailed, match=words):
+        run(given, settings)
+
+
+@pytest.mark.spark
+def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd, caller, s3, tmp_path):
+    base, frames = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"), [bytes([n, 255, 0]) for n in range(20)]
+    output = join_uri(base, "output")
+    addresses = {"nsqd_tcp_addresses": (fakensqd.tcp_address,), "nsqd_http_addresses": (fakensqd.http_address,)}
+    places = {"work": join_uri(base, "work"), "output": output, "checkpoint": str(tmp_path / "checkpoint")}
+    counting = job(tmp_path, table(), metric(), **places, **addresses)
+    endless = job(tmp_path / "frames", table("frames", format="raw"), **addresses)
+    publish(fakensqd, "clicks", GOOD + BAD)
+    publish(fakensqd, "frames", frames)
+    stop, lines = threading.Event(), []
+
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(run, caller, endless, stop=stop, report=lines.append)
+        counted = run(caller, counting, once=True)
+        wait_for(lambda: any(line.startswith("frames   batch ") for line in lines) or running.done())
+        with pytest.raises(JobFailed, match="in use by another job, process "):
+            run(caller, endless)
+        stop.set()
+        archived = running.result(60)
+
+    assert counted.finished
+    assert {name: record.total.rows for name, record in counted.queries.items()} == {"clicks": 32, "pages": 32}
+    assert sorted(row["_body"] for row in table_rows(join_uri(output, "clicks"))) == sorted(GOOD)
+    assert sum(row["count"] for row in table_rows(join_uri(output, "pages"))) == len(GOOD)
+    assert not (tmp_path / "work").exists()
+    assert (archived.finished, archived.queries["frames"].total.rows) == (False, 20)
+    assert "stopping in order" in lines
+    assert sorted(row["_body"] for row in table_rows(tmp_path / "frames/output/frames")) == frames
+    assert (caller.conf.get(PARTITIONS), caller.conf.get(ZONE)) == ("7", "America/New_York")
+    assert not caller.streams.active
 
 
 # --- without Spark
 
 
-class FailingWriter:
-    """Of Spark: begins a batch, and fails to start."""
-
-    def foreachBatch(self, write):
-        self._write = write
-        return self
-
-    def start(self):
-        self.batch = threading.Thread(target=self._run, daemon=True)
-        self.batch.start()
-        raise PySparkException("no")
-
-    def _run(self):
-        with pytest.raises(CancelledError):
-            self._write(None, 0)
-
-
-def test_batch_that_has_begun_ends_if_the_query_does_not_start(config):
-    job, writer = Job(None, config, pytest.fail), FailingWriter()
-    job._notebooks["archive"] = Notebook(config, "archive")
-
-    with pytest.raises(JobFailed, match="query archive did not start: no"):
-        job._start_writer("archive", writer, pytest.fail)
-
-    writer.batch.join(20)
-    assert not writer.batch.is_alive()
-
-
-def test_what_was_read_before_the_start_is_not_waited_for(fakensqd, config):
-    publish(fakensqd, "clicks", GOOD)
-    spool = Spool(config.spool_of("archive"))
-    spool.prepare()
-    for number in (1, 2):
-        spool.writer("r").write(number, columns(1, 2, 3))
-    job = Job(None, config, lambda batch: None)
-    job._notebooks["archive"] = Notebook(config, "archive")
-    job._look_for_messages("archive")
-
-    told = progress()
-    told["sources"][0]["startOffset"] = encode_offset({"r": 1}, "clicks/archive")
-    job._handle_progress("archive", told)
-    job._handle_progress("archive", told)
-
-    assert job.summary.progress() == "archive 20 of 33"
-
-
-def test_job_whose_lease_is_lost_fails(config):
+def test_job_whose_lease_is_lost_fails(spark, settings_of):
     def check():
-        raise LeaseLost("owner.json: this process has lost the lease")
+        raise LeaseLost("job.json: this process has lost the lease")
 
     with pytest.raises(LeaseLost):
-        Job(None, config, print, check_lock=check).wait(lambda: False)
-
-
-def test_damaged_layout_does_not_hide_the_end_of_the_job(config, caplog):
-    job = Job(None, config, print)
-    Path(config.work).mkdir(exist_ok=True)
-    Path(config.work, "layout.json").write_text("{")
-
-    assert not job.close().tables
-    assert "layout.json can't be used" in caplog.text
-
-
-def test_drained_means_all_that_was_there(fakensqd, config):
-    publish(fakensqd, "clicks", GOOD)
-    job = Job(None, config, lambda batch: None)
-    job.summary.due = {"archive": 30}
-
-    with pytest.raises(JobFailed, match="archive has ended with 30 messages left at nsqd: it has read 0 of 30"):
-        job.check_drained()
-    job._troubles["archive"] = "a:4150 not connected: refused"
-    with pytest.raises(JobFailed, match="nothing came for idleTimeout: a:4150 not connected: refused"):
-        job.check_drained()
-    assert job.summary.progress() == "archive 0 of 30"
-    job.summary.rows["archive"] = 30
-    job.check_drained()
-
-
-def test_whether_it_is_drained_may_not_be_known(tmp_path):
-    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
-    job = Job(None, config, lambda batch: None)
-    job.summary.due = {"archive": 0}
-
-    with pytest.raises(JobFailed, match="query archive: whether all is read is not known"):
-        job.check_drained()
-    with pytest.raises(JobFailed, match="query archive: what is there to read is not known"):
-        job._look_for_messages("archive")
-
-
-def test_rows_that_spark_drops_are_an_error(config, caplog):
-    reports = []
-    job = Job(None, config, reports.append)
-    job._notebooks["archive"] = Notebook(config, "archive")
-    with caplog.at_level(logging.ERROR):
-        job._handle_progress("archive", progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 2}]))
-
-    assert [(batch.dropped, batch.duplicates) for batch in reports] == [(2, 1)]
-    assert "batch 3: Spark has dropped 2 rows as late" in caplog.text
+        Job(spark, settings_of(), print, once=False, check_lock=check).wait(lambda: False)

@@ -18,7 +18,6 @@ from deltalake import DeltaTable
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
-from gnsq.spark.pipeline.layout import maintained
 from gnsq.spark.pipeline.maintenance import (
     BUSY_BYTES,
     RETENTION,
@@ -32,10 +31,10 @@ from gnsq.spark.pipeline.maintenance import (
     vacuum,
 )
 from gnsq.spark.pipeline.parquet import write
-from gnsq.spark.pipeline.progress import Notebook
+from gnsq.spark.pipeline.status import Status
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import wait_for
-from tests.spark.pipeline.helpers import config_for
+from tests.spark.pipeline.jobs import job
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("id", pa.int64()), ("body", pa.string())])
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -494,20 +493,6 @@ def test_files_of_a_batch_that_runs_for_long_stay(archived):
     assert orphan in archived.files_on_disk()
 
 
-def test_retention_is_more_than_the_age_of_a_batch_that_runs(tmp_path):
-    (tmp_path / "work").mkdir()
-    config = config_for(tmp_path)
-    note = Path(config.work, "archive/progress.json")
-    Notebook(config, "archive").begin(5)
-    began = dt.datetime.now(dt.UTC) - dt.timedelta(days=8)
-    note.write_text(json.dumps({**json.loads(note.read_text()), "begun_at": began.isoformat()}))
-
-    locations, retention = maintained(config)
-
-    assert retention > 9 * 86_400 - 60
-    assert f"{config.output}/archive" in locations
-
-
 @pytest.fixture
 def maintenance(archived, tmp_path):
     maintenance = Maintenance(lambda: ([archived.location], RETENTION), every=2, log=tmp_path / "spark.log")
@@ -575,14 +560,20 @@ def test_result_is_read_beside_what_a_library_prints(maintenance, archived, capl
     assert (maintenance.merged, caplog.text) == (204, "")
 
 
-def test_command_maintains_now(tmp_path):
-    config = config_for(tmp_path)
-    archived = Archive(Path(config.output), "archive")
+@pytest.mark.parametrize("age", [0.0, 9 * 86_400.0], ids=["idle", "with a batch that runs for long"])
+def test_command_maintains_now_and_keeps_the_files_of_running_batches(tmp_path, age):
+    settings = job(tmp_path)
+    archived = Archive(Path(settings.output), "clicks")
     archived.append(2)
     orphan = aged_orphan(archived)
-    given = ["--topic", "clicks", "--output", config.output, "--work", config.work]
+    if age:
+        Status(settings.queries[0], now=lambda: time.time() - age).begin(5)
+    file = tmp_path / "job.toml"
+    given = {"work": settings.work, "output": settings.output, "nsqd_tcp_addresses": ["127.0.0.1:1"]}
+    lines = [*(f"{name} = {json.dumps(value)}" for name, value in given.items()), "[tables.clicks]", 'schema = "x INT"']
+    file.write_text("\n".join(lines))
 
-    done = CliRunner().invoke(main, [*given, "--nsqd-tcp-address", "127.0.0.1:1", "maintain"])
+    done = CliRunner().invoke(main, ["--config", str(file), "maintain"])
 
     assert (done.exit_code, done.output) == (0, "maintained: 0 files merged\n")
-    assert orphan not in archived.files_on_disk()
+    assert (orphan in archived.files_on_disk()) == bool(age)

@@ -34,7 +34,6 @@ def script(name):
     [
         pytest.param(script("gnsq-pipeline"), id="gnsq-pipeline"),
         pytest.param(["-m", "gnsq.spark.pipeline"], id="module"),
-        pytest.param(["-m", "gnsq.spark.pipeline.demo"], id="demo"),
     ],
 )
 @pytest.mark.subprocess

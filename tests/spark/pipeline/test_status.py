@@ -1,30 +1,319 @@
 import datetime as dt
+import logging
 import os
-import re
-from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 
 from gnsq.spark.offsets import encode_offset
-from gnsq.spark.pipeline.delta import BatchIdentity
-from gnsq.spark.pipeline.layout import archive_tables
+from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.lock import WorkLock
-from gnsq.spark.pipeline.maintenance import maintain_table
-from gnsq.spark.pipeline.parquet import write
-from gnsq.spark.pipeline.progress import Notebook
-from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
-from gnsq.spark.pipeline.topics import TopicSettings
-from gnsq.spark.pipeline.windows import Metric
+from gnsq.spark.pipeline.parquet import DataFile
+from gnsq.spark.pipeline.status import (
+    Counts,
+    QueryStatus,
+    Status,
+    Summary,
+    batch_line,
+    read_status,
+    status_lines,
+    summary_lines,
+)
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns, publish
-from tests.spark.pipeline.helpers import OPERATOR, config_for, put_note
+from tests.spark.pipeline.jobs import OPERATOR, job, metric, progress, table
 
-NOW = dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC)
+NOW = dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC).timestamp()
+ENDED = dt.datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=dt.UTC).timestamp()
+IDLE = {"numInputRows": 0, "observedMetrics": {}}
 
 
-def fill(config, query="archive"):
-    """Two receivers, one of which has ended: three segments of 2 rows each; one of another is damaged."""
-    spool = Spool(config.spool_of(query))
+def now():
+    return NOW
+
+
+@pytest.fixture
+def query(settings):
+    return settings.queries[0]
+
+
+@pytest.fixture
+def status(query):
+    return Status(query, now=now)
+
+
+def file_of(name, rows):
+    return DataFile(name, "f.parquet", 100, rows, None, "{}")
+
+
+# --- the record
+
+
+def test_batch_changes_the_record(status):
+    status.running()
+    status.begin(3)
+    files = [file_of("clicks", 5), file_of("clicks", 3), file_of("clicks_dead", 1)]
+
+    status.finish(progress(stateOperators=[OPERATOR, OPERATOR]), files)
+
+    record = status.record
+    assert (record.begun, record.begun_at, record.committed, record.committed_at) == (3, NOW, 3, ENDED)
+    assert record.last == record.total == Counts(10, 8, 1, 2, duplicates=2)
+    assert record.tables == {"clicks": (8, 2), "clicks_dead": (1, 1)}
+    assert (record.waiting, record.spooled, record.backlog, record.lag) == (9, 4, 13, 11.5)
+    assert (record.rate, record.seconds, record.progress_at, record.offset) == (10 / 1.5, 1.5, NOW, {"v": 1})
+    assert (record.state_rows, record.state_bytes) == (2400, 6 * 2**20)
+
+
+def test_batches_of_a_run_are_added_up(status):
+    status.finish(progress(batchId=3))
+    status.finish(progress(batchId=4))
+    status.finish(progress(batchId=5, **IDLE))
+
+    assert (status.record.total, status.record.batches) == (Counts(20, 16, 2, 4), 2)
+    assert (status.record.last, status.record.committed, status.record.begun) == (Counts(10, 8, 1, 2), 5, 5)
+
+
+def test_progress_that_says_little(status):
+    told = progress({}, durationMs={}, stateOperators=[{**OPERATOR, "customMetrics": {}}])
+    told["sources"][0]["latestOffset"] = None
+    del told["observedMetrics"]
+
+    status.finish(told)
+
+    record = status.record
+    assert (record.waiting, record.spooled, record.backlog, record.lag, record.rate) == (None, None, None, None, 0)
+    assert record.last == Counts(10)
+
+
+def test_idle_query_has_neither_rate_nor_lag(status):
+    status.finish(progress())
+
+    status.idle(progress({"waiting": 0, "in_flight": 0, "spool_rows": 0}, batchId=4, **IDLE))
+
+    record = status.record
+    assert (record.rate, record.lag, record.backlog, record.committed) == (0, 0, 0, 3)
+    assert (record.last.rows, record.seconds) == (10, 1.5)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param({"waiting": 5, "in_flight": 0, "spool_rows": 0}, id="at nsqd"),
+        pytest.param({"waiting": 0, "in_flight": 0, "spool_rows": 5}, id="in the spool"),
+    ],
+)
+def test_lag_stays_while_something_is_left(status, left):
+    status.finish(progress())
+
+    status.idle(progress(left, **IDLE))
+
+    assert status.record.lag == 11.5
+
+
+def test_next_batch_is_not_taken_for_an_idle_query(status):
+    status.idle(progress(batchId=4))
+
+    assert status.record.progress_at == status.record.started_at
+    assert status.record.rate is None
+
+
+def test_query_that_fails_is_started_again_and_recovers(status):
+    status.running()
+    status.failed("table clicks: no space left", 10.0)
+    waiting = status.record
+
+    status.running()
+    running = status.record
+    status.finish(progress())
+
+    assert waiting.problem(NOW + 4) == "table clicks: no space left; starts again in 6 s"
+    assert (waiting.is_running, waiting.has_trouble, waiting.restarts) == (False, True, 0)
+    assert (running.is_running, running.problem(NOW), running.restarts) == (True, "table clicks: no space left", 1)
+    assert (status.record.has_trouble, status.record.restarts) == (False, 1)
+
+
+def test_query_that_is_not_started_again_keeps_its_failure(status):
+    status.failed("no space left", 10.0)
+
+    status.stopped()
+
+    assert (status.record.is_running, status.record.problem(NOW)) == (False, "no space left")
+
+
+# --- the file
+
+
+def test_query_that_has_recorded_nothing_has_an_empty_record(query):
+    assert read_status(query) == QueryStatus(name="clicks")
+
+
+def test_file_has_the_whole_record(status, query):
+    status.running()
+    status.finish(progress(stateOperators=[OPERATOR]))
+    status.begin(4)
+    status.failed("no space left", 10.0)
+
+    assert read_status(query) == status.record
+
+
+def test_next_run_knows_the_batches_of_the_run_before(status, query):
+    status.finish(progress(stateOperators=[OPERATOR]))
+    status.begin(4)
+    status.failed("no space left", 10.0)
+    status.running()
+
+    record = Status(query, now=now).record
+
+    assert (record.committed, record.begun, record.offset, record.state_rows) == (3, 4, {"v": 1}, 1200)
+    assert (record.total, record.restarts, record.failure, record.lag) == (Counts(), 0, "", None)
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["with rows", "without rows"])
+def test_record_of_another_checkpoint_ends_with_the_first_batch(status, query, is_given):
+    status.finish(progress(batchId=7))
+    status.begin(8)
+
+    after = Status(query)
+    if is_given:
+        after.begin(0)
+    after.finish(progress(batchId=0))
+
+    assert (after.record.committed, after.record.begun) == (0, 0)
+    assert read_status(query) == after.record
+
+
+def test_running_batch_of_a_new_checkpoint_is_known(status):
+    status.finish(progress(batchId=7))
+
+    status.begin(0)
+
+    record = status.record
+    assert (record.committed, record.begun, record.offset, record.total.rows) == (-1, 0, None, 10)
+
+
+def test_record_one_batch_behind_goes_on(status):
+    # The job was killed after Spark's commit of batch 4.
+    status.finish(progress(batchId=3))
+
+    status.begin(5)
+
+    assert (status.record.committed, status.record.begun, status.record.offset) == (3, 5, {"v": 1})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"total": {}, "last": {"more": 1}}', '{"more": 1}'])
+def test_damaged_file_is_told_and_replaced(query, caplog, text):
+    os.makedirs(query.notes)
+    path = f"{query.notes}/status.json"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+    status = Status(query, now=now)
+    status.begin(0)
+
+    assert f"{path} is not a status of the job" in caplog.text
+    assert read_status(query) == status.record
+
+
+def test_query_goes_on_if_its_record_can_not_be_written(status, query, caplog):
+    os.rmdir(query.notes)
+
+    status.begin(3)
+
+    assert status.record.begun == 3
+    assert "status of query clicks not written" in caplog.text
+
+
+# --- trouble
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        pytest.param({"waiting": 1200, "in_flight": 0}, "1,200 messages wait at nsqd, and none comes", id="waiting"),
+        pytest.param({"spool_rows": 0}, "what waits at nsqd is not known", id="nobody answers"),
+        pytest.param({"spool_rows": 0, "trouble": "a:4150 not connected"}, "a:4150 not connected", id="trouble"),
+    ],
+)
+def test_silence_is_told_once_when_it_lasts(status, query, caplog, source, words):
+    silent, busy = progress(source, **IDLE), progress()
+    troubles = []
+    for told in (silent, silent, silent):
+        status.idle(told)
+        troubles.append((words in status.record.trouble, len(caplog.records)))
+
+    status.finish(busy)
+    status.idle(silent)
+    over = status.record.trouble
+    status.idle(silent)
+
+    assert troubles == [(False, 0), (True, 1), (True, 1)]
+    assert (over, len(caplog.records)) == ("", 2)
+    assert read_status(query).trouble == status.record.trouble
+
+
+@pytest.mark.parametrize(
+    ("addresses", "source"),
+    [
+        pytest.param(("127.0.0.1:1",), {"waiting": 0, "in_flight": 0}, id="nothing there"),
+        pytest.param(("127.0.0.1:1",), {}, id="nothing said yet"),
+        pytest.param((), {"spool_rows": 0}, id="nobody to ask"),
+    ],
+)
+def test_idle_query_is_no_trouble(tmp_path, addresses, source):
+    [query] = job(tmp_path, nsqd_http_addresses=addresses).queries
+    status = Status(query)
+    for _ in range(3):
+        status.idle(progress(source, **IDLE))
+
+    assert status.record.trouble == ""
+
+
+def test_trouble_of_the_source_is_told_with_a_batch(status):
+    status.finish(progress({"spool_rows": 0, "trouble": "a:1 refused"}))
+
+    assert batch_line(status.record).endswith(", a:1 refused")
+
+
+def test_rows_of_a_table_that_spark_has_dropped_are_an_error(tmp_path, caplog):
+    for query in job(tmp_path, table(), metric()).queries:
+        Status(query).finish(progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 2}]))
+
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "query clicks, batch 3: Spark has dropped 2 rows as late" in record.message
+
+
+# --- texts
+
+RECORD = QueryStatus(
+    name="clicks",
+    committed=7,
+    last=Counts(50_000),
+    rate=20_000.0,
+    lag=3.26,
+    waiting=1200,
+    spooled=300,
+    tables={"clicks": (49_996, 2), "clicks_dead": (4, 1)},
+)
+
+
+def test_batch_is_one_line():
+    assert batch_line(RECORD) == (
+        "clicks   batch      7:    50,000 rows,    20,000 rows/s, clicks 49,996 rows in 2 files, "
+        "clicks_dead 4 rows in 1 file, backlog 1,200 at nsqd + 300 in the spool, lag 3.3 s"
+    )
+
+
+def test_what_is_not_known_is_left_out():
+    record = QueryStatus(name="pages", committed=0, last=Counts(5))
+
+    assert batch_line(record) == "pages    batch      0:         5 rows,         0 rows/s"
+
+
+def fill(query):
+    """Two receivers, one of which has ended: three segments of 2 rows each."""
+    spool = Spool(query.spool)
     spool.prepare()
     first, second = spool.writer("first"), spool.writer("second")
     for number in (1, 2):
@@ -32,138 +321,133 @@ def fill(config, query="archive"):
     first.close(2)
     second.write(1, columns(5, 6))
     for segment in spool.listing().segments:
-        os.utime(f"{config.spool_of(query)}/{segment.path}", (NOW.timestamp() - segment.number * 60,) * 2)
+        os.utime(f"{query.spool}/{segment.path}", (NOW - segment.number * 60,) * 2)
     return spool
 
 
-def test_tables_are_told(config):
-    archive, dead = archive_tables(config, "clicks")
-    for table in (archive, dead):
-        table.claim("a", take_over=False)
-    target = dead.target(0)
-    row = {"reason": "bad", "body": b"x", "message_id": "1", "nsqd": "n", "published_at": NOW}
-    batch = pa.RecordBatch.from_pylist([row], schema=target.schema)
-    for batch_id in range(2):
-        dead.commit(BatchIdentity("a", batch_id, 1, 1), write([batch], lambda rows: [(target, rows)]))
-    maintain_table(f"{config.output}/dead", retention=None, quiet=0)
+def test_summary_has_a_block_for_each_query(tmp_path):
+    settings = job(tmp_path, table(), metric())
+    clicks, pages = settings.queries
+    spool = fill(clicks)
+    segment = next(each for each in spool.listing().segments if each.receiver == "second")
+    with open(f"{clicks.spool}/{segment.path}", "r+b") as file:
+        file.truncate(100)
+    assert spool.read(segment) == []
+    statuses = [Status(query, now=now) for query in (clicks, pages)]
+    for status in statuses:
+        status.running()
+        told = progress(stateOperators=[{**OPERATOR, "numRowsDroppedByWatermark": 3}])
+        told["sources"][0]["endOffset"] = None
+        status.finish(told)
+        status.stopped()
+    queries = {status.record.name: status.record for status in statuses}
+    summary = Summary(queries=queries, due={"clicks": 1000}, merged=40, seconds=61.4)
 
-    lines = [line for line in status_lines(config, dt.datetime.now(dt.UTC)) if "table" in line]
+    lines = list(summary_lines(summary, settings, NOW))
 
-    assert lines[0] == "         table archive 0 rows in 0 files, 0.0 MiB"
-    assert re.fullmatch(
-        r" +table dead 2 rows in 1 file, 0.0 MiB, committed 20.* ago\), files merged 20.* ago\)", lines[1]
+    numbers = (
+        "10 rows in 1 batch, 8 entered, 1 malformed, 2 with rescued values, 1 duplicate left out, "
+        "3 left out as too late"
     )
+    assert lines[:3] == [
+        "clicks   batch 3 committed 2026-01-01 00:00:01 UTC (0:59:58 ago), lag 11.5 s",
+        f"         {numbers}, since 2026-01-01 01:00:00 UTC (0:00:00 ago)",
+        "         state 1,200 rows, 3.0 MiB",
+    ]
+    assert ", 1 segment with 2 rows set aside as unreadable" in lines[3]
+    assert lines[4].startswith("pages    batch 3 committed")
+    assert lines[-1] == "job      40 files merged, 61 s"
+    assert summary.progress() == "clicks 10 of 1,000"
 
 
-def test_where_a_query_stands(fakensqd, config, tmp_path):
-    fill(config)
+# --- --status
+
+
+def test_tables_are_told(settings, query):
+    Table(query.name, query.location, pa.schema([("user", pa.string())])).claim("a", take_over=False)
+
+    lines = [line for line in status_lines(settings, NOW) if "table" in line]
+
+    assert lines == ["         table clicks 0 rows in 0 files, 0.0 MiB"]
+
+
+def test_where_a_query_stands(fakensqd, tmp_path):
+    addresses = {
+        "nsqd_tcp_addresses": (fakensqd.tcp_address,),
+        "nsqd_http_addresses": (fakensqd.http_address,),
+    }
+    settings = job(tmp_path, table(), metric(), **addresses)
+    clicks = settings.queries[0]
+    fill(clicks)
     publish(fakensqd, "clicks", [b"1", b"2", b"3"])
-    put_note(
-        config,
-        offset=encode_offset({"first": 1}, "clicks/archive"),
-        batchId=4,
-        timestamp="2026-01-01T00:58:53.500Z",
-        stateOperators=[OPERATOR],
-    )
-    Notebook(config, "archive").begin(5)
-    size = sum(segment.size for segment in Spool(config.spool_of("archive")).listing().segments)
+    status = Status(clicks, now=now)
+    status.running()
+    told = progress(batchId=4, timestamp="2026-01-01T00:58:53.500Z", stateOperators=[OPERATOR])
+    told["sources"][0]["endOffset"] = encode_offset({"first": 1}, "clicks/clicks")
+    status.finish(told)
+    status.begin(5)
+    status.failed("no space left", 5.0)
+    status.running()
 
-    with WorkLock(str(tmp_path / "work"), lambda seconds: True):
-        lines = list(status_lines(config, NOW))
+    with WorkLock(settings.work, lambda seconds: True):
+        lines = list(status_lines(settings, NOW))
 
     assert lines[0] == f"job      running, process {os.getpid()}"
-    assert lines[1].startswith(
-        "archive  batch 4 committed 2026-01-01 00:58:55 UTC (0:01:05 ago), lag 3,545.0 s, batch 5 begun"
+    assert lines[1] == (
+        "clicks   running, batch 4 committed 2026-01-01 00:58:55 UTC (0:01:05 ago), lag 3,545.0 s, "
+        "batch 5 begun 2026-01-01 01:00:00 UTC (0:00:00 ago)"
     )
-    assert lines[2] == "         state 1,200 rows, 3.0 MiB"
-    assert lines[3].startswith("         spool 4 rows, ")
-    assert lines[3].endswith(" bytes waiting, the oldest for 0:02:00, 1 receiver not closed")
-    assert f"{size:,}" not in lines[3]
-    assert lines[4:] == [
+    assert lines[2] == "         no space left"
+    assert lines[3].startswith("         10 rows in 1 batch, 8 entered, 1 malformed, ")
+    assert ", started again 1 time, since 2026-01-01 01:00:00 UTC" in lines[3]
+    assert lines[4] == "         state 1,200 rows, 3.0 MiB"
+    assert lines[5].startswith("         spool 4 rows, ")
+    assert lines[5].endswith(" bytes waiting, the oldest for 0:02:00, 1 receiver not closed")
+    assert lines[6:] == [
         "         nsqd 3 messages waiting or in flight",
-        "metrics  no batch yet",
+        "pages    no batch yet",
         "         spool 0 rows, 0 bytes waiting",
         "         nsqd 3 messages waiting or in flight",
     ]
 
 
-def test_depths_are_told_by_topic_and_channel(fakensqd, config):
-    for topic, count in (("clicks", 3), ("views", 2)):
-        publish(fakensqd, topic, [b"1"] * count)
+def test_query_of_a_job_that_was_killed_does_not_run(settings, status):
+    status.begin(0)
+    status.running()
+    status.failed("no space left", 5.0)
 
-    lines = status_lines(replace(config, topic="clicks,views", metrics=(Metric("a", topic="views"),)), NOW)
+    lines = list(status_lines(settings, NOW))
 
-    assert [line.strip() for line in lines if "nsqd" in line] == [
-        "nsqd topic clicks 3 messages waiting or in flight",
-        "nsqd topic views 2 messages waiting or in flight",
-        "nsqd 2 messages waiting or in flight",
-    ]
-
-
-def test_pattern_for_external_receivers_is_told(tmp_path):
-    given = {"topic": "", "topics": {"v.*": TopicSettings()}, "lookupd_http_addresses": ("127.0.0.1:1",)}
-    config = config_for(tmp_path, receivers="external", **given)
-
-    assert f"         receivers need --topic-pattern '{config.topic_pattern}'" in list(status_lines(config, NOW))
-
-
-def test_raw_bodies_have_one_query(tmp_path):
-    lines = "\n".join(status_lines(config_for(tmp_path, raw=True), NOW))
-
-    assert "archive" in lines
-    assert "metrics" not in lines
+    assert lines[0] == "job      not running"
+    assert lines[1].startswith("clicks   no batch committed, batch 0 begun")
+    assert lines[2] == "         no space left"
 
 
 def test_nothing_has_run_and_nobody_answers(tmp_path):
-    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
+    settings = job(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
 
-    lines = list(status_lines(config, NOW))
+    lines = list(status_lines(settings, NOW))
 
-    assert lines[:3] == ["job      not running", "archive  no batch yet", "         spool 0 rows, 0 bytes waiting"]
+    assert lines[:3] == ["job      not running", "clicks   no batch yet", "         spool 0 rows, 0 bytes waiting"]
     assert lines[3].startswith("         nsqd unknown: ")
     assert not (tmp_path / "work").exists()
-
-
-def test_what_can_not_be_read_is_told(tmp_path):
-    config = config_for(tmp_path, spool=str(tmp_path / "spool"))
-    fill(config)
-    (tmp_path / "work/archive").mkdir(parents=True)
-    (tmp_path / "work/archive/progress.json").write_text("[]")
-
-    lines = list(status_lines(config, NOW))
-
-    assert re.fullmatch("archive  .*/work/archive/progress.json is not a note of the job .*: delete it, .*", lines[1])
-
-
-def test_segments_set_aside_are_counted(config):
-    spool = fill(config)
-    segment = next(each for each in spool.listing().segments if each.receiver == "second")
-    path = f"{config.spool_of('archive')}/{segment.path}"
-    with open(path, "r+b") as file:
-        file.truncate(100)
-    assert spool.read(segment) == []
-
-    state = spool_state(config, "archive", None)
-
-    assert (state.rows, state.set_aside, state.rows_set_aside) == (4, 1, 2)
-    assert spool_state(config, "metrics", None) == SpoolState()
-    assert "1 segment with 2 rows set aside as unreadable" in "\n".join(status_lines(config, NOW))
 
 
 def test_bad_places_and_files_are_told(tmp_path):
     (tmp_path / "work").write_text("a file")
     https = {"nsqd_http_addresses": ("https://127.0.0.1:1",), "nsq": {"tlsCaFile": str(tmp_path / "none")}}
-    config = config_for(tmp_path, **https)
 
-    lines = list(status_lines(config, NOW))
+    lines = list(status_lines(job(tmp_path, **https), NOW))
 
     assert lines[0].startswith("job      unknown: ")
+    assert lines[1].startswith("clicks   ")
+    assert "Not a directory" in lines[1]
     assert [line for line in lines if line.startswith("         nsqd unknown: ")]
 
 
-def test_status_changes_nothing(config, tmp_path):
-    fill(config)
+def test_status_changes_nothing(settings, query, tmp_path):
+    fill(query)
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    list(status_lines(config, NOW))
+    list(status_lines(settings, NOW))
 
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before

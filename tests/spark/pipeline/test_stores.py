@@ -145,7 +145,7 @@ def test_credentials_that_expire_are_told_and_nothing_is_lost_after_they_are_ren
     archive.claim("ours", take_over=False)
     archive.commit(BatchIdentity("ours", 0, 1, 1), files(archive, 0, 1))
     written = files(archive, 1, 2)
-    words = r"^table s3://\*\*\*@bucket/\S+/archive: [^\n]*[Ee]xpired[^\n]*: renew the credentials, then start"
+    words = r"^table s3://\*\*\*@bucket/\S+/archive: [^\n]*[Ee]xpired[^\n]*: renew the credentials\. Nothing is lost"
 
     proxy.has_expired = True
     with pytest.raises(JobFailed, match=words):

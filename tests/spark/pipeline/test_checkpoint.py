@@ -1,13 +1,25 @@
+import json
 import os
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.offsets import encode_offset
+from gnsq.spark.pipeline.checkpoint import (
+    checkpoint_id,
+    checkpoint_of,
+    identify,
+    last_batch,
+    read_epoch,
+    settings_hash,
+    settle_epoch,
+)
 from gnsq.spark.pipeline.durable import mend_checkpoint
-from gnsq.spark.pipeline.progress import checkpoint_id, identify, last_batch
-from gnsq.spark.pipeline.windows import Metric
+from gnsq.spark.spool.spool import Spool
+from tests.spark.helpers import columns
 from tests.spark.pipeline.helpers import put_batch, put_checkpoint
+from tests.spark.pipeline.jobs import job, metric, table
 
 
 def test_checkpoint_has_the_identity_that_spark_gave_it(tmp_path):
@@ -54,74 +66,120 @@ def test_location_of_sparks_alone_is_told_without_its_secrets():
 # --- batches
 
 
-def test_batch_is_told_by_its_offsets(config, tmp_path):
-    checkpoint = tmp_path / "work/archive/checkpoint"
-    put_batch(checkpoint, 7, "offsets")
-    batch = identify(config, "archive", "a", 7)
+def test_batch_is_told_by_its_offsets(tmp_path):
+    put_batch(tmp_path, 7, "offsets")
+    batch = identify(str(tmp_path), "a", 7, 1)
 
-    assert (batch.owner, batch.number) == ("a", 7)
-    assert identify(config, "archive", "a", 7) == batch
-    put_batch(checkpoint, 7, "others")
-    assert identify(config, "archive", "a", 7).offsets not in (0, batch.offsets)
+    assert (batch.owner, batch.number, batch.settings) == ("a", 7, 1)
+    assert identify(str(tmp_path), "a", 7, 1) == batch
+    put_batch(tmp_path, 7, "others")
+    assert identify(str(tmp_path), "a", 7, 1).offsets not in (0, batch.offsets)
 
 
-def test_batch_of_a_checkpoint_that_only_spark_can_read_is_told_by_its_number(config):
-    assert identify(replace(config, checkpoint="s3a://bucket/c"), "archive", "a", 7).offsets == 0
+def test_batch_of_a_checkpoint_that_only_spark_can_read_is_told_by_its_number():
+    assert identify("s3a://bucket/c", "a", 7, 1).offsets == 0
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"fields": {"user": "string", "page": "string", "n": "int"}},
-        {"fields": {"user": "int", "page": "string"}},
-        {"required_fields": ("page",)},
-        {"time_field": "at"},
+        {"schema": "user STRING"},
+        {"columns": {"page": "$.at.page"}},
+        {"time": "at"},
         {"max_ahead": 1.0},
-        {"metrics": (Metric(keys=("user",)),)},
+        {"where": "ms > 1"},
+        {"mismatch": "rescue"},
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_settings_that_divide_events_from_others_are_part_of_a_batch(config, tmp_path, changes):
-    put_batch(tmp_path / "work/metrics/checkpoint", 0, "offsets")
-    batch = identify(config, "metrics", "a", 0)
+def test_settings_that_divide_events_from_others_are_part_of_a_batch(tmp_path, changes):
+    [query], [same] = job(tmp_path).queries, job(tmp_path, table(keep="rest", partition_by=[])).queries
+    [other] = job(tmp_path, table(**changes)).queries
 
-    same = identify(
-        replace(config, fields={"page": "string", "user": "STRING"}, max_rows_per_batch=1), "metrics", "a", 0
-    )
-    other = identify(replace(config, **changes), "metrics", "a", 0)
-
-    assert same == batch
-    assert (other.offsets == batch.offsets, other.settings == batch.settings) == (True, False)
+    assert settings_hash(query) == settings_hash(same) != settings_hash(other)
 
 
-def test_state_that_the_batch_before_has_written_is_on_the_disk(config, tmp_path, monkeypatch):
-    checkpoint = tmp_path / "work/archive/checkpoint"
-    put_batch(checkpoint, 6, "offsets")
+def test_state_that_the_batch_before_has_written_is_on_the_disk(tmp_path, monkeypatch):
+    put_batch(tmp_path, 6, "offsets")
     for name in ("old.changelog", "7.changelog"):
-        (checkpoint / "state/0/0").mkdir(parents=True, exist_ok=True)
-        (checkpoint / "state/0/0" / name).touch()
-    os.utime(checkpoint / "state/0/0/old.changelog", (0, 0))
-    put_batch(checkpoint, 7, "offsets")
+        (tmp_path / "state/0/0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "state/0/0" / name).touch()
+    os.utime(tmp_path / "state/0/0/old.changelog", (0, 0))
+    put_batch(tmp_path, 7, "offsets")
     synced = set()
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}")))
 
-    identify(config, "archive", "a", 7)
+    identify(str(tmp_path), "a", 7, 1)
 
-    assert {f"{checkpoint}/state/0/0/7.changelog", f"{checkpoint}/state/0/0"} <= synced
-    assert f"{checkpoint}/state/0/0/old.changelog" not in synced
+    assert {f"{tmp_path}/state/0/0/7.changelog", f"{tmp_path}/state/0/0"} <= synced
+    assert f"{tmp_path}/state/0/0/old.changelog" not in synced
 
 
-def test_batch_is_on_the_disk_with_the_end_of_the_one_before(config, tmp_path, monkeypatch):
-    checkpoint = tmp_path / "work/archive/checkpoint"
-    put_checkpoint(checkpoint)
-    put_batch(checkpoint, 7, "offsets")
+def test_batch_is_on_the_disk_with_the_end_of_the_one_before(tmp_path, monkeypatch):
+    put_checkpoint(tmp_path)
+    put_batch(tmp_path, 7, "offsets")
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
 
-    identify(config, "archive", "a", 7)
+    identify(str(tmp_path), "a", 7, 1)
 
     names = ["metadata", "", "commits/6", "commits/.6.crc", "commits", "offsets/7", "offsets/.7.crc", "offsets"]
-    assert synced == [str(checkpoint / name) for name in names]
+    assert synced == [str(tmp_path / name) for name in names]
+
+
+# --- epochs
+
+
+def put_end(query, epoch, number, offset, committed=True):
+    """Write what a batch that Spark has planned, or committed, leaves in a checkpoint."""
+    location = Path(checkpoint_of(query, epoch))
+    put_batch(location, number, "v1\n{}\n" + json.dumps(offset))
+    if committed:
+        put_batch(location, number + 1, "v1\n{}\n" + json.dumps(offset))
+        (location / "offsets" / str(number + 1)).unlink()
+
+
+def queries_of(path, **changes):
+    return job(path, table(), metric(**changes)).queries[1]
+
+
+def test_changed_definition_begins_an_epoch_without_what_the_old_one_has_read(tmp_path, caplog):
+    query = queries_of(tmp_path)
+    assert settle_epoch(query) == settle_epoch(query) == read_epoch(query) == 1
+    spool = Spool(query.spool)
+    spool.prepare()
+    writer = spool.writer("r")
+    for number in (1, 2, 3):
+        writer.write(number, columns(1, 2))
+    put_end(query, 1, 4, encode_offset({"r": 2}, query.read_options.source))
+
+    assert settle_epoch(queries_of(tmp_path, keys=("page", "user"))) == 2
+
+    assert [segment.number for segment in spool.listing().segments] == [3]
+    assert "keys changed" in caplog.text
+
+
+def test_definition_may_change_freely_before_the_first_batch(tmp_path):
+    settle_epoch(queries_of(tmp_path))
+
+    assert settle_epoch(queries_of(tmp_path, aggregates=("sum(ms)",))) == 1
+
+
+def test_batch_that_was_begun_with_another_definition_is_finished_first(tmp_path):
+    query = queries_of(tmp_path)
+    settle_epoch(query)
+    put_end(query, 1, 4, encode_offset({"r": 2}, query.read_options.source), committed=False)
+
+    with pytest.raises(JobFailed, match="batch 4 was begun with the settings of before and is not done"):
+        settle_epoch(queries_of(tmp_path, keys=("user",)))
+    assert settle_epoch(query) == 1
+
+
+def test_window_of_a_metric_can_not_change(tmp_path):
+    settle_epoch(queries_of(tmp_path))
+
+    with pytest.raises(JobFailed, match=r"has a table with window 60 s, and the setting is 90 s now.*another name"):
+        settle_epoch(queries_of(tmp_path, window=90))
 
 
 # --- after a power failure

@@ -1,0 +1,432 @@
+"""Before Spark starts: checks directories and spools, and that an nsqd has the topics, and creates the channels."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import logging
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlencode
+
+from gnsq import LookupdClient, NsqdHTTPClient
+from gnsq.addresses import checked_address
+from gnsq.errors import NSQException
+from gnsq.localfiles import PRIVATE, make_directory
+from gnsq.protocol.names import checked_names
+from gnsq.spark.clients import connection_keywords, http_keywords
+from gnsq.spark.errors import JobFailed, SpoolInUse
+from gnsq.spark.offsets import may_follow
+from gnsq.spark.options import WriteOptions
+from gnsq.spark.pipeline.settings import JobSettings, Query, is_uri
+from gnsq.spark.source.channel import ChannelClient
+from gnsq.spark.spool.ownership import read_owner
+from gnsq.spark.spool.spool import Spool
+from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.uris import redact_uri
+from gnsq.texts import counted
+
+__all__ = ["Survey", "check_nsq", "check_places", "check_work", "create_channels", "note_queries", "survey"]
+
+logger = logging.getLogger(__name__)
+
+# In the work directory: what the job's queries have read, and by which name.
+_SOURCES = "queries.json"
+# Seconds between tries to create the channels.
+RETRY = 1.0
+
+
+# --- places
+
+
+def check_work(settings: JobSettings) -> None:
+    """Make the work directory, which the job's lock needs, if it is local.
+
+    Raises:
+        JobFailed: If the directory can't be written.
+    """
+    if not is_uri(settings.work):
+        _check_writable("setting work", settings.work)
+
+
+def check_places(settings: JobSettings) -> None:
+    """Make the directories, and check that they can be written and belong to this job. The caller holds the job's lock.
+
+    Raises:
+        NSQException: If something is wrong (JobFailed, SpoolError); the text says what to do.
+    """
+    try:
+        for query in settings.queries[:1]:
+            connection_keywords(query.read_options)
+            connection_keywords(WriteOptions.parse(query.sink))
+    except ValueError as error:
+        raise JobFailed(f"setting nsq: {error}") from error
+    _check_log(settings)
+    if is_uri(settings.output):
+        from gnsq.spark.pipeline.delta import check_store  # slow to load, and a local directory does not need it
+
+        check_store(settings.output)
+    elif settings.output:
+        _check_writable("setting output", settings.output)
+    for query in settings.queries:
+        _check_spool(query)
+    _tell_left(settings)
+
+
+def _check_log(settings: JobSettings) -> None:
+    log = settings.log
+    try:
+        if is_uri(settings.work):
+            # In the temporary directory, other users could have made it before.
+            make_directory(log.parent, PRIVATE)
+            if log.parent.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "the directory belongs to another user")
+        # Do not make the log file yet: its existence means that Spark was started.
+        with open(log, "ab") if log.exists() else tempfile.TemporaryFile(dir=log.parent):
+            pass
+    except OSError as error:
+        raise JobFailed(f"log {log} can't be written: {error.strerror}: make room for a file there") from error
+
+
+def _check_writable(subject: str, path: str, mode: int | None = None) -> None:
+    try:
+        make_directory(Path(path), mode)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise JobFailed(f"{subject} {path} can't be written: {error.strerror}: give a directory that can be") from error
+
+
+def _check_spool(query: Query) -> None:
+    options = query.read_options
+    spool = Spool(query.spool, options.spool_permissions)
+    try:
+        store = open_store(query.spool)
+        if isinstance(store, LocalStore):
+            _check_writable("spool", str(store.root), options.spool_permissions)
+            spool.prepare()
+        # Compare the owner, but do not claim the spool yet: a later check may find that the topic is a mistake.
+        found = read_owner(store)
+        for name, value in (("owner", options.spool_owner), ("source", options.source)):
+            before = str(found.get(name, value))
+            if before != value and not (name == "source" and may_follow(before, value)):
+                raise SpoolInUse(
+                    f"spool {spool.location} belongs to {name} {found[name]!r}, not to {value!r}: give this query a "
+                    "spool of its own, or delete the spool if nothing in it is needed"
+                )
+        # listing() raises if the spool has an older layout.
+        spool.listing()
+    except OSError as error:
+        raise JobFailed(f"spool {spool.location} can't be used: {error}: give a directory that can be") from error
+
+
+# --- what former queries have left
+
+
+def note_queries(settings: JobSettings) -> None:
+    """Note which channels the queries read, so that a later start can tell which are read no more."""
+    _note(settings, _noted(settings))
+
+
+def _noted(settings: JobSettings) -> dict[str, str]:
+    """Return the sources that queries of the job have read, and the names of the queries."""
+    try:
+        with open_store(settings.work, "work").open(_SOURCES) as file:
+            found: dict[str, str] = json.loads(file.read())
+            return found
+    except FileNotFoundError:
+        return {}
+
+
+def _note(settings: JobSettings, former: Mapping[str, str]) -> None:
+    """Note these sources, and those of the queries."""
+    store = open_store(settings.work, "work")
+    store.make_directory("")
+    sources = {**former, **{query.read_options.source: query.name for query in settings.queries}}
+    store.put(_SOURCES, json.dumps(sources).encode())
+
+
+def _tell_left(settings: JobSettings) -> None:
+    """Log which channels of the job are read no more, and how to delete them. Forget those that are gone."""
+    now = {query.read_options.source for query in settings.queries}
+    former = {source: name for source, name in _noted(settings).items() if source not in now}
+    if not former:
+        return
+    channels, is_complete = _channels(settings)
+    for source, name in list(former.items()):
+        left = [each for each in channels if each.is_read_by(source) and not any(map(each.is_read_by, now))]
+        for channel in left:
+            logger.warning(
+                "query %s does not read topic %s any more, and the messages in channel %s (%s now) become more: unless "
+                "another job reads it, delete it: curl -X POST %s",
+                *(name, channel.topic, channel.name, counted(channel.depth, "message", spec=","), channel.deletion),
+            )
+        if is_complete and not left:
+            del former[source]
+            continue
+        if not left:
+            logger.warning(
+                "query %s has read %s before, and nobody does now: if its channel is still there, its messages become "
+                "more: unless another job reads it, delete it at each nsqd: curl -X POST "
+                "'http://NSQD:4151/channel/delete?topic=TOPIC&channel=CHANNEL'",
+                *(name, source),
+            )
+        if name not in {query.name for query in settings.queries}:
+            logger.warning(
+                "query %s is gone from the settings; its table stays, and messages that are only in its spool %s are "
+                "in no table: give the query back and start with --once to write them",
+                *(name, redact_uri(settings.spool_of(name))),
+            )
+    _note(settings, former)
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """A channel at an nsqd, which has this URL. The URL ends with a slash."""
+
+    nsqd: str
+    topic: str
+    name: str
+    depth: int
+
+    def is_read_by(self, source: str) -> bool:
+        topics, _, channel = source.rpartition("/")
+        return channel == self.name and _fits(topics, self.topic)
+
+    @property
+    def deletion(self) -> str:
+        """The URL that deletes it, quoted for a shell."""
+        return shlex.quote(f"{self.nsqd}channel/delete?{urlencode({'topic': self.topic, 'channel': self.name})}")
+
+
+def _fits(topics: str, topic: str) -> bool:
+    """Return True if the topics of a source, as in ReadOptions.source, have a topic among them."""
+    if topics.startswith("/"):
+        return re.fullmatch(topics[1:-1], topic) is not None
+    return topic in topics.split(",")
+
+
+def _channels(settings: JobSettings) -> tuple[list[_Channel], bool]:
+    """List the channels of all nsqds. The second value is False if one may be missing."""
+    found: list[_Channel] = []
+    http = http_keywords(settings.queries[0].read_options)
+    addresses, is_complete = list(settings.nsqd_http_addresses), settings.is_asked
+    if not addresses:
+        nsqds = survey(settings)
+        addresses, is_complete = sorted(nsqds.addresses), is_complete and not nsqds.failures
+    for address in addresses:
+        client = NsqdHTTPClient.from_url(address, **http)
+        try:
+            for topic in client.stats()["topics"] or ():
+                for channel in topic["channels"] or ():
+                    found.append(
+                        _Channel(client.address, topic["topic_name"], channel["channel_name"], channel["depth"])
+                    )
+        except NSQException as error:
+            logger.warning("%s", error)
+            is_complete = False
+        finally:
+            client.close()
+    return found, is_complete
+
+
+# --- nsqd and nsqlookupd
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found over HTTP.
+
+    Attributes:
+        asked: Number of nsqds and nsqlookupds.
+        failures: Errors of those that failed.
+        topics: All topics.
+        addresses: HTTP addresses of the nsqds that nsqlookupds know.
+    """
+
+    asked: int = 0
+    failures: list[str] = field(default_factory=list)
+    topics: set[str] = field(default_factory=set)
+    addresses: set[str] = field(default_factory=set)
+
+
+def survey(settings: JobSettings) -> Survey:
+    """Ask all nsqds and nsqlookupds of the settings for their topics."""
+    http = http_keywords(settings.queries[0].read_options)
+    found = Survey()
+    clients: list[NsqdHTTPClient | LookupdClient] = [
+        *(NsqdHTTPClient.from_url(address, **http) for address in settings.nsqd_http_addresses),
+        *(LookupdClient.from_url(address, **http) for address in settings.lookupd_http_addresses),
+    ]
+    for client in clients:
+        found.asked += 1
+        try:
+            if isinstance(client, LookupdClient):
+                nodes = client.nodes()["producers"] or ()
+                found.addresses |= {checked_address(node["broadcast_address"], node["http_port"]) for node in nodes}
+                topics = [topic for node in nodes for topic in node["topics"] or ()]
+            else:
+                topics = [topic["topic_name"] for topic in client.stats()["topics"] or ()]
+            found.topics |= set(checked_names(topics, "topic"))
+        except NSQException as error:
+            found.failures.append(str(error))
+        except ValueError as error:
+            found.failures.append(f"{client.address}: {error}")
+        finally:
+            client.close()
+    return found
+
+
+def check_nsq(settings: JobSettings, found: Survey, *, once: bool, new_topic: bool = False) -> None:
+    """Check that an nsqd or nsqlookupd answers and has the topics. Without once, only warn if none answers.
+
+    A topic that the job has read before may be gone: then there is nothing to read of it.
+
+    Args:
+        new_topic: Accept topics that do not exist yet.
+
+    Raises:
+        JobFailed: If no nsqd has a topic, new_topic is False, and the job has not read the topic before (without
+            once: only if all answer); with once, also if none answers.
+    """
+    if found.failures and len(found.failures) == found.asked:
+        reason = f"neither nsqd nor nsqlookupd answers: {'; '.join(found.failures)}"
+        if once:
+            raise JobFailed(reason)
+        logger.warning("%s; waiting for them", reason)
+        return
+    for failure in found.failures:
+        logger.warning("%s", failure)
+    missing = [topic for topic in _named_topics(settings) if topic not in found.topics]
+    if not found.asked or not missing:
+        return
+    unknown = [topic for topic in missing if not _has_begun(settings, topic)]
+    if unknown and not new_topic and (once or not found.failures):
+        raise JobFailed(_unknown(settings, unknown, found))
+    logger.warning("no nsqd has the topic %s; waiting for it", ", ".join(missing))
+
+
+def _named_topics(settings: JobSettings) -> list[str]:
+    return list(dict.fromkeys(topic for table in settings.tables.values() for topic in table.topics))
+
+
+def _unknown(settings: JobSettings, topics: Sequence[str], found: Survey) -> str:
+    close = [name for topic in topics for name in difflib.get_close_matches(topic, found.topics, 3)]
+    near = f", near it are {', '.join(dict.fromkeys(close))}" if close else ""
+    names = ("nsqd_http_addresses", "lookupd_http_addresses")
+    places = " or ".join(name for name in names if getattr(settings, name))
+    tables = [f"[tables.{table.name}]" for table in settings.tables.values() if {*topics} & {*table.topics}]
+    return (
+        f"no nsqd of {places} has the topic {', '.join(topics)}{near}: correct topics of {' and '.join(tables)}, or "
+        "give --new-topic if it is still to come"
+    )
+
+
+def create_channels(
+    settings: JobSettings, *, once: bool, wait: Callable[[float], bool], new_topic: bool = False
+) -> None:
+    """Create all channels before one is read: nsqd gives messages that wait in a topic only to its first channel.
+
+    Without once, the first run of a job tries until they exist, but waits for no topic that only nsqlookupd could
+    name if another one of the job exists. A topic that no nsqd has is created at configured nsqds only if new_topic is
+    True or the job has read it before: a misspelled topic would stay there.
+
+    Args:
+        wait: Waits the given seconds; returns True if the job is to stop.
+
+    Raises:
+        JobFailed: If a topic does not exist and must not be created; with once, also if a channel can't be created.
+    """
+    shared = [topic for topic in _named_topics(settings) if len(_readers(settings, topic)) > 1]
+    shown = ", ".join(shared) or "the job"
+    if not settings.is_asked:
+        if shared:
+            logger.warning(
+                "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in "
+                "a topic that has no channel yet goes to one of them alone, and a topic that does not exist is "
+                "created",
+                shown,
+            )
+        return
+    told = ""
+    while reason := _try_create(settings, shared, once=once, new_topic=new_topic):
+        if once:
+            raise JobFailed(f"channels of {shown} not created: {reason}")
+        if reason != told:
+            logger.warning("channels of %s not created: %s", shown, reason)
+            told = reason
+        if all(_has_begun(settings, topic) for topic in shared) or wait(RETRY):
+            return
+
+
+def _try_create(settings: JobSettings, shared: Sequence[str], *, once: bool, new_topic: bool) -> str:
+    """Create the channels. Return the reason if that fails, otherwise "".
+
+    Args:
+        shared: Topics that several queries read by name.
+    """
+    found = survey(settings)
+    new = [topic for topic in _named_topics(settings) if not (new_topic or _has_begun(settings, topic))]
+    if unknown := [topic for topic in new if topic not in found.topics]:
+        if not found.failures:
+            raise JobFailed(_unknown(settings, unknown, found))
+        return "; ".join(found.failures)
+    channels: dict[str, dict[str, list[str]]] = {}
+    for topic in sorted({*found.topics, *_named_topics(settings)}):
+        if readers := _readers(settings, topic):
+            first, *others = [query.channel for query in readers]
+            channels.setdefault(first, {})[topic] = others
+    try:
+        for channel, topics in channels.items():
+            _create(settings, channel, topics)
+    except NSQException as error:
+        return str(error)
+    if settings.nsqd_http_addresses:
+        return ""
+    # With nsqlookupd alone, nothing was done for a topic that no nsqd has. One that the job has read before may be gone
+    # for ever, and must not stop the others.
+    missing = [topic for topic in shared if topic not in found.topics and not _has_begun(settings, topic)]
+    has_others = any(_readers(settings, topic) for topic in found.topics)
+    if missing and not once and not found.failures and has_others:
+        for topic in missing:
+            logger.warning(
+                "no nsqd has the topic %s; the job goes on with its other topics. nsqd gives what is published before "
+                "all of the channels %s exist to the first of them alone: create the topic and these channels at nsqd "
+                "before anything is published to it",
+                *(topic, ", ".join(query.channel for query in _readers(settings, topic))),
+            )
+        return ""
+    return f"no nsqd has the topic {', '.join(missing)}" if missing else ""
+
+
+def _create(settings: JobSettings, channel: str, topics: Mapping[str, Sequence[str]]) -> None:
+    """Create a channel and others of topics at all nsqds."""
+    options = replace(settings.queries[0].read_options, topic=",".join(topics), topic_pattern="", channel=channel)
+    client = ChannelClient(options)
+    try:
+        client.create(topics)
+    finally:
+        client.close()
+
+
+def _readers(settings: JobSettings, topic: str) -> list[Query]:
+    """List the queries that read a topic."""
+    return [query for query in settings.queries if _fits(query.read_options.source.rpartition("/")[0], topic)]
+
+
+def _has_begun(settings: JobSettings, topic: str) -> bool:
+    """Return True if all queries of a topic have locked their spools for it before: then its channels were created."""
+    try:
+        for query in _readers(settings, topic):
+            topics, _, channel = str(read_owner(open_store(query.spool)).get("source", "")).rpartition("/")
+            if channel != query.channel or not _fits(topics, topic):
+                return False
+    except OSError:
+        return False
+    return True

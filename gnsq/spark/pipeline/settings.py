@@ -1,0 +1,772 @@
+"""Settings of a job, and its queries. Each option() is a setting of the TOML file; those of JobSettings are also flags
+and environment variables.
+
+Checks all that needs neither Spark nor a connection. Reads schema_file; connects to nothing, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from gnsq.addresses import parse_address
+from gnsq.options import option
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.settings import Field, read_value
+from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, spark_name
+from gnsq.spark.uris import is_object_store, join_uri, redact_uri
+from gnsq.texts import nearest
+
+__all__ = [
+    *("JobSettings", "MetricSettings", "Query", "SettingError", "TableSettings"),
+    *("is_uri", "load_settings", "named_expression", "options_of"),
+]
+
+# Seconds.
+DAY, YEAR = 86_400, 31_536_000
+# Limit of the windows that one event is in: the event is copied for each window.
+MAX_WINDOWS = 100
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NAME = r"(?:[A-Za-z_]\w*|`[^`]+`)"
+# What names a column in SQL: a column alone, a call with one column or *, or any expression with AS.
+_COLUMN = re.compile(_NAME)
+_CALL = re.compile(rf"([A-Za-z_]\w*)\(\s*(\*|{_NAME})\s*\)")
+_AS = re.compile(rf"(.*\S)\s+AS\s+({_NAME})", re.IGNORECASE | re.DOTALL)
+# Columns that each table of a metric has.
+_METRIC_COLUMNS = ("_window_start", "_window_end", "_epoch", "_version", "_day")
+# Options of the source and the sink that the setting nsq can't have, and what to give instead.
+_OWN_OPTIONS = {
+    "topic": "topics of a table",
+    "topicpattern": "topic_pattern of a table",
+    "channel": "channel_prefix, and the names of tables and metrics",
+    "nsqdtcpaddresses": "nsqd_tcp_addresses",
+    "lookupdhttpaddresses": "lookupd_http_addresses",
+    "nsqdhttpaddresses": "nsqd_http_addresses",
+    "spool": "spool",
+    "spoolowner": "checkpoint",
+    "receivers": "receivers",
+    "maxrowsperbatch": "max_rows_per_batch",
+    "maxrows": "max_rows_per_batch",
+    "drain": "--once",
+    "rowkey": "nothing: versions tell the counts apart",
+    "checkpointlocation": "checkpoint",
+    "queryname": "the names of tables and metrics",
+    "path": "output",
+}
+# Settings of Spark's session that the job needs as they are.
+_SESSION = {
+    "spark.sql.session.timeZone": ("UTC", "days, hours and windows are UTC's"),
+    "spark.sql.ansi.enabled": ("false", "an expression that can't be computed is null, and stops no query"),
+}
+
+
+class SettingError(ValueError):
+    """A setting is missing, unknown, or can't be used. The text begins with it, as users write it.
+
+    Attributes:
+        section: The table of the TOML file: "tables.clicks", "metrics.pages", or "".
+        text: Begins with the name of the setting.
+    """
+
+    def __init__(self, text: str, section: str = "") -> None:
+        super().__init__(f"[{section}] {text}" if section else f"setting {text}")
+        self.section = section
+        self.text = text
+
+
+def options_of(settings: type) -> dict[str, Field]:
+    """Return the fields of a class that are settings of their own, by name."""
+    return {field.name: field for field in dataclasses.fields(settings) if "meaning" in field.metadata}
+
+
+class _Settings:
+    """Reads the value of each setting by its type and bounds. A duration may be text, such as "5 minutes"."""
+
+    @property
+    def _section(self) -> str:
+        return ""
+
+    def _wrong(self, text: str) -> SettingError:
+        return SettingError(text, self._section)
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def _checked(self, setting: str, check: Callable[[str], object], value: str) -> None:
+        try:
+            check(value)
+        except ValueError as error:
+            raise self._wrong(f"{setting}: {error}") from error
+
+    def __post_init__(self) -> None:
+        for name, field in options_of(type(self)).items():
+            value = getattr(self, name)
+            try:
+                self._set(**{name: _pairs(field, value) if _is_mapping(field) else read_value(field, value)})
+            except (TypeError, ValueError) as error:
+                raise self._wrong(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSettings(_Settings):
+    """One [tables.NAME]: where events come from, and how they become rows of a table.
+
+    schema_file is read into schema. topics and keep have their defaults put in.
+    """
+
+    name: str
+    topics: tuple[str, ...] = option((), "topics with the events; default: the topic of the table's name")
+    topic_pattern: str = option(
+        "",
+        "in place of topics, a regular expression for the whole names of topics; topics that nsqlookupd gets later are "
+        "added",
+    )
+    format: str = option(
+        "json", "json, or raw: bodies are archived as they came, as bytes, without a schema", choices=("json", "raw")
+    )
+    schema: str = option("", "columns and their types, in Spark's DDL (NOT NULL: required), or as JSON Schema")
+    schema_file: str = option(
+        "", "file with the schema, in place of schema; its path is relative to that of the TOML file"
+    )
+    columns: Mapping[str, str] = option(
+        None, "columns of the schema that come from elsewhere than the key of their name, and the JSONPath of each"
+    )
+    parse: str = option(
+        "",
+        "in place of schema, an SQL expression over body, topic, nsqd, message_id, attempts and published_at that "
+        "gives a struct",
+    )
+    time: str = option("", "time of an event: a column or an SQL expression; default: the time of publishing")
+    max_ahead: float = option(
+        600.0, "events whose time is further ahead of their publishing are malformed", unit="s", minimum=0, maximum=YEAR
+    )
+    where: str = option("", "SQL condition: other events are left out; default: none is")
+    select: tuple[str, ...] = option((), "columns of the table, in SQL; default: all columns of the event")
+    partition_by: tuple[str, ...] = option(
+        ("_day",), "how the table is divided: _day, _hour or _month of the event's time, or columns; []: not at all"
+    )
+    mismatch: str = option(
+        "dead",
+        "what becomes of an event with a value that does not fit the schema: dead: it is a dead letter; rescue: the "
+        "field is null, and the column _rescued has what came",
+        choices=("dead", "rescue"),
+    )
+    keep: str = option(
+        "",
+        "what is kept besides the columns: body: the whole body, in the column _body; rest: the keys that no column "
+        "took, in _rest; none; default: body, with select none",
+        choices=("body", "rest", "none"),
+    )
+    dead_letters: str = option("", "topic for malformed events; default: they are in the table NAME_dead alone")
+    sink: str = option(
+        "", "in place of a table, a Python function that is called with the rows and the batch's number, as module:name"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.keep:
+            self._set(keep="none" if self.select and self.format != "raw" else "body")
+        super().__post_init__()
+        if self.topics and self.topic_pattern:
+            raise self._wrong("topics and topic_pattern are both given: leave one out")
+        if self.topic_pattern:
+            self._checked("topic_pattern", _check_pattern, self.topic_pattern)
+        else:
+            topics = tuple(dict.fromkeys(self.topics)) or (self.name,)
+            for topic in topics:
+                self._checked("topics", assert_valid_topic_name, topic)
+            self._set(topics=topics)
+        self._check_schema()
+        columns = [name.lower() for name in self.partition_by]
+        if len(set(columns)) < len(columns):
+            raise self._wrong("partition_by: a column is there twice")
+        if self.dead_letters:
+            self._checked("dead_letters", assert_valid_topic_name, self.dead_letters)
+        if self.sink:
+            self._checked("sink", _check_function, self.sink)
+            if self.partition_by != ("_day",):
+                raise self._wrong("partition_by is for tables, and sink takes the rows in place of one: leave one out")
+
+    def _check_schema(self) -> None:
+        if self.schema and self.schema_file:
+            raise self._wrong("schema and schema_file are both given: leave one out")
+        given = [name for name in ("schema", "schema_file", "columns") if getattr(self, name)]
+        given += ["mismatch"] if self.mismatch != "dead" else []
+        if self.format == "raw":
+            given += [name for name in ("parse", "dead_letters") if getattr(self, name)]
+            given += ["keep"] if self.keep != "body" else []
+            if given:
+                raise self._wrong(f"format raw: bodies are not parsed, so leave out {', '.join(given)}")
+        elif self.parse:
+            given += ["keep"] if self.keep == "rest" else []
+            if given:
+                raise self._wrong(
+                    f"parse gives the columns, and bodies need not be JSON, so leave out {', '.join(given)}"
+                )
+        elif not self.schema and not self.schema_file:
+            raise self._wrong(
+                'schema is missing: give the columns and their types, such as schema = "user STRING, ms INT"; or '
+                'schema_file, parse, or format = "raw"'
+            )
+        if self.schema_file:
+            try:
+                text = Path(self.schema_file).read_text(encoding="utf-8-sig")
+            except (OSError, ValueError) as error:
+                raise self._wrong(f"schema_file {self.schema_file} can't be read: {error}") from error
+            if not text.strip():
+                raise self._wrong(f"schema_file {self.schema_file} is empty")
+            # So that replace() reads no file.
+            self._set(schema=text, schema_file="")
+
+    @property
+    def _section(self) -> str:
+        return f"tables.{self.name}"
+
+
+def named_expression(text: str) -> tuple[str, str]:
+    """Return the name of the column that an SQL expression makes in a metric's table, and the expression.
+
+    Of a column it is the column's name, of a function of one column FUNCTION_COLUMN, of others what follows AS.
+
+    Raises:
+        ValueError: If a name is needed, and there is none.
+    """
+    text = text.strip()
+    if match := _AS.fullmatch(text):
+        return match[2].strip("`"), match[1]
+    if _COLUMN.fullmatch(text):
+        return text.strip("`"), text
+    if match := _CALL.fullmatch(text):
+        of = "" if match[2] == "*" else "_" + match[2].strip("`")
+        return match[1].lower() + of, text
+    raise ValueError(f"{text!r} needs a name for its column: write {text} AS name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSettings(_Settings):
+    """One [metrics.NAME]: what is counted of a table's events. slide has its default put in."""
+
+    name: str
+    table: str = option("", "table whose events are counted, after its where and select; required")
+    window: float = option(60.0, "length of a window; windows begin at whole multiples of slide since 1970", unit="s")
+    slide: float = option(0.0, "time from the begin of a window to that of the next; default: window", unit="s")
+    keys: tuple[str, ...] = option(
+        (), 'events are counted for each value of these: columns of the event, _topic, or "SQL AS name"; default: none'
+    )
+    aggregates: tuple[str, ...] = option(
+        ("count(*)",),
+        "what is computed, in SQL: function(column), in the column function_column; or expression AS name",
+    )
+    keep_windows: float = option(
+        float(DAY),
+        "windows are kept so long after their end, and events that are later are left out",
+        unit="s",
+        minimum=0,
+        maximum=YEAR,
+    )
+    publish: str = option("", "topic for each changed row; default: none")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.table:
+            raise self._wrong("table is missing: give the name of the table whose events are counted")
+        if not self.slide:
+            self._set(slide=self.window)
+        for name, value, most in (("window", self.window, 31 * DAY), ("slide", self.slide, self.window)):
+            if not (1 <= value <= most and value == int(value)):
+                raise self._wrong(f"{name} {value:g} must be a whole number of seconds within 1 to {most:.0f}")
+        if self.window % self.slide or self.window / self.slide > MAX_WINDOWS:
+            raise self._wrong(
+                f"window {self.window:g} s must be a whole multiple of slide {self.slide:g} s, at most {MAX_WINDOWS} "
+                "of it"
+            )
+        if not self.aggregates:
+            raise self._wrong('aggregates is empty: give at least "count(*)"')
+        taken = {name.lower(): "is the job's own" for name in _METRIC_COLUMNS}
+        for setting in ("keys", "aggregates"):
+            for text in getattr(self, setting):
+                try:
+                    name, expression = named_expression(text)
+                except ValueError as error:
+                    raise self._wrong(f"{setting}: {error}") from error
+                if reason := taken.get(name.lower()):
+                    raise self._wrong(f"{setting}: column {name} {reason}: write {expression} AS another name")
+                taken[name.lower()] = "is there twice"
+        if self.publish:
+            self._checked("publish", assert_valid_topic_name, self.publish)
+
+    @property
+    def _section(self) -> str:
+        return f"metrics.{self.name}"
+
+
+@dataclass(frozen=True)
+class Query:
+    """All that one query needs.
+
+    Attributes:
+        name: Name of the table or metric.
+        events: Where its events come from.
+        source: Options of the format nsq.
+        sink: Options of the format nsq for publishing, with the topic if there is one.
+        checkpoint: Base of the checkpoints; Spark's own is in it.
+        location: The table; "" with sink.
+        dead_location: The table of malformed events; "" for metrics, for raw, and with sink if there is no output.
+    """
+
+    name: str
+    events: TableSettings
+    metric: MetricSettings | None
+    channel: str
+    source: Mapping[str, str] = dataclasses.field(repr=False)
+    sink: Mapping[str, str] = dataclasses.field(repr=False)
+    spool: str
+    checkpoint: str
+    notes: str
+    location: str
+    dead_location: str
+    deduplicate: float
+
+    @functools.cached_property
+    def read_options(self) -> ReadOptions:
+        """The options of the source, parsed."""
+        return ReadOptions.parse(self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(_Settings):
+    """All settings of a job.
+
+    Raises:
+        SettingError: If a setting is missing or can't be used.
+    """
+
+    work: str = option(
+        "",
+        "directory for notes, spools and checkpoints, a path or the URI of an object store; always the same for one "
+        "job; required",
+    )
+    output: str = option("", "directory of the tables, a path or the URI of an object store; required")
+    spool: str = option("", "base of the spools, a path or any URI of pyarrow.fs; default: in work")
+    checkpoint: str = option(
+        "", "base of the checkpoints, a path or any URI that Spark knows; default: in work, unless that is a URI"
+    )
+    nsqd_tcp_addresses: tuple[str, ...] = option((), "host:port of an nsqd to read from and publish to")
+    nsqd_http_addresses: tuple[str, ...] = option((), "its HTTP address, for the backlog and for --once", secret=True)
+    lookupd_http_addresses: tuple[str, ...] = option(
+        (), "URL or host:port of an nsqlookupd; finds the above", secret=True
+    )
+    nsq: Mapping[str, str] = option(None, "further options of the source and the sink, such as tls", secret=True)
+    receivers: str = option("driver", "where messages are received: driver or external", choices=("driver", "external"))
+    channel_prefix: str = option("", "what the name of each channel begins with; the name of the query follows")
+    setup: str = option(
+        "", "Python function that is called with the Spark session before the queries start, as module:name"
+    )
+    deduplicate: float = option(
+        0.0,
+        "leave out what nsqd delivers again within this time; 0: nothing",
+        unit="s",
+        minimum=0.001,
+        maximum=YEAR,
+        special=(0,),
+    )
+    maintain_every: int = option(
+        100,
+        "merge small files of a table and delete old ones after so many batches; 0: never",
+        unit="batches",
+        minimum=1,
+        special=(0,),
+    )
+    max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
+    trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0, maximum=YEAR)
+    metrics_address: str = option(
+        "", "host:port at which the job answers GET /metrics, for Prometheus; default: nowhere"
+    )
+    spark: Mapping[str, str] = option(None, "Spark's own settings, spark.master among them", secret=True)
+    tables: Mapping[str, TableSettings] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, MetricSettings] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.work.strip():
+            raise self._wrong("work is required")
+        if not self.tables:
+            raise self._wrong("tables is required: give a table [tables.NAME] for events")
+        self._check_names()
+        self._check_metrics()
+        self._check_locations()
+        self._check_addresses()
+        self._check_topics()
+        if self.setup:
+            self._checked("setup", _check_function, self.setup)
+        for name, (needed, reason) in _SESSION.items():
+            if (given := self.spark.get(name, needed)).lower() != needed.lower():
+                raise self._wrong(f"spark: {name} {given!r}: {reason}: leave it out")
+        self._check_options()
+        self._check_places()
+
+    def _check_names(self) -> None:
+        # Directories of some file systems do not tell names apart that differ in case only.
+        taken: dict[str, str] = {}
+        named: list[tuple[str, TableSettings | MetricSettings]] = [*self.tables.items(), *self.metrics.items()]
+        for name, each in named:
+            if each.name != name:
+                raise each._wrong(f"name {each.name!r} is not the name {name!r} by which it is given")
+            each._checked("name", assert_valid_channel_name, name)
+            each._checked("name with channel_prefix", assert_valid_channel_name, self.channel_prefix + name)
+            if name.startswith((".", "_")) or name.lower().endswith((".json", ".log", "#ephemeral")):
+                raise each._wrong(
+                    "name: directories and a channel are called so: it can't begin with . or _, which readers of "
+                    "tables skip, nor end with .json, .log or #ephemeral"
+                )
+            used = [name, f"{name}_dead"] if isinstance(each, TableSettings) else [name]
+            for place in used:
+                if other := taken.get(place.lower()):
+                    what = "its name" if place == name else f"{place}, which its malformed events have,"
+                    raise each._wrong(f"name: {what} is taken by [{other}]: give one of them another name")
+                taken[place.lower()] = each._section
+
+    def _check_metrics(self) -> None:
+        for metric in self.metrics.values():
+            table = self.tables.get(metric.table)
+            if table is None:
+                raise metric._wrong(f"table {metric.table!r} is unknown{nearest([metric.table], self.tables)}")
+            kept = f"keep_windows {metric.keep_windows:g} s is less than"
+            if metric.keep_windows < table.max_ahead:
+                raise metric._wrong(
+                    f"{kept} max_ahead {table.max_ahead:g} s of [tables.{table.name}]: an event that is ahead would "
+                    "close windows of events that are on time: raise keep_windows, or lower max_ahead"
+                )
+            if metric.keep_windows < self.deduplicate:
+                raise metric._wrong(
+                    f"{kept} deduplicate {self.deduplicate:g} s, and message ids are kept as long as windows: raise "
+                    "keep_windows, or lower deduplicate"
+                )
+
+    def _check_locations(self) -> None:
+        if not self.output.strip() and (self.metrics or any(not table.sink for table in self.tables.values())):
+            raise self._wrong("output is required")
+        for table in self.tables.values():
+            if table.dead_letters and not self.output.strip():
+                raise table._wrong("dead_letters: they are published from the table NAME_dead, so output is required")
+        for name in ("work", "output"):
+            place = getattr(self, name)
+            if is_uri(place) and not is_object_store(place):
+                raise self._wrong(
+                    f"{name} {redact_uri(place)!r} is not an object store (s3, gs, gcs, abfs, abfss): give one, or a "
+                    "local or mounted directory as a path"
+                )
+        if is_uri(self.work) and not self.checkpoint:
+            raise self._wrong(
+                f"work {redact_uri(self.work)!r} is a URI, and Spark may write it in another way: give checkpoint, "
+                "too, as this Spark knows it (s3a: with Hadoop's S3A, s3: on EMR and Databricks)"
+            )
+
+    def _check_addresses(self) -> None:
+        from gnsq.spark.clients import ADDRESS_FORMS  # slow to load, and --help does not need it
+
+        if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
+            raise self._wrong("nsqd_tcp_addresses is required, or lookupd_http_addresses")
+        for name, check in ADDRESS_FORMS.items():
+            for address in getattr(self, name):
+                if set(", ;") & set(address):
+                    # Do not show the address: it may contain a password.
+                    raise self._wrong(
+                        f"{name} has several addresses in one: give a list in TOML, repeat the option, or put blanks "
+                        "between them in the environment"
+                    )
+                self._checked(name, check, address)
+        if self.metrics_address:
+            self._checked("metrics_address", _check_has_port, self.metrics_address)
+
+    def _check_topics(self) -> None:
+        read = {topic: table._section for table in self.tables.values() for topic in table.topics}
+        published: dict[str, tuple[str, str]] = {}
+        queries: list[TableSettings | MetricSettings] = [*self.tables.values(), *self.metrics.values()]
+        for each in queries:
+            setting, topic = (
+                ("dead_letters", each.dead_letters) if isinstance(each, TableSettings) else ("publish", each.publish)
+            )
+            if not topic:
+                continue
+            if topic in read:
+                raise each._wrong(
+                    f"{setting} {topic!r} is a topic of [{read[topic]}]: a job can't read what it publishes"
+                )
+            before, section = published.setdefault(topic, (setting, each._section))
+            if section != each._section and "publish" in (setting, before):
+                raise each._wrong(f"{setting} {topic!r} is {before} of [{section}], too: give each its own")
+        for table in self.tables.values():
+            if table.topic_pattern and (
+                not self.lookupd_http_addresses or self.nsqd_tcp_addresses or self.nsqd_http_addresses
+            ):
+                raise table._wrong(
+                    "topic_pattern: nsqlookupd knows which topics fit it: give lookupd_http_addresses alone, without "
+                    "nsqd_tcp_addresses and nsqd_http_addresses"
+                )
+
+    def _check_options(self) -> None:
+        known = _option_names(ReadOptions) | _option_names(WriteOptions)
+        for name in self.nsq:
+            plain = _plain(name)
+            if plain in _OWN_OPTIONS:
+                raise self._wrong(f"nsq: {name} is the job's own: use {_OWN_OPTIONS[plain]}")
+            if plain not in known:
+                usable = [known[each] for each in sorted(known) if each not in _OWN_OPTIONS]
+                raise self._wrong(f"nsq: option {name} is unknown{nearest([name], usable)}")
+        try:
+            for query in self.queries:
+                _ = query.read_options
+            WriteOptions.parse(self._sink_options("any"))
+        except ValueError as error:
+            raise self._wrong(f"nsq: {error}") from error
+
+    def _check_places(self) -> None:
+        """Check that no table, spool or checkpoint is at or in the place of another one, which would use its files."""
+        places: dict[str, str] = {}
+        for query in self.queries:
+            places |= {f"spool of {query.name}": query.spool, f"checkpoint of {query.name}": query.checkpoint}
+            tables = {"table": query.location, "table of malformed events": query.dead_location}
+            places |= {f"{what} of {query.name}": place for what, place in tables.items() if place}
+        found = {name: _comparable(place) for name, place in places.items()}
+        for name, place in found.items():
+            for other, outer in found.items():
+                if name != other and place.is_relative_to(outer):
+                    raise self._wrong(
+                        f"directories overlap: {name} ({redact_uri(places[name])}) is in {other} "
+                        f"({redact_uri(places[other])}): give output, work, spool and checkpoint places of their own"
+                    )
+
+    @functools.cached_property
+    def queries(self) -> tuple[Query, ...]:
+        """The queries: first those of tables, in the order of the settings, then those of metrics."""
+        return (
+            *(self._query(table, None) for table in self.tables.values()),
+            *(self._query(self.tables[metric.table], metric) for metric in self.metrics.values()),
+        )
+
+    @property
+    def locations(self) -> list[str]:
+        """The locations of all tables."""
+        return [place for query in self.queries for place in (query.location, query.dead_location) if place]
+
+    @property
+    def is_asked(self) -> bool:
+        """True if nsqd's HTTP interface is known, so that the backlog can be asked for."""
+        return bool(self.nsqd_http_addresses or self.lookupd_http_addresses)
+
+    @property
+    def log(self) -> Path:
+        """The local file that Spark's messages are written to."""
+        if not is_uri(self.work):
+            return Path(self.work, "spark.log")
+        name = hashlib.sha256(self.work.encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir(), f"gnsq-{os.getuid()}", f"{name}.log")
+
+    def spool_of(self, name: str) -> str:
+        """Return the location of the spool of a query of this name, which the settings need not have any more."""
+        return _below(self.spool, name) if self.spool else _below(self.work, f"{name}/spool")
+
+    def _query(self, table: TableSettings, metric: MetricSettings | None) -> Query:
+        name = table.name if metric is None else metric.name
+        channel = self.channel_prefix + name
+        published = table.dead_letters if metric is None else metric.publish
+        spool = self.spool_of(name)
+        checkpoint = _below(self.checkpoint, name) if self.checkpoint else _below(self.work, f"{name}/checkpoint")
+        has_dead = metric is None and table.format != "raw" and self.output
+        return Query(
+            name=name,
+            events=table,
+            metric=metric,
+            channel=channel,
+            source=self._source_options(table, channel, spool, checkpoint),
+            sink=self._sink_options(published),
+            spool=spool,
+            checkpoint=checkpoint,
+            notes=_below(self.work, name),
+            location="" if metric is None and table.sink else _below(self.output, name),
+            dead_location=_below(self.output, f"{name}_dead") if has_dead else "",
+            deduplicate=self.deduplicate,
+        )
+
+    def _source_options(self, table: TableSettings, channel: str, spool: str, checkpoint: str) -> dict[str, str]:
+        topics = {"topic": ",".join(table.topics)}
+        if table.topic_pattern:
+            published = [each.dead_letters for each in self.tables.values()]
+            published += [each.publish for each in self.metrics.values()]
+            topics = {"topicPattern": _excluding(table.topic_pattern, filter(None, published))}
+        return {
+            **self._options(ReadOptions),
+            **topics,
+            "channel": channel,
+            "nsqdTcpAddresses": ",".join(self.nsqd_tcp_addresses),
+            "lookupdHttpAddresses": ",".join(self.lookupd_http_addresses),
+            "nsqdHttpAddresses": ",".join(self.nsqd_http_addresses),
+            "spool": spool,
+            "spoolOwner": checkpoint,
+            "receivers": self.receivers,
+            "maxRowsPerBatch": str(self.max_rows_per_batch),
+        }
+
+    def _sink_options(self, topic: str) -> dict[str, str]:
+        options = self._options(WriteOptions)
+        if self.nsqd_tcp_addresses:
+            options["nsqdTcpAddresses"] = ",".join(self.nsqd_tcp_addresses)
+        else:
+            options["lookupdHttpAddresses"] = ",".join(self.lookupd_http_addresses)
+        https = not self.nsqd_tcp_addresses and any(
+            url.lower().startswith("https://") for url in self.lookupd_http_addresses
+        )
+        if options.get("tls", "").lower() != "true" and not https:
+            # Leave out the TLS options: here they are only for HTTPS, which the source uses and the sink does not.
+            options = {name: value for name, value in options.items() if not name.startswith("tls")}
+        return {**options, "topic": topic} if topic else options
+
+    def _options(self, kind: type[ConnectOptions]) -> dict[str, str]:
+        known = _option_names(kind)
+        return {known[_plain(name)]: value for name, value in self.nsq.items() if _plain(name) in known}
+
+
+# --- reading the TOML file, and what the command line and the environment say
+
+
+def load_settings(path: str | None, overrides: Mapping[str, object] = MappingProxyType({})) -> JobSettings:
+    """Read a TOML file, if any. Overrides (command line, environment) win over the file. Mappings are merged.
+
+    Args:
+        overrides: By the names of settings. None and () are no override. A mapping is a tuple of texts NAME=VALUE.
+
+    Raises:
+        ValueError: If the file can't be read; SettingError if a setting is unknown, or has the wrong type or value.
+    """
+    values: dict[str, object] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"configuration {path}: {error}") from error
+    known = options_of(JobSettings)
+    _check_known(values, (*known, "tables", "metrics"))
+    _check_known(overrides, known)
+    for name, value in overrides.items():
+        if value in (None, ()):
+            continue
+        before = values.get(name)
+        given = _split(name, value) if _is_mapping(known[name]) and isinstance(value, tuple) else value
+        values[name] = {**before, **given} if isinstance(before, dict) and isinstance(given, dict) else given
+    base = Path(path or ".").absolute().parent
+    tables = _sections(TableSettings, "tables", values.pop("tables", {}), base)
+    metrics = _sections(MetricSettings, "metrics", values.pop("metrics", {}), base)
+    # __post_init__() checks the type of each value, which mypy can't see.
+    return JobSettings(**values, tables=tables, metrics=metrics)  # type: ignore[arg-type]
+
+
+_Section = TypeVar("_Section", TableSettings, MetricSettings)
+
+
+def _sections(kind: type[_Section], name: str, tables: object, base: Path) -> dict[str, _Section]:
+    """Read the TOML tables [tables.NAME] or [metrics.NAME]."""
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise SettingError(f"{name} must be a table of tables: write [{name}.NAME]")
+    found = {}
+    for each, table in tables.items():
+        _check_known(table, options_of(kind), f"{name}.{each}")
+        if isinstance(table.get("schema_file"), str) and table["schema_file"]:
+            table = {**table, "schema_file": str(base / table["schema_file"])}
+        found[each] = kind(name=each, **table)
+    return found
+
+
+def _check_known(values: Mapping[str, object], known: Iterable[str], section: str = "") -> None:
+    for name, value in values.items():
+        if name not in known:
+            kind, _, table = section.partition(".")
+            hint = f'; or quote a name with dots: [{kind}."{table}.{name}"]' if isinstance(value, dict) and kind else ""
+            raise SettingError(f"{name} is unknown{nearest([name], known)}{hint}", section)
+
+
+def _split(name: str, items: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            # Do not show the item: it may be a secret.
+            raise SettingError(f"{name} has an item without a name or '=': NAME=VALUE was due")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _is_mapping(field: Field) -> bool:
+    return str(field.type).startswith("Mapping")
+
+
+def _pairs(field: Field, value: Any) -> dict[str, str]:  # Any: checked here
+    """Return a table of TOML with each value as the string that a Spark option needs."""
+    if not isinstance(value, Mapping | None):
+        raise TypeError(f"{field.name} must be a table of names and values, not a {type(value).__name__}")
+    pairs = {}
+    for key, item in (value or {}).items():
+        if not isinstance(item, (str, int, float)):
+            raise TypeError(f"{field.name}: {key} is a {type(item).__name__}; a string or a number was due")
+        pairs[str(key)] = str(item).lower() if isinstance(item, bool) else str(item)
+    return pairs
+
+
+# --- names of options, places, functions
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _option_names(kind: type[ConnectOptions]) -> dict[str, str]:
+    """Map the names of options, in lower case and without underscores, to the names that Spark's users write."""
+    return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
+
+
+def is_uri(place: str) -> bool:
+    """Return True for a URI, False for a path."""
+    return ":/" in place
+
+
+def _below(base: str, path: str) -> str:
+    return join_uri(base, path) if is_uri(base) else str(Path(base, path).absolute())
+
+
+def _comparable(place: str) -> PurePath:
+    """Return a path by which two places can be compared."""
+    # Drop the query of a URI: it has options of the connection, and is not part of the place.
+    return PurePath(place.partition("?")[0]) if is_uri(place) else Path(place).resolve()
+
+
+def _check_has_port(address: str) -> None:
+    if not parse_address(address, 0)[1]:
+        raise ValueError(f"address {address!r} has no port: give host:port, such as 127.0.0.1:9100")
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(_excluding(pattern, ["any"]))
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression that can be a part of another: {error}") from error
+
+
+def _excluding(pattern: str, topics: Iterable[str]) -> str:
+    """Build the regular expression that fits the same whole names, except these topics."""
+    names = "|".join(map(re.escape, sorted(set(topics))))
+    return f"(?!(?:{names})$)(?:{pattern})" if names else pattern
+
+
+def _check_function(name: str) -> None:
+    if _FUNCTION.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is not a function as module:name, such as clicks.sinks:upsert")

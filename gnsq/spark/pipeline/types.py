@@ -1,0 +1,670 @@
+"""Types of events without Spark: a JSON Schema as Spark's type, and what a body has that does not fit.
+
+Tasks use explain(), rescued() and rest() on single bodies. They say in Python what events.py says in Spark's
+expressions: which JSON values each type takes. A test compares both, value by value.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from enum import IntEnum
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql import types as T
+
+__all__ = [
+    *("EventColumn", "Shape", "Step", "Wrong"),
+    *("explain", "rescued", "rest"),
+    *("check_type", "json_path", "json_schema_type", "type_text"),
+    *("BASE64", "DATE", "LONE_SURROGATE", "LONG_NUMBER", "MAX_DEPTH", "NUMBER", "PAIR_OR_ESCAPE", "TIMESTAMP", "ZONE"),
+]
+
+# Limit of the depth of a body, so that Python can walk it. Jackson's own is 1,000.
+MAX_DEPTH = 500
+# Jackson's limits.
+MAX_KEY, MAX_NUMBER = 50_000, 1_000
+# Characters of a value that a reason shows.
+SHOWN = 100
+
+# The following are for Java's regular expressions, too. A date, and a time without its zone.
+DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+TIMESTAMP = DATE + r"[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
+ZONE = r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)"
+# A number in a string.
+NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+# Base64 whose last character has no bits that are lost.
+BASE64 = r"[A-Za-z0-9+/]*(?:[A-Za-z0-9+/]|[AEIMQUYcgkosw048]=|[AQgw]==)?"
+# Escapes that can't be lone surrogates; what is one when these are removed.
+PAIR_OR_ESCAPE = r"\\(?:[^u]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+LONE_SURROGATE = r"\\u[dD][89a-fA-F]"
+# A number that Spark reads as DOUBLE, and that a double may not hold: it has an exponent and more than 15 digits, or
+# more than 38 digits, or an exponent of three.
+LONG_NUMBER = r"[\[:,\s]-?(?:[0-9.]{16,}[eE]|[0-9.]+[eE][+-]?[0-9]{3}|[0-9.]{39})"
+
+Step = str | int
+_STEP = re.compile(
+    r"""\.(?P<name>[^.\[\]'"\s]+) | \[(?:'(?P<single>[^']+)' | "(?P<double>[^"]+)" | (?P<index>\d+))\]""", re.VERBOSE
+)
+_PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
+# The nearest float of larger numbers is infinite.
+_EXACT = Context(prec=2000, Emax=10**9, Emin=-(10**9))
+_INTEGERS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerType: 31, T.LongType: 63}
+_SCALARS = (
+    *(T.StringType, T.BooleanType, *_INTEGERS, T.FloatType, T.DoubleType, T.DecimalType),
+    *(T.DateType, T.TimestampType, T.TimestampNTZType, T.BinaryType),
+)
+
+
+class Wrong(IntEnum):
+    """Why an event is malformed. The numbers are those of the column _wrong."""
+
+    BODY = 1  # not UTF-8, not one JSON object, a lone surrogate, or beyond a limit of the parser
+    TYPE = 2
+    MISSING = 3  # a field that is NOT NULL
+    TIME = 4
+    AHEAD = 5
+    PARSE = 6  # the SQL of the setting parse gave null
+    KEY = 7  # a metric's key is too long
+
+
+@dataclass(frozen=True)
+class EventColumn:
+    """A column of an event.
+
+    Attributes:
+        path: Keys and indexes from the body to the value.
+    """
+
+    name: str
+    path: tuple[Step, ...]
+    type: T.DataType
+    is_required: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What tasks need to know of a table's events.
+
+    Attributes:
+        columns: Empty if bodies are not parsed as JSON by a schema.
+        max_ahead: Seconds.
+    """
+
+    columns: tuple[EventColumn, ...] = ()
+    time: str = ""
+    max_ahead: float = 0.0
+
+    @functools.cached_property
+    def taken(self) -> _Taken:
+        """What the columns take of a body."""
+        root = _Taken()
+        for column in self.columns:
+            node = root
+            for step in column.path:
+                node = node.children.setdefault(step, _Taken())
+            node.add(column.type)
+        return root
+
+
+class _Number(str):
+    """A number of JSON as it was written."""
+
+    __slots__ = ()
+
+
+class _Malformed(ValueError):
+    """A body is not one JSON object. The text is the reason."""
+
+
+def _constant(name: str) -> None:
+    raise _Malformed(f"body is not JSON: {name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_constant)
+
+
+def explain(body: bytes, wrong: int, shape: Shape) -> str:
+    """Say why an event is malformed.
+
+    Args:
+        wrong: The event's value of the column _wrong.
+    """
+    match Wrong(wrong):
+        case Wrong.BODY:
+            return _explain_body(body)
+        case Wrong.TYPE | Wrong.MISSING:
+            return _explain_fields(body, shape, wrong)
+        case Wrong.TIME:
+            return f"{shape.time or 'time'} gives no time of the years 1 to 9999"
+        case Wrong.AHEAD:
+            return f"{shape.time or 'time'} is more than {shape.max_ahead:g} s after the publishing"
+        case Wrong.PARSE:
+            return "parse gives null"
+        case Wrong.KEY:
+            return "a key of the metric is too long"
+
+
+def rescued(body: bytes, shape: Shape) -> str | None:
+    """Return the values that do not fit, as a JSON object of path -> value; None if there are none."""
+    event, long = _decode(body), _has_long_number(body)
+    found = {_path_text(each.path): each.value for each in _problems(event, shape, long) if each.kind is not None}
+    return _dump(found) if found else None
+
+
+def rest(body: bytes, shape: Shape) -> str | None:
+    """Return what no column took, as JSON in the form of the body; None if columns took everything.
+
+    Of an object that a STRUCT takes in part, it has the other keys. Of an array of such objects it has one element for
+    each, null where nothing is left. A value that does not fit its column is not in it: rescued() has it.
+    """
+    left = _left(_decode(body), shape.taken)
+    return None if left is _TAKEN else _dump(left)
+
+
+# What a body has
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    """Read a body; its numbers stay as they were written. Of a key that is there twice, the last one counts.
+
+    Raises:
+        _Malformed: The body is not one JSON object.
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise _Malformed(f"body is not UTF-8: {error.reason} at byte {error.start}") from None
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            raise _Malformed(f"body is more than one JSON value: the second begins at character {error.pos}") from None
+        raise _Malformed(f"body is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise _Malformed(f"body is nested more than {MAX_DEPTH} deep") from None
+    if not isinstance(value, dict):
+        raise _Malformed(f"body is not a JSON object: {_shown(value)}")
+    return value
+
+
+def _explain_body(body: bytes) -> str:
+    try:
+        event = _decode(body)
+    except _Malformed as error:
+        return str(error)
+    text = body.decode()
+    escaped = re.search(LONE_SURROGATE + "[0-9a-fA-F]{2}", re.sub(PAIR_OR_ESCAPE, " ", text))
+    if escaped:
+        return f"body has half of a surrogate pair, which is no character: {escaped[0]}"
+    nodes: list[tuple[Any, int]] = [(event, 1)]
+    while nodes:
+        node, depth = nodes.pop()
+        if depth > MAX_DEPTH:
+            return f"body is nested more than {MAX_DEPTH} deep"
+        if isinstance(node, dict):
+            if any(len(key) > MAX_KEY for key in node):
+                return f"body has a key of more than {MAX_KEY:,} characters"
+            nodes += [(child, depth + 1) for child in node.values() if child is not None]
+        elif isinstance(node, list):
+            nodes += [(child, depth + 1) for child in node if child is not None]
+        elif isinstance(node, _Number) and len(node) > MAX_NUMBER:
+            return f"body has a number of more than {MAX_NUMBER:,} digits"
+    return "body is beyond a limit of Spark's JSON parser"
+
+
+def _explain_fields(body: bytes, shape: Shape, wrong: int) -> str:
+    event, long = _decode(body), _has_long_number(body)
+    for each in _problems(event, shape, long):
+        path = _path_text(each.path)
+        if each.kind is not None and (wrong == Wrong.TYPE or each.is_required):
+            inexact = long and isinstance(each.value, _Number) and not isinstance(each.kind, T.FloatType | T.DoubleType)
+            reason = ", or can't be read exactly" if inexact else ""
+            return f"{path} {_shown(each.value)} is not {type_text(each.kind)}{reason}"
+        if each.kind is None and wrong == Wrong.MISSING:
+            return f"{path} is missing or null"
+    return "a value does not fit the schema"
+
+
+def _path_text(path: tuple[Step, ...]) -> str:
+    """Write a path as people do: items[2].price, headers['user-agent']."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif _PLAIN_KEY.fullmatch(step) and not (not text and "-" in step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{step!r}]"
+    return text
+
+
+def _shown(value: Any) -> str:
+    text = _dump(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _dump(value: Any) -> str:
+    """Write JSON, numbers as they came."""
+    if isinstance(value, _Number):
+        return str(value)
+    if isinstance(value, dict):
+        return (
+            "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{_dump(each)}" for key, each in value.items()) + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ",".join(map(_dump, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+# What fits
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A value that does not fit its type, or, with kind None, one that is missing."""
+
+    path: tuple[Step, ...]
+    value: Any  # JSON
+    kind: T.DataType | None
+    is_required: bool = True
+
+
+def _problems(event: dict[str, Any], shape: Shape, long: bool) -> Iterator[_Problem]:  # Any: JSON
+    for column in shape.columns:
+        value = event
+        for step in column.path:
+            value = _child(value, step)
+        yield from _misfits(value, column.type, column.path, long, is_required=column.is_required)
+
+
+def _child(value: Any, step: Step) -> Any:  # Any: JSON
+    if isinstance(step, str):
+        return value.get(step) if isinstance(value, dict) else None
+    return value[step] if isinstance(value, list) and step < len(value) else None
+
+
+def _misfits(
+    value: Any,  # JSON
+    kind: T.DataType,
+    path: tuple[Step, ...],
+    long: bool,
+    *,
+    is_required: bool,
+) -> Iterator[_Problem]:
+    if value is None:
+        if is_required:
+            yield _Problem(path, None, None)
+    elif isinstance(kind, T.StructType) and isinstance(value, dict):
+        for field in kind.fields:
+            inner = value.get(field.name)
+            yield from _misfits(inner, field.dataType, (*path, field.name), long, is_required=not field.nullable)
+    elif isinstance(kind, T.MapType) and isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _misfits(inner, kind.valueType, (*path, key), long, is_required=False)
+    elif isinstance(kind, T.ArrayType) and isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _misfits(inner, kind.elementType, (*path, index), long, is_required=False)
+    elif not _fits(value, kind, long):
+        yield _Problem(path, value, kind, is_required)
+
+
+def _has_long_number(body: bytes) -> bool:
+    return re.search(LONG_NUMBER, body.decode()) is not None
+
+
+def _fits(value: Any, kind: T.DataType, long: bool) -> bool:  # Any: JSON that is not null
+    """Say whether a scalar type takes a value.
+
+    Args:
+        long: The body has a number that a double does not hold.
+    """
+    is_text = type(value) is str
+    match kind:
+        case T.StringType():
+            return is_text or not long or isinstance(value, bool) or (isinstance(value, _Number) and _is_decimal(value))
+        case T.BooleanType():
+            return isinstance(value, bool)
+        case T.BinaryType():
+            return is_text and len(value) % 4 == 0 and re.fullmatch(BASE64, value) is not None
+        case T.DateType():
+            return is_text and re.fullmatch(DATE, value) is not None and _is_date(value)
+        case T.TimestampType():
+            return is_text and re.fullmatch(f"{TIMESTAMP}{ZONE}?", value) is not None and _is_moment(value)
+        case T.TimestampNTZType():
+            return is_text and re.fullmatch(TIMESTAMP, value) is not None and _is_moment(value)
+        case T.DecimalType():
+            if is_text and re.fullmatch(NUMBER, value) is None:
+                return False
+            return isinstance(value, str) and _fits_decimal(value, kind.precision, kind.scale, long)
+    if not isinstance(value, _Number) or not isinstance(kind, T.NumericType):
+        return False
+    if bits := _INTEGERS.get(type(kind)):
+        return _fits_decimal(value, 19, 0, long) and -(2**bits) <= Decimal(value) < 2**bits
+    return _is_finite(value, kind)
+
+
+def _is_decimal(text: str) -> bool:
+    """Say whether Spark's variants have a number as DECIMAL; they have others as DOUBLE."""
+    _, digits, exponent = Decimal(text).as_tuple()
+    return "e" not in text.lower() and len(digits) <= 38 and -int(exponent) <= 38
+
+
+def _fits_decimal(text: str, precision: int, scale: int, long: bool) -> bool:
+    if long and isinstance(text, _Number) and not _is_decimal(text):
+        return False
+    # Unscaled, it is a whole number of so many digits.
+    unscaled = Decimal(text).scaleb(scale, _EXACT)
+    return unscaled == unscaled.to_integral_value(context=_EXACT) and abs(unscaled) < 10**precision
+
+
+def _is_finite(text: str, kind: T.DataType) -> bool:
+    if isinstance(kind, T.DoubleType):
+        return math.isfinite(float(text))
+    try:
+        return math.isfinite(struct.unpack("f", struct.pack("f", float(text)))[0])
+    except OverflowError:
+        return False
+
+
+def _is_date(text: str) -> bool:
+    try:
+        dt.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_moment(text: str) -> bool:
+    numbers = [int(number) for number in re.findall("[0-9]+", text[:19])]
+    if text[16:17] != ":":
+        numbers = numbers[:5]
+    zone = re.search(r"([+-])([0-9]{2}):?([0-9]{2})?$", text[16:])
+    try:
+        moment = dt.datetime(*numbers)  # type: ignore[arg-type]  # five or six numbers
+        if zone:
+            hours, minutes = int(zone[2]), int(zone[3] or 0)
+            if minutes > 59 or 60 * hours + minutes > 18 * 60:
+                return False
+            moment -= int(f"{zone[1]}1") * dt.timedelta(hours=hours, minutes=minutes)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+# What no column takes
+
+
+class _Taken:
+    """What columns take of a value: all, nothing, or, of an object or an array, the children that it has."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        # A column has the type of an object or an array: a value of another form does not fit, and counts as taken.
+        self.is_typed = False
+        self.children: dict[Step, _Taken] = {}
+        self.each: _Taken | None = None
+
+    def add(self, kind: T.DataType) -> None:
+        self.is_typed = True
+        if isinstance(kind, T.StructType):
+            for field in kind.fields:
+                self.children.setdefault(field.name, _Taken()).add(field.dataType)
+        elif isinstance(kind, T.ArrayType | T.MapType):
+            self.each = self.each or _Taken()
+            self.each.add(kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType)
+        else:
+            self.is_whole = True
+
+
+_TAKEN = object()
+
+
+def _left(value: Any, taken: _Taken | None) -> Any:  # Any: JSON, or _TAKEN
+    if taken is None:
+        return value
+    if taken.is_whole:
+        return _TAKEN
+    if isinstance(value, dict):
+        left = {key: _left(each, taken.children.get(key, taken.each)) for key, each in value.items()}
+        left = {key: each for key, each in left.items() if each is not _TAKEN}
+        return left or _TAKEN
+    if isinstance(value, list) and (taken.each or not taken.is_typed):
+        items = [_left(each, taken.children.get(index, taken.each)) for index, each in enumerate(value)]
+        return _TAKEN if all(each is _TAKEN for each in items) else [None if each is _TAKEN else each for each in items]
+    return _TAKEN if taken.is_typed or value is None else value
+
+
+# Types and paths
+
+
+def json_path(text: str) -> tuple[Step, ...]:
+    """Read a JSONPath of keys and indexes, such as $.headers['user-agent'], $.items[0].price.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if not text.startswith("$"):
+        raise ValueError(f"{text!r} must begin with $, as in $.geo.lat or $.headers['user-agent']")
+    steps: list[Step] = []
+    position = 1
+    while position < len(text):
+        match = _STEP.match(text, position)
+        if match is None:
+            raise ValueError(
+                f"{text!r} can't be read from {text[position:]!r}: a path has keys (.name, ['a name']) and indexes "
+                "([0]); for all elements of an array give the column the type ARRAY<...>"
+            )
+        name = match["name"] or match["single"] or match["double"]
+        steps.append(int(match["index"]) if name is None else name)
+        position = match.end()
+    if not steps or isinstance(steps[0], int):
+        raise ValueError(f"{text!r} names no key: a body is an object")
+    return tuple(steps)
+
+
+def type_text(kind: T.DataType) -> str:
+    """Write a type as in DDL."""
+    text: str = kind.simpleString()
+    return text.upper() if isinstance(kind, _SCALARS) else text
+
+
+def check_type(kind: T.DataType, path: str = "", *, is_json: bool = True) -> None:
+    """Refuse types that tables do not have, or JSON, and names that Spark can't tell apart.
+
+    Raises:
+        ValueError: The text names the field.
+    """
+    if isinstance(kind, T.StructType):
+        if not kind.fields:
+            raise ValueError(f"{path or 'the event'} has no fields")
+        seen: dict[str, str] = {}
+        for field in kind.fields:
+            name = f"{path}.{field.name}" if path else field.name
+            if (other := seen.get(field.name.lower())) is not None:
+                raise ValueError(
+                    f"{name} and {other} differ only by case or not at all, and Spark can't tell them apart"
+                )
+            seen[field.name.lower()] = name
+            if is_json and (not field.name or {"'", '"'} <= set(field.name)):
+                raise ValueError(f"{name!r} is empty, or has both kinds of quotes, which Spark can't look for in JSON")
+            check_type(field.dataType, name, is_json=is_json)
+    elif isinstance(kind, T.ArrayType):
+        check_type(kind.elementType, f"{path}[]", is_json=is_json)
+    elif isinstance(kind, T.MapType):
+        if is_json and not isinstance(kind.keyType, T.StringType):
+            raise ValueError(f"{path} is a MAP with keys of {type_text(kind.keyType)}: keys of JSON are STRING")
+        check_type(kind.keyType, f"{path} (keys)", is_json=is_json)
+        check_type(kind.valueType, f"{path}{{}}", is_json=is_json)
+    elif type(kind) not in _SCALARS or (isinstance(kind, T.StringType) and kind != T.StringType()):
+        name = kind.simpleString().upper()
+        instead = "STRING, which takes any JSON as its text" if isinstance(kind, T.VariantType) else "STRING"
+        raise ValueError(f"{path} is {name}, which tables or JSON do not have: use {instead}")
+
+
+def json_schema_type(text: str) -> T.StructType:
+    """Return the type of the events that a JSON Schema describes.
+
+    Keywords that only restrict values (pattern, minimum, ...) are ignored.
+
+    Raises:
+        ValueError: The text is no JSON Schema of an object, or has what no type says; names the place.
+    """
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the JSON Schema is not JSON: {error}") from error
+    kind, _ = _JsonSchema(schema).convert(schema, "")
+    if not isinstance(kind, T.StructType):
+        raise ValueError(f"the JSON Schema is of {type_text(kind)}, and an event is an object with properties")
+    return kind
+
+
+_JSON_TYPES: dict[str, T.DataType] = {
+    "string": T.StringType(),
+    "integer": T.LongType(),
+    "number": T.DoubleType(),
+    "boolean": T.BooleanType(),
+}
+_FORMATS: dict[str, T.DataType] = {"date": T.DateType(), "date-time": T.TimestampType()}
+# Keywords by which the type depends on values.
+_CONDITIONS = ("$dynamicRef", "if", "dependentSchemas", "patternProperties", "prefixItems")
+
+
+class _JsonSchema:
+    def __init__(self, root: Any) -> None:  # Any: JSON
+        self._root = root
+
+    def convert(self, schema: Any, path: str, used: frozenset[str] = frozenset()) -> tuple[T.DataType, bool]:
+        """Return the type of a schema, and whether null is among its values."""
+        where = path or "the JSON Schema"
+        schema, used = self._resolved(schema, where, used)
+        for keyword in _CONDITIONS:
+            if keyword in schema:
+                raise ValueError(f"{where} has {keyword}, which no type says: give the columns as DDL")
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                return self._one_of(schema[keyword], path, used, keyword)
+        names, is_nullable = _names(schema, where)
+        if names == {"integer", "number"}:
+            names = {"number"}
+        if len(names) != 1:
+            found = ", ".join(sorted(names)) or "no type"
+            raise ValueError(
+                f"{where} has {found}, and one type is due: give the columns as DDL, STRING takes any JSON"
+            )
+        name = names.pop()
+        if name == "object":
+            return self._object(schema, path, used), is_nullable
+        if name == "array":
+            if not isinstance(schema.get("items"), dict):
+                raise ValueError(f"{where} is an array without the type of its items")
+            return T.ArrayType(self.convert(schema["items"], f"{path}[]", used)[0]), is_nullable
+        if name not in _JSON_TYPES:
+            raise ValueError(f"{where} has the unknown type {name!r}")
+        by_format = _FORMATS.get(schema.get("format", "")) if name == "string" else None
+        return by_format or _JSON_TYPES[name], is_nullable
+
+    def _object(self, schema: dict[str, Any], path: str, used: frozenset[str]) -> T.DataType:  # Any: JSON
+        properties = schema.get("properties") or {}
+        if properties:
+            required = schema.get("required", ())
+            fields = []
+            for name, inner in properties.items():
+                kind, is_nullable = self.convert(inner, f"{path}.{name}" if path else name, used)
+                fields.append(T.StructField(name, kind, nullable=is_nullable or name not in required))
+            return T.StructType(fields)
+        others = schema.get("additionalProperties")
+        if isinstance(others, dict) and others:
+            return T.MapType(T.StringType(), self.convert(others, f"{path}{{}}", used)[0])
+        raise ValueError(
+            f"{path or 'the JSON Schema'} is an object without properties, and without a schema of "
+            "additionalProperties: give the columns as DDL, STRING takes any JSON"
+        )
+
+    def _one_of(self, schemas: Any, path: str, used: frozenset[str], keyword: str) -> tuple[T.DataType, bool]:
+        others = [each for each in schemas if not (isinstance(each, dict) and each.get("type") == "null")]
+        found = [self.convert(each, path, used) for each in others]
+        kinds = {kind.json(): kind for kind, _ in found}
+        if len(kinds) != 1:
+            texts = ", ".join(type_text(kind) for kind in kinds.values()) or "null alone"
+            raise ValueError(
+                f"{path or 'the JSON Schema'} has {keyword} with {texts}, and one type is due: give the columns as "
+                "DDL, STRING takes any JSON"
+            )
+        return found[0][0], len(others) < len(schemas) or any(is_nullable for _, is_nullable in found)
+
+    def _resolved(self, schema: Any, where: str, used: frozenset[str]) -> tuple[dict[str, Any], frozenset[str]]:
+        """Put in what $ref and allOf name."""
+        if not isinstance(schema, dict):
+            raise ValueError(f"{where} is {json.dumps(schema)}, and a schema with a type is due")
+        while "$ref" in schema:
+            name = schema["$ref"]
+            if name in used:
+                raise ValueError(
+                    f"{where} has {name}, which has itself: give the columns as DDL, STRING takes any JSON"
+                )
+            used |= {name}
+            schema = {**self._referred(name, where), **{key: schema[key] for key in schema if key != "$ref"}}
+        for each in schema.get("allOf", ()):
+            part, used = self._resolved(each, where, used)
+            properties = {**schema.get("properties", {}), **part.get("properties", {})}
+            required = [*schema.get("required", ()), *part.get("required", ())]
+            schema = {**part, **schema}
+            if properties:
+                schema |= {"properties": properties, "required": required}
+        return schema, used
+
+    def _referred(self, name: str, where: str) -> dict[str, Any]:  # Any: JSON
+        if not name.startswith("#"):
+            raise ValueError(f"{where} has $ref {name!r}, which is not in the same file")
+        found = self._root
+        try:
+            for part in name[1:].split("/")[1:]:
+                key = unquote(part).replace("~1", "/").replace("~0", "~")
+                found = found[int(key) if isinstance(found, list) else key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise ValueError(f"{where} has $ref {name!r}, which is not there") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{where} has $ref {name!r}, which is no schema")
+        return found
+
+
+def _names(schema: dict[str, Any], where: str) -> tuple[set[str], bool]:  # Any: JSON
+    """Return the names of the types of a schema but null, and whether null is among its values."""
+    given = schema.get("type")
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if given is None and values:
+        names = {_type_of(value) for value in values}
+    elif given is None:
+        names = {"object"} if "properties" in schema or "additionalProperties" in schema else set()
+        names |= {"array"} if "items" in schema else set()
+    else:
+        names = {given} if isinstance(given, str) else set(given)
+    is_nullable = "null" in names or schema.get("nullable") is True
+    return names - {"null"}, is_nullable
+
+
+def _type_of(value: Any) -> str:  # Any: JSON
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case str():
+            return "string"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case list():
+            return "array"
+    return "object"

@@ -1,0 +1,328 @@
+import json
+import logging
+import re
+import shlex
+import stat
+import urllib.request
+from dataclasses import replace
+
+import pytest
+
+from gnsq.spark.errors import JobFailed, SpoolInUse
+from gnsq.spark.pipeline.checks import (
+    Survey,
+    check_nsq,
+    check_places,
+    check_work,
+    create_channels,
+    note_queries,
+    survey,
+)
+from gnsq.spark.spool.spool import Spool
+from tests.spark.helpers import channel_stats, publish, wait_for
+from tests.spark.pipeline.jobs import job, metric, table
+
+COUNTED = (table(), metric())
+
+
+def addresses(nsqd):
+    return {"nsqd_tcp_addresses": (nsqd.tcp_address,), "nsqd_http_addresses": (nsqd.http_address,)}
+
+
+def claim_spools(settings):
+    """As queries do that have run."""
+    for query in settings.queries:
+        spool = Spool(query.spool)
+        spool.prepare()
+        spool.lock(query.checkpoint, query.read_options.source).release()
+
+
+# --- places
+
+
+def test_directories_are_made(tmp_path):
+    settings = job(tmp_path, *COUNTED)
+    check_work(settings)
+    check_places(settings)
+    check_places(settings)
+
+    assert (tmp_path / "output").is_dir()
+    assert (tmp_path / "work" / "pages" / "spool").is_dir()
+    assert not list(tmp_path.rglob("owner.json"))
+
+
+def test_spools_have_the_permissions_that_the_settings_say(tmp_path):
+    settings = job(tmp_path, *COUNTED, nsq={"spoolMode": "2770"})
+    check_work(settings)
+    check_places(settings)
+
+    for name in ("clicks", "pages"):
+        assert stat.S_IMODE((tmp_path / f"work/{name}/spool").stat().st_mode) == 0o2770
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("output", "setting output .* can't be written: .*: give a directory that can be"),
+        ("work/clicks/spool", "spool .* can't be written"),
+    ],
+)
+def test_place_that_can_not_be_written_is_named(tmp_path, place, words):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("no directory")
+    settings = job(tmp_path)
+    check_work(settings)
+
+    with pytest.raises(JobFailed, match=words):
+        check_places(settings)
+
+
+def test_work_that_can_not_be_written_is_named(tmp_path):
+    (tmp_path / "work").write_text("no directory")
+
+    with pytest.raises(JobFailed, match=r"setting work .* can't be written"):
+        check_work(job(tmp_path))
+
+
+def test_log_that_can_not_be_written_is_named(tmp_path):
+    (tmp_path / "work" / "spark.log").mkdir(parents=True)
+
+    with pytest.raises(JobFailed, match=r"log .*/work/spark.log can't be written: "):
+        check_places(job(tmp_path))
+
+
+def test_spool_of_another_query_is_refused(tmp_path):
+    settings = job(tmp_path)
+    check_work(settings)
+    spool = Spool(settings.queries[0].spool)
+    spool.prepare()
+    spool.lock("/another", "clicks/clicks").release()
+
+    with pytest.raises(SpoolInUse, match="belongs to owner '/another'"):
+        check_places(settings)
+
+
+def test_missing_secret_file_is_named(tmp_path):
+    settings = job(tmp_path, nsq={"authSecretFile": str(tmp_path / "none")})
+
+    with pytest.raises(JobFailed, match=r"setting nsq: option authSecretFile '.*none' can't be read"):
+        check_places(settings)
+
+
+# --- what former queries have left
+
+
+def start(settings):
+    """What a start does before Spark."""
+    check_work(settings)
+    check_places(settings)
+    if settings.is_asked:
+        create_channels(settings, once=True, wait=pytest.fail, new_topic=True)
+    note_queries(settings)
+
+
+def test_channel_of_a_renamed_query_is_told_until_it_is_deleted(fakensqd, tmp_path, caplog):
+    start(job(tmp_path, table(), table("views"), **addresses(fakensqd)))
+    publish(fakensqd, "views", [b"1", b"2"])
+    renamed = job(tmp_path, table(), table("seen", topics=("views",)), **addresses(fakensqd))
+    assert caplog.text == ""
+    start(renamed)
+
+    said = r"query views does not read topic views any more, .* channel views \(2 messages now\) .*delete it: (.*)"
+    assert re.search(r"query views is gone from the settings; its table stays, and .*/work/views/spool ", caplog.text)
+    [*_, url] = shlex.split(re.search(said, caplog.text)[1])
+    caplog.clear()
+    start(renamed)
+    assert re.search(said, caplog.text)
+    urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30).close()
+    caplog.clear()
+    start(renamed)
+    assert "channel views" not in caplog.text
+    assert set(json.loads((tmp_path / "work/queries.json").read_text())) == {"clicks/clicks", "views/seen"}
+
+
+def test_channel_of_a_topic_that_was_removed_is_told(fakensqd, tmp_path, caplog):
+    start(job(tmp_path, table(topics=("a", "b")), **addresses(fakensqd)))
+    start(job(tmp_path, table(topics=("a", "c")), **addresses(fakensqd)))
+
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith("query clicks does not read topic b any more, and the messages in channel clicks (0 ")
+
+
+def test_former_query_is_told_also_if_no_nsqd_can_be_asked(tmp_path, caplog):
+    start(job(tmp_path, table("views")))
+    start(job(tmp_path))
+
+    assert "query views has read views/views before, and nobody does now" in caplog.text
+
+
+# --- nsqd and nsqlookupd
+
+
+def test_topics_are_found_at_nsqd_and_nsqlookupd(fakecluster, tmp_path):
+    publish(fakecluster.nsqds[0], "here", [b"1"])
+    publish(fakecluster.nsqds[1], "there", [b"1"])
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    settings = job(
+        tmp_path,
+        nsqd_http_addresses=(fakecluster.nsqds[0].http_address, "127.0.0.1:1"),
+        lookupd_http_addresses=lookupds,
+    )
+
+    wait_for(lambda: survey(settings).topics == {"here", "there"})
+    found = survey(settings)
+    assert (found.asked, len(found.failures)) == (2 + len(lookupds), 1)
+    assert found.addresses == {nsqd.http_address for nsqd in fakecluster.nsqds}
+
+
+NOBODY = Survey(1, ["127.0.0.1:1: refused"])
+
+
+def test_run_for_ever_waits_for_who_does_not_answer_and_one_that_ends_fails(tmp_path, caplog):
+    settings = job(tmp_path)
+    check_nsq(settings, NOBODY, once=False)
+    assert "neither nsqd nor nsqlookupd answers: 127.0.0.1:1: refused; waiting for them" in caplog.text
+    with pytest.raises(JobFailed, match="neither nsqd nor nsqlookupd answers: 127"):
+        check_nsq(settings, NOBODY, once=True)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, caplog, once):
+    settings = job(tmp_path, nsqd_http_addresses=("a:4151",), lookupd_http_addresses=("b:4161",))
+    others = Survey(2, [], {"click", "orders"})
+
+    with pytest.raises(
+        JobFailed,
+        match=r"^no nsqd of nsqd_http_addresses or lookupd_http_addresses has the topic clicks, near it are click: "
+        r"correct topics of \[tables.clicks\], or give --new-topic if it is still to come$",
+    ):
+        check_nsq(settings, others, once=once)
+    with pytest.raises(JobFailed, match="has the topic clicks: correct"):
+        check_nsq(settings, Survey(2), once=once)
+    check_nsq(settings, others, once=once, new_topic=True)
+
+    assert "no nsqd has the topic clicks; waiting for it" in caplog.text
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_topic_that_the_job_has_read_before_may_be_gone(tmp_path, once):
+    settings = job(tmp_path, *COUNTED, nsqd_http_addresses=("a:4151",))
+    claim_spools(settings)
+
+    check_nsq(settings, Survey(1), once=once)
+    with pytest.raises(JobFailed, match=r"no nsqd of .* has the topic clcks"):
+        check_nsq(job(tmp_path, table(topics=("clcks",)), nsqd_http_addresses=("a:4151",)), Survey(1), once=once)
+
+
+def test_nsqd_that_does_not_answer_may_have_the_topic(tmp_path):
+    check_nsq(job(tmp_path), Survey(2, ["a: gone"], {"orders"}), once=False)
+    with pytest.raises(JobFailed, match="no nsqd"):
+        check_nsq(job(tmp_path), Survey(2, ["a: gone"], {"orders"}), once=True)
+
+
+def test_all_is_well(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    check_nsq(job(tmp_path), Survey(1, [], {"clicks"}), once=True)
+    check_nsq(job(tmp_path), Survey(), once=False)
+    assert caplog.text == ""
+    check_nsq(job(tmp_path), Survey(2, ["a: gone"], {"clicks"}), once=True)
+
+    assert "a: gone" in caplog.text
+
+
+# --- channels
+
+
+def test_first_start_waits_for_nsqd_so_that_all_queries_get_everything(fakensqd, tmp_path, caplog):
+    publish(fakensqd, "clicks", [b"1", b"2"])
+    settings = job(tmp_path, *COUNTED, **addresses(fakensqd))
+    fakensqd.stop()
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            fakensqd.start()
+        return False
+
+    create_channels(settings, once=False, wait=wait)
+
+    assert len(waits) == 2
+    assert caplog.text.count("channels of clicks not created") == 1
+    assert [channel_stats(fakensqd, "clicks", query.channel)["depth"] for query in settings.queries] == [2, 2]
+
+
+def test_topics_of_a_pattern_get_the_channels_of_all_queries(fakecluster, tmp_path):
+    queries = (table("web", topic_pattern="web.*", dead_letters="web-dead"), metric(table="web"))
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    settings = job(tmp_path, *queries, table("all", topic_pattern=".*", format="raw"), lookupd_http_addresses=lookupds)
+    for nsqd, topic in zip(fakecluster.nsqds, ("web-1", "web-dead"), strict=False):
+        publish(nsqd, topic, [b"1"])
+    wait_for(lambda: {"web-1", "web-dead"} <= survey(settings).topics)
+
+    create_channels(settings, once=True, wait=pytest.fail)
+
+    for channel in ("web", "pages", "all"):
+        assert channel_stats(fakecluster.nsqds[0], "web-1", channel)["depth"] == 1
+        assert channel_stats(fakecluster.nsqds[1], "web-dead", channel) is None
+
+
+def test_topic_that_only_nsqlookupd_could_tell_of_is_waited_for(fakecluster, tmp_path):
+    settings = job(tmp_path, *COUNTED, lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses))
+
+    def wait(seconds):
+        publish(fakecluster.nsqds[0], "clicks", [b"1"])
+        wait_for(lambda: "clicks" in survey(settings).topics)
+        return False
+
+    create_channels(settings, once=False, wait=wait, new_topic=True)
+
+    assert channel_stats(fakecluster.nsqds[0], "clicks", "pages")["depth"] == 1
+
+
+def test_topic_that_is_still_to_come_does_not_keep_others_waiting(fakecluster, tmp_path, caplog):
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    settings = job(tmp_path, table(), table("views"), metric(), lookupd_http_addresses=lookupds)
+    publish(fakecluster.nsqds[0], "views", [b"x"])
+    wait_for(lambda: "views" in survey(settings).topics)
+
+    create_channels(settings, once=False, wait=pytest.fail, new_topic=True)
+
+    assert channel_stats(fakecluster.nsqds[0], "views", "views")["depth"] == 1
+    assert re.search("no nsqd has the topic clicks; .* all of the channels clicks, pages exist", caplog.text)
+    with pytest.raises(JobFailed, match="channels of clicks not created: no nsqd has the topic clicks"):
+        create_channels(settings, once=True, wait=pytest.fail, new_topic=True)
+
+
+def test_topic_that_nobody_has_is_not_created_even_if_that_shows_later(fakensqd, tmp_path):
+    settings = job(tmp_path, *COUNTED, **addresses(fakensqd))
+    fakensqd.stop()
+
+    def wait(seconds):
+        fakensqd.start()
+        return False
+
+    with pytest.raises(JobFailed, match="has the topic clicks: correct"):
+        create_channels(settings, once=False, wait=wait)
+
+    assert channel_stats(fakensqd, "clicks", "clicks") is None
+    create_channels(settings, once=False, wait=pytest.fail, new_topic=True)
+    assert channel_stats(fakensqd, "clicks", "clicks")["depth"] == 0
+
+
+def test_channels_that_can_not_be_created_fail_a_job_that_ends(tmp_path):
+    settings = job(tmp_path, *COUNTED, nsqd_http_addresses=("127.0.0.1:1",))
+
+    with pytest.raises(JobFailed, match=r"channels of clicks not created: .*127\.0\.0\.1:1"):
+        create_channels(settings, once=True, wait=pytest.fail)
+
+
+def test_wait_for_channels_ends_when_it_is_told_to_or_all_queries_have_begun(tmp_path, caplog):
+    gone = job(tmp_path, *COUNTED, nsqd_http_addresses=("127.0.0.1:1",))
+    create_channels(gone, once=False, wait=lambda seconds: True)
+    claim_spools(gone)
+
+    create_channels(gone, once=False, wait=pytest.fail)
+    create_channels(replace(gone, nsqd_http_addresses=()), once=False, wait=pytest.fail)
+
+    assert "goes to one of them alone" in caplog.text

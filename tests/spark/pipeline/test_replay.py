@@ -1,0 +1,379 @@
+"""Replays in a real Spark: a metric counted anew from the table of its events, and dead letters that are events now."""
+
+import contextlib
+import datetime as dt
+
+import pytest
+from pyspark.sql import functions as F
+
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.archive import ArchiveBatches
+from gnsq.spark.pipeline.delta import BatchIdentity
+from gnsq.spark.pipeline.events import plan
+from gnsq.spark.pipeline.maintenance import maintain_table
+from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
+from gnsq.spark.pipeline.replay import rebuild, replay_dead
+from gnsq.spark.pipeline.settings import SettingError
+from tests.spark.pipeline.helpers import MESSAGES, delta_table, event, message, table_rows, valid_rows
+from tests.spark.pipeline.jobs import job, metric, table
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "user STRING, page STRING NOT NULL, time TIMESTAMP NOT NULL"
+# message() of the helpers says that all are published at 2026-12-01; events are of the hours before.
+START = dt.datetime(2026, 11, 30, 20, tzinfo=dt.UTC)
+MINUTE = dt.timedelta(minutes=1)
+JOB = "ours"
+
+
+class Killed(Exception):
+    """Stands for kill -9 after a step."""
+
+
+class Lines(list):
+    """The lines of a report.
+
+    Args:
+        killed_after: A part of the line after which the replay is killed.
+        then: Part of a line -> a function that is called once after it, as if the job did this meanwhile.
+    """
+
+    def __init__(self, killed_after=None, then=()):
+        self._killed_after = killed_after
+        self._then = dict(then)
+
+    def __call__(self, line):
+        self.append(line)
+        if self._killed_after is not None and self._killed_after in line:
+            raise Killed
+        for part in [part for part in self._then if part in line]:
+            self._then.pop(part)()
+
+    @property
+    def text(self):
+        return "\n".join(self)
+
+
+class Site:
+    """A job with the table clicks and the metric pages, without its life in Spark."""
+
+    def __init__(self, spark, path, output=None):
+        self.spark = spark
+        self.path = path
+        self.output = str(output or path / "output")
+        self.ids = 0
+        self.batches = 0
+        self.give()
+
+    def give(self, *, keys=("page",), aggregates=("count(*)",), deduplicate=0.0, **settings):
+        """Give other settings."""
+        events = table(**{"schema": SCHEMA, "time": "time", **settings})
+        counted = metric(keys=keys, aggregates=aggregates, window=60.0, keep_windows=3600.0)
+        self.settings = job(self.path, events, counted, deduplicate=deduplicate, output=self.output)
+        self.clicks, self.pages = self.settings.queries
+
+    def frame(self, bodies, again=0):
+        """Messages with these bodies, the first of which have the ids of so many before."""
+        self.ids -= again
+        rows = [message(self.ids + number, body) for number, body in enumerate(bodies)]
+        self.ids += len(bodies)
+        return self.spark.createDataFrame(rows, MESSAGES)
+
+    def archive(self, *bodies, again=0):
+        """A batch of the table's query."""
+        events = plan(self.frame(bodies, again), self.clicks.events)
+        self._run(ArchiveBatches(self.clicks, events), events.frame)
+
+    def count(self, *bodies):
+        """A batch of the metric's query, which has no state of batches before."""
+        events = plan(self.frame(bodies), self.pages.events)
+        counts = aggregated(events.frame.where(F.col("_wrong").isNull()), self.pages.metric, is_stream=False)
+        self._run(MetricBatches(self.pages, counts), counts)
+
+    def _run(self, batches, rows):
+        self.batches += 1
+        batches(rows, BatchIdentity(JOB, self.batches, 1, 1))
+
+    def rebuild(self, lines=None, **options):
+        lines = Lines() if lines is None else lines
+        rebuild(self.settings, "pages", lambda: contextlib.nullcontext(self.spark), report=lines, **options)
+        return lines
+
+    def replay(self, lines=None):
+        lines = Lines() if lines is None else lines
+        replay_dead(self.settings, "clicks", lambda: contextlib.nullcontext(self.spark), report=lines)
+        return lines
+
+    @property
+    def counts(self):
+        """(minutes after START, page, count, epoch) of the metric's valid rows."""
+        rows = valid_rows(self.pages.location, self.pages.metric.keys)
+        found = [
+            ((row["_window_start"] - START) // MINUTE, row.get("page"), row["count"], row["_epoch"]) for row in rows
+        ]
+        return sorted(found, key=str)
+
+    @property
+    def events(self):
+        """Users in the table, with the id of the message."""
+        return sorted((row["user"], int(row["_message_id"])) for row in table_rows(self.clicks.location))
+
+    @property
+    def dead(self):
+        """Bodies in the table of dead letters, with the reason."""
+        return sorted((row["_body"], row["_reason"]) for row in table_rows(self.clicks.dead_location))
+
+
+@pytest.fixture
+def site(spark, tmp_path):
+    return Site(spark, tmp_path)
+
+
+def at(minute, page="/", user="u", second=0):
+    return event(START + minute * MINUTE + dt.timedelta(seconds=second), page, user)
+
+
+# --- rebuild
+
+
+def test_a_rebuild_counts_what_the_job_has_counted(site):
+    bodies = [at(0), at(0, "/cart"), at(0), at(1), b"not json"]
+    site.archive(*bodies)
+    site.archive(at(2))
+    site.count(*bodies, at(2))
+    before = site.counts
+
+    lines = site.rebuild()
+
+    assert before == [(0, "/", 2, 1), (0, "/cart", 1, 1), (1, "/", 1, 1), (2, "/", 1, 1)]
+    assert site.counts == [(*row[:3], 2) for row in before]
+    assert "windows: 3, of which 3 as before, 0 new, 0 with other values" in lines.text
+
+
+def test_the_job_goes_on_after_a_rebuild_of_which_it_knows_nothing(site):
+    site.archive(at(0), at(1))
+    site.count(at(0))
+    site.rebuild(Lines(then={"has epoch": lambda: site.count(at(5))}))
+    # A late event is in the rows of the job's epoch, which are not valid here any more.
+    site.count(at(1), at(6))
+
+    assert site.counts == [(0, "/", 1, 2), (1, "/", 1, 2), (5, "/", 1, 1), (6, "/", 1, 1)]
+
+
+def test_windows_after_the_cut_are_not_counted(site):
+    site.archive(at(0), at(1), at(2), at(2, second=59))
+    site.count(at(2))
+
+    site.rebuild(until=START + 2 * MINUTE + dt.timedelta(seconds=30))
+
+    assert site.counts == [(0, "/", 1, 2), (1, "/", 1, 2), (2, "/", 1, 1)]
+
+
+def test_a_window_that_has_not_ended_is_counted_until_the_job_counts_it(site):
+    site.give(time="")
+    site.archive(at(0), at(0))
+
+    site.rebuild()
+    [(_, _, count, epoch)] = site.counts
+    assert (count, epoch) == (2, 0)
+
+    site.archive(at(0))
+    site.rebuild()
+    [(_, _, count, epoch)] = site.counts
+    assert (count, epoch) == (3, 0)
+
+    site.count(at(0))
+    [(_, _, count, epoch)] = site.counts
+    assert (count, epoch) == (1, 4)
+
+
+def test_a_metric_that_never_ran_is_counted_and_begins_an_epoch_of_its_own_then(site):
+    site.archive(at(0), at(1))
+
+    site.rebuild()
+    assert site.counts == [(0, "/", 1, 2), (1, "/", 1, 2)]
+
+    site.count(at(1), at(1), at(2))
+    assert site.counts == [(0, "/", 1, 2), (1, "/", 2, 3), (2, "/", 1, 3)]
+
+
+def test_other_keys_and_aggregates_are_counted_from_the_begin(site):
+    site.archive(at(0, user="a"), at(0, user="b"), at(0, user="b"))
+    site.count(at(0))
+    site.give(keys=("user",), aggregates=("count(*)", "approx_count_distinct(page) AS pages"))
+
+    lines = site.rebuild()
+
+    rows = valid_rows(site.pages.location, ["user"])
+    assert sorted((row["user"], row["count"], row["pages"]) for row in rows) == [("a", 1, 1), ("b", 2, 1)]
+    assert "1 with other values" in lines.text
+
+
+def test_the_report_says_why_counts_can_differ(site):
+    site.archive(at(0), at(1), at(2))
+    # Delivered again.
+    site.archive(at(2), again=1)
+    # The event of minute 1 was late.
+    site.count(at(0), at(2), at(9))
+
+    lines = site.rebuild()
+
+    assert site.counts == [(0, "/", 1, 2), (1, "/", 1, 2), (2, "/", 2, 2), (9, "/", 1, 1)]
+    assert "1 as before, 1 new, 1 with other values" in lines.text
+    assert "there 1 event of the table came before" in lines.text
+    assert "1 window of before have no events in the table" in lines.text
+    assert "3 windows may still get events" in lines.text
+
+
+def test_with_deduplicate_an_event_that_was_delivered_again_counts_once(site):
+    site.give(deduplicate=60.0)
+    site.archive(at(0))
+    site.archive(at(0), again=1)
+
+    site.rebuild()
+
+    assert site.counts == [(0, "/", 1, 2)]
+
+
+def test_a_rebuild_that_is_killed_leaves_the_counts_as_they_were_or_has_them_all(site, disk):
+    site.archive(at(0), at(0, "/cart"))
+    site.count(at(0))
+    # This entry has the epoch, the next one the rows.
+    disk.fail("_delta_log/00000000000000000002", OSError("killed"))
+    with pytest.raises(JobFailed, match="killed"):
+        site.rebuild()
+    disk.repair()
+    assert site.counts == [(0, "/", 1, 1)]
+
+    with pytest.raises(Killed):
+        site.rebuild(Lines(killed_after="has epoch"))
+    killed = site.counts
+    site.rebuild()
+
+    assert [row[:3] for row in killed] == [row[:3] for row in site.counts] == [(0, "/", 1), (0, "/cart", 1)]
+    assert killed[0][3] < site.counts[0][3]
+
+
+def test_columns_that_the_table_is_partitioned_by_are_counted_too(site):
+    site.give(partition_by=("page", "_hour"))
+    site.archive(at(0, "/a b"), at(0, "/a b"), at(0, "/ü%"))
+
+    site.rebuild()
+
+    assert [row[1:3] for row in site.counts] == [("/a b", 2), ("/ü%", 1)]
+
+
+def test_tables_on_an_object_store_are_read_without_spark_knowing_it(spark, s3, tmp_path):
+    site = Site(spark, tmp_path, s3.location("bucket/replay", "KEY:SECRET@"))
+    site.archive(at(0), event(START, page=None))
+    site.give(schema=SCHEMA.replace("page STRING NOT NULL", "page STRING"))
+
+    site.replay()
+    site.rebuild()
+
+    assert site.counts == [(0, "/", 1, 2), (0, None, 1, 2)]
+
+
+# --- replay-dead
+
+
+OLD = "user STRING, page STRING NOT NULL, ms INT, time TIMESTAMP NOT NULL"
+NEW = OLD.replace("ms INT", "ms STRING")
+
+
+def timed(user, ms, page="/"):
+    return event(START, page, user, ms=ms)
+
+
+BODIES = [timed("a", 1), timed("b", "2 s"), timed("c", "3 s"), b"not json", timed("d", "4 s", "/health")]
+
+
+@pytest.fixture
+def letters(site):
+    """A job with dead letters of which some are events by other settings, which are given."""
+    site.give(schema=OLD, where="page <> '/health'")
+    site.archive(*BODIES[:3])
+    site.archive(*BODIES[3:])
+    assert [body for body, _ in site.dead] == sorted([BODIES[1], BODIES[2], BODIES[3], BODIES[4]])
+    site.give(
+        schema=OLD.replace("ms INT", "ms INT, span STRING"),
+        columns={"span": "$.ms", "ms": "$.none"},
+        where="page <> '/health'",
+    )
+    return site
+
+
+def test_dead_letters_that_are_events_now_go_to_their_table(letters):
+    lines = letters.replay()
+
+    assert letters.events == [("a", 0), ("b", 1), ("c", 2)]
+    [row] = [row for row in table_rows(letters.clicks.location) if row["user"] == "b"]
+    assert (row["span"], row["_time"], row["_body"], row["_attempts"]) == ("2 s", START, BODIES[1], 1)
+    assert [body for body, _ in letters.dead] == [b"not json"]
+    assert "2 dead letters of 4 are events now" in lines.text
+    assert "0 were events of the table before, 1 are left out by where; 1 are still malformed" in lines.text
+    assert "gnsq-pipeline rebuild pages" in lines.text
+
+
+def test_dead_letters_that_stay_have_the_reason_of_the_new_settings(site):
+    site.archive(event(START, user=None, page=None))
+    assert [reason for _, reason in site.dead] == ["page is missing or null"]
+    site.give(
+        schema=SCHEMA.replace("page STRING NOT NULL", "page STRING").replace("user STRING", "user STRING NOT NULL")
+    )
+
+    site.replay()
+
+    assert [reason for _, reason in site.dead] == ["user is missing or null"]
+
+
+@pytest.mark.parametrize("step", ["are events now", "still malformed"])
+@pytest.mark.parametrize("is_merged", [False, True], ids=["", "merged since"])
+def test_a_killed_replay_is_finished_by_the_next_one(letters, step, is_merged):
+    with pytest.raises(Killed):
+        letters.replay(Lines(killed_after=step))
+    if is_merged:
+        for location in (letters.clicks.location, letters.clicks.dead_location):
+            maintain_table(location, retention=None, quiet=-60)
+    letters.replay()
+
+    assert letters.events == [("a", 0), ("b", 1), ("c", 2)]
+    assert [body for body, _ in letters.dead] == [b"not json"]
+
+
+def test_the_job_and_maintenance_may_work_on_both_tables_meanwhile(letters):
+    def work():
+        letters.archive(timed("e", 5), b"not json either")
+        maintain_table(letters.clicks.dead_location, retention=None, quiet=-60)
+
+    lines = letters.replay(Lines(then={"are events now": work}))
+
+    assert letters.events == [("a", 0), ("b", 1), ("c", 2), ("e", 5)]
+    assert [body for body, _ in letters.dead] == [b"not json", b"not json either"]
+    assert "2 were events of the table before" in lines.text
+    # The tables still belong to the job.
+    letters.archive(timed("f", 6))
+
+
+def test_two_replays_at_once_add_an_event_once(letters):
+    other = Lines()
+    letters.replay(Lines(then={"are events now": lambda: letters.replay(other)}))
+
+    assert letters.events == [("a", 0), ("b", 1), ("c", 2)]
+    assert [body for body, _ in letters.dead] == [b"not json"]
+
+
+def test_without_dead_letters_nothing_is_done(site):
+    site.archive(at(0))
+    versions = delta_table(site.clicks.location).version()
+
+    assert "no dead letters" in site.replay().text
+    assert delta_table(site.clicks.location).version() == versions
+
+
+@pytest.mark.parametrize("changes", [{"format": "raw"}, {"schema": SCHEMA, "sink": "module:function"}], ids=str)
+def test_what_can_not_be_replayed_is_refused(spark, tmp_path, changes):
+    settings = job(tmp_path, table(**changes))
+
+    with pytest.raises(SettingError, match="can't be replayed"):
+        replay_dead(settings, "clicks", lambda: contextlib.nullcontext(spark))

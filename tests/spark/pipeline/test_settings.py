@@ -1,0 +1,380 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from gnsq.spark.pipeline.settings import (
+    _OWN_OPTIONS,
+    JobSettings,
+    MetricSettings,
+    SettingError,
+    TableSettings,
+    load_settings,
+    named_expression,
+)
+from tests.spark.pipeline.jobs import job, metric, table
+
+FILE = """
+work = "/data"
+output = "/out"
+nsqd_tcp_addresses = "a:4150"
+trigger_interval = "5 seconds"
+[nsq]
+tls = true
+msgTimeout = 30
+[spark]
+'spark.cores.max' = 2
+[tables.clicks]
+schema = "user STRING, ms INT"
+columns = { user = "$.who.name" }
+select = "*"
+partition_by = []
+[tables.frames]
+topics = ["frames.1", "frames.2"]
+format = "raw"
+[metrics.pages]
+table = "clicks"
+window = "5 minutes"
+keys = "page"
+aggregates = ["count(*)", "sum(ms)"]
+"""
+
+
+def load(path, text, overrides=None):
+    file = path / "job.toml"
+    file.write_text(text)
+    return load_settings(str(file), overrides or {})
+
+
+def test_file_has_all_settings(tmp_path):
+    settings = load(tmp_path, FILE)
+    clicks, frames = settings.tables.values()
+    [pages] = settings.metrics.values()
+
+    assert (settings.nsqd_tcp_addresses, settings.trigger_interval) == (("a:4150",), 5.0)
+    assert (settings.nsq, settings.spark) == ({"tls": "true", "msgTimeout": "30"}, {"spark.cores.max": "2"})
+    assert (clicks.topics, clicks.select, clicks.partition_by) == (("clicks",), ("*",), ())
+    assert (clicks.columns, frames.topics) == ({"user": "$.who.name"}, ("frames.1", "frames.2"))
+    assert (pages.window, pages.slide, pages.keys) == (300, 300, ("page",))
+
+
+def test_overrides_win_over_the_file_and_mappings_are_merged(tmp_path):
+    given = {"work": "/w", "nsq": ("msgTimeout=5", "compression = snappy"), "nsqd_tcp_addresses": ("b:4150",)}
+    settings = load(tmp_path, FILE, {**given, "output": None, "lookupd_http_addresses": ()})
+
+    assert (settings.work, settings.output, settings.nsqd_tcp_addresses) == ("/w", "/out", ("b:4150",))
+    assert settings.nsq == {"tls": "true", "msgTimeout": "5", "compression": "snappy"}
+
+
+def test_schema_of_a_file_beside_the_settings_is_part_of_them(tmp_path):
+    (tmp_path / "clicks.ddl").write_text("\ufeffuser STRING", encoding="utf-8")
+    text = FILE.replace('schema = "user STRING, ms INT"', 'schema_file = "clicks.ddl"')
+    clicks = load(tmp_path, text).tables["clicks"]
+    (tmp_path / "clicks.ddl").unlink()
+
+    assert (clicks.schema, replace(clicks, where="true").schema) == ("user STRING", "user STRING")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(None, r"^configuration .*job\.toml: .*No such file", id="missing"),
+        pytest.param("work = ", r"^configuration .*job\.toml: ", id="not TOML"),
+        pytest.param("wrok = 'x'", "^setting wrok is unknown; did you mean work\\?", id="unknown"),
+        pytest.param("[table.clicks]", "^setting table is unknown; did you mean tables", id="table"),
+        pytest.param("[tables.a]\nshcema = 'x'", r"^\[tables.a\] shcema is unknown; did you mean schema\?", id="in it"),
+        pytest.param("[tables.a]\nname = 'x'", r"^\[tables.a\] name is unknown; known are topics, ", id="name"),
+        pytest.param("[tables.a.b]\n", r'or quote a name with dots: \[tables."a.b"\]$', id="dots"),
+        pytest.param("[[metrics]]\n", r"^setting metrics must be a table of tables: write \[metrics.NAME\]", id="list"),
+        pytest.param("tables = 5", r"^setting tables must be a table of tables", id="no table"),
+        pytest.param("trigger_interval = 'soon'", "^setting trigger_interval must be .* not 'soon'$", id="duration"),
+        pytest.param("maintain_every = 1.5", "^setting maintain_every must be a whole number, not 1.5$", id="half"),
+        pytest.param("spark = 'x'", "^setting spark must be a table of names and values, not a str", id="no mapping"),
+        pytest.param("[nsq.tls]", "^setting nsq: tls is a dict; a string or a number was due", id="nested"),
+        pytest.param(
+            "[tables.a]\nschema_file = 'no.ddl'", r"^\[tables.a\] schema_file .*/no.ddl can't be read: ", id="no file"
+        ),
+    ],
+)
+def test_bad_file_is_named(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path, text) if text is not None else load_settings(str(tmp_path / "job.toml"))
+
+
+def test_item_of_a_mapping_without_a_name_is_not_shown(tmp_path):
+    with pytest.raises(SettingError, match=r"^setting nsq has an item without a name or '=': NAME=VALUE was due$"):
+        load(tmp_path, FILE, {"nsq": ("hush",)})
+
+
+# --- tables
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({}, "body"), ({"select": "user"}, "none"), ({"select": "user", "keep": "rest"}, "rest")],
+)
+def test_body_is_kept_unless_columns_are_selected(settings, kept):
+    assert table(**settings).keep == kept
+    assert table(format="raw", select="_topic").keep == "body"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param({"schema": ""}, "schema is missing: give the columns", id="no schema"),
+        pytest.param({"schema": "a INT", "schema_file": "x"}, "schema and schema_file are both given", id="both"),
+        pytest.param({"format": "avro"}, "format 'avro' must be one of json, raw", id="format"),
+        pytest.param({"mismatch": "null"}, "mismatch 'null' must be one of dead, rescue", id="mismatch"),
+        pytest.param(
+            {"format": "raw", "schema": "a INT", "columns": {"a": "$.b"}, "parse": "x", "mismatch": "rescue"},
+            "format raw: bodies are not parsed, so leave out schema, columns, mismatch, parse$",
+            id="raw",
+        ),
+        pytest.param(
+            {"parse": "f(body)", "schema": "a INT", "keep": "rest"},
+            "parse gives the columns, and bodies need not be JSON, so leave out schema, keep$",
+            id="parse",
+        ),
+        pytest.param({"topics": "a", "topic_pattern": "b.*"}, "topics and topic_pattern are both given", id="topics"),
+        pytest.param({"topics": "a b"}, "topics: ", id="topic"),
+        pytest.param({"topic_pattern": "a("}, "topic_pattern: 'a\\(' is not a regular expression", id="pattern"),
+        pytest.param({"topic_pattern": "(?i)a"}, "topic_pattern: .* that can be a part of another", id="flags"),
+        pytest.param({"dead_letters": "a b"}, "dead_letters: ", id="dead letters"),
+        pytest.param({"max_ahead": -1}, "max_ahead -1 must be within 0 to 31536000 s", id="bound"),
+        pytest.param({"partition_by": ("a", "A")}, "partition_by: a column is there twice", id="twice"),
+        pytest.param({"sink": "upsert"}, "sink: 'upsert' is not a function as module:name", id="sink"),
+        pytest.param({"sink": "m:f", "partition_by": ()}, "partition_by is for tables, and sink takes", id="no table"),
+        pytest.param({"topics": (1,)}, "topics must be a string or a list of strings", id="type"),
+    ],
+)
+def test_bad_setting_of_a_table_is_named(settings, words):
+    with pytest.raises(SettingError, match=rf"^\[tables.clicks\] {words}") as caught:
+        table(**settings)
+
+    assert caught.value.section == "tables.clicks"
+
+
+# --- metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("page", ("page", "page")),
+        ("`a b`", ("a b", "`a b`")),
+        ("count(*)", ("count", "count(*)")),
+        ("SUM( ms )", ("sum_ms", "SUM( ms )")),
+        ("sum(ms) AS total", ("total", "sum(ms)")),
+        ("cast(a as int) as b", ("b", "cast(a as int)")),
+        ("avg(ms * 2)\nAs `x y`", ("x y", "avg(ms * 2)")),
+    ],
+)
+def test_expression_names_its_column(text, column):
+    assert named_expression(text) == column
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param({"table": ""}, "table is missing", id="table"),
+        pytest.param({"window": "1 hour", "slide": "25 min"}, "slide must be a number of seconds", id="unit"),
+        pytest.param({"window": 60, "slide": 25}, "window 60 s must be a whole multiple of slide 25 s", id="multiple"),
+        pytest.param({"window": 3600, "slide": 10}, "at most 100 of it", id="many"),
+        pytest.param({"window": 0.5}, "window 0.5 must be a whole number of seconds within 1 to 2678400", id="short"),
+        pytest.param({"window": 60, "slide": 90}, "slide 90 must be .* within 1 to 60", id="slide"),
+        pytest.param({"aggregates": ()}, "aggregates is empty", id="none"),
+        pytest.param({"aggregates": "sum(a + b)"}, r"'sum\(a \+ b\)' needs a name for its column: write", id="name"),
+        pytest.param({"keys": ("a", "upper(b) AS A")}, r"column A is there twice: write upper\(b\) AS", id="twice"),
+        pytest.param({"keys": "_epoch"}, "keys: column _epoch is the job's own", id="own"),
+        pytest.param({"publish": "a b"}, "publish: ", id="topic"),
+        pytest.param({"keep_windows": "400 days"}, "keep_windows 34560000.0 must be within 0 to", id="kept"),
+    ],
+)
+def test_bad_setting_of_a_metric_is_named(settings, words):
+    with pytest.raises(SettingError, match=rf"^\[metrics.pages\] .*{words}"):
+        metric(**settings)
+
+
+# --- the job
+
+
+def test_each_query_has_a_channel_and_places_of_its_own(tmp_path):
+    clicks, pages = job(tmp_path, table(topics=("a", "b")), metric(), channel_prefix="p-").queries
+
+    assert (clicks.name, clicks.channel, clicks.source["channel"]) == ("clicks", "p-clicks", "p-clicks")
+    assert (pages.name, pages.channel) == ("pages", "p-pages")
+    assert clicks.source["topic"] == pages.source["topic"] == "a,b"
+    assert clicks.notes == f"{tmp_path}/work/clicks"
+    assert clicks.spool == clicks.source["spool"] == f"{tmp_path}/work/clicks/spool"
+    assert clicks.checkpoint == clicks.source["spoolOwner"] == f"{tmp_path}/work/clicks/checkpoint"
+    assert (clicks.location, clicks.dead_location) == (f"{tmp_path}/output/clicks", f"{tmp_path}/output/clicks_dead")
+    assert (pages.location, pages.dead_location) == (f"{tmp_path}/output/pages", "")
+
+
+def test_spool_and_checkpoint_may_be_elsewhere(tmp_path):
+    [clicks] = job(tmp_path, spool="s3://b/x?region=y", checkpoint="hdfs://name/checkpoints").queries
+
+    assert clicks.spool == "s3://b/x/clicks?region=y"
+    assert clicks.checkpoint == "hdfs://name/checkpoints/clicks"
+
+
+def test_sink_needs_no_output(tmp_path):
+    [clicks] = job(tmp_path, table(sink="m:f"), output="").queries
+
+    assert (clicks.location, clicks.dead_location) == ("", "")
+    assert job(tmp_path, table(sink="m:f")).queries[0].dead_location == f"{tmp_path}/output/clicks_dead"
+
+
+def test_pattern_never_fits_what_the_job_publishes(tmp_path):
+    queries = job(
+        tmp_path,
+        *(table("a", topic_pattern="web.*|app.*", dead_letters="web-dead"), metric(table="a", publish="app-pages")),
+        lookupd_http_addresses=("l:4161",),
+    ).queries
+
+    for query in queries:
+        pattern = query.source["topicPattern"]
+        assert [name for name in ("web", "web-dead", "web-dead2", "app-pages") if re.fullmatch(pattern, name)] == [
+            "web",
+            "web-dead2",
+        ]
+
+
+def test_options_reach_source_and_sink(tmp_path):
+    options = {"tls": "true", "tls_ca_file": "/ca.pem", "maxInFlight": "9", "publishTimeout": "5", "auth_secret": "x"}
+    made = job(tmp_path, table(dead_letters="d"), nsq=options, nsqd_tcp_addresses=("a:4150",))
+    [clicks] = made.queries
+
+    assert [clicks.source[name] for name in ("tls", "tlsCaFile", "maxInFlight", "authSecret")] == [
+        *("true", "/ca.pem", "9", "x"),
+    ]
+    assert clicks.sink == {
+        "tls": "true",
+        "tlsCaFile": "/ca.pem",
+        "publishTimeout": "5",
+        "authSecret": "x",
+        "topic": "d",
+        "nsqdTcpAddresses": "a:4150",
+    }
+    assert {name.lower() for name in {**clicks.source, **clicks.sink}} - set(_OWN_OPTIONS) == {
+        *("tls", "tlscafile", "maxinflight", "publishtimeout", "authsecret"),
+    }
+    assert "'x'" not in repr(made)
+    assert "'x'" not in repr(clicks)
+
+
+def test_certificates_for_http_alone_are_not_the_sinks(tmp_path):
+    made = job(tmp_path, nsqd_tcp_addresses=("a:1",), nsqd_http_addresses=("https://a:2",), nsq={"tlsCaFile": "/c"})
+
+    assert made.queries[0].source["tlsCaFile"] == "/c"
+    assert "tlsCaFile" not in made.queries[0].sink
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        pytest.param((table("a"), metric("A", table="a")), r"\[metrics.A\] name: its name is taken by", id="case"),
+        pytest.param(
+            (table("a_dead"), table("a")),
+            r"\[tables.a\] name: a_dead, which its malformed events have, is taken by \[tables.a_dead\]",
+            id="dead",
+        ),
+        pytest.param((table("a" * 62),), r"name with channel_prefix: .*'pre-a*'", id="long"),
+        pytest.param((table(".."),), "name: .* can't begin with . or _", id="path"),
+        pytest.param((table("a.json"),), "nor end with .json, .log", id="file"),
+        pytest.param((table("a b", topics="a"),), r"\[tables.a b\] name: ", id="channel"),
+    ],
+)
+def test_names_are_those_of_channels_and_directories(tmp_path, tables, words):
+    with pytest.raises(SettingError, match=words):
+        job(tmp_path, *tables, channel_prefix="pre-")
+
+
+PAGES = metric()
+
+
+@pytest.mark.parametrize(
+    ("queries", "settings", "words"),
+    [
+        pytest.param((PAGES,), {}, "setting tables is required", id="no table"),
+        pytest.param((table("a"), PAGES), {}, r"\[metrics.pages\] table 'clicks' is unknown; .*known are a", id="name"),
+        pytest.param(
+            (table(), metric(keep_windows=60)),
+            {},
+            r"\[metrics.pages\] keep_windows 60 s is less than max_ahead 600 s of \[tables.clicks\]: an event that is "
+            "ahead would close windows of events that are on time",
+            id="ahead",
+        ),
+        pytest.param(
+            (table(), metric(keep_windows=900)), {"deduplicate": "1 hour"}, "is less than deduplicate 3600 s", id="ids"
+        ),
+        pytest.param(
+            (table(dead_letters="clicks"),), {}, r"dead_letters 'clicks' is a topic of \[tables.clicks\]", id="circle"
+        ),
+        pytest.param(
+            (table(dead_letters="x"), metric(publish="x")),
+            {},
+            r"\[metrics.pages\] publish 'x' is dead_letters of \[tables.clicks\], too",
+            id="one topic",
+        ),
+        pytest.param(
+            (table(topic_pattern="a.*"),),
+            {},
+            r"\[tables.clicks\] topic_pattern: nsqlookupd knows .* lookupd_http_addresses alone",
+            id="pattern",
+        ),
+        pytest.param((), {"work": " "}, "work is required", id="work"),
+        pytest.param((), {"output": ""}, "output is required", id="output"),
+        pytest.param(
+            (table(sink="m:f", dead_letters="dead"),), {"output": ""}, r"clicks\] dead_letters: .* output is", id="dead"
+        ),
+        pytest.param((), {"nsqd_tcp_addresses": ()}, "nsqd_tcp_addresses is required, or lookupd", id="no address"),
+        pytest.param((), {"work": "s3://b/x"}, "work 's3://b/x' is a URI, and Spark .*: give checkpoint", id="URI"),
+        pytest.param((), {"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is not an object store", id="store"),
+        pytest.param((), {"nsqd_tcp_addresses": ("a:x",)}, "setting nsqd_tcp_addresses: port 'x'", id="port"),
+        pytest.param((), {"lookupd_http_addresses": ("a:x",)}, "lookupd_http_addresses: 'a:x'", id="HTTP port"),
+        pytest.param((), {"nsqd_tcp_addresses": ("a:1,b:1",)}, "several addresses in one", id="addresses"),
+        pytest.param((), {"metrics_address": "127.0.0.1"}, "metrics_address: address .* has no port", id="no port"),
+        pytest.param((), {"work": "/o", "output": "/o"}, r"\(/o/clicks/spool\) is in table of clicks", id="places"),
+        pytest.param((), {"spool": "/s", "checkpoint": "/x/../s"}, "directories overlap: spool of clicks", id="spool"),
+        pytest.param(
+            (), {"spool": "s3://u:hush@b/s", "checkpoint": "s3://u:hush@b/s"}, r"\(s3://\*\*\*@b/s", id="secret"
+        ),
+        pytest.param((), {"deduplicate": 1e-9}, "deduplicate 1e-09 must be within 0.001 to 31536000 or 0 s", id="low"),
+        pytest.param((), {"receivers": "moon"}, "receivers 'moon' must be one of driver, external", id="receivers"),
+        pytest.param((), {"setup": "f"}, "setup: 'f' is not a function as module:name", id="setup"),
+        pytest.param((), {"nsq": {"tlsCaFiel": "x"}}, "option tlsCaFiel is unknown; did you mean tlsCaFile", id="nsq"),
+        pytest.param((), {"nsq": {"spool": "x"}}, "nsq: spool is the job's own: use spool", id="own option"),
+        pytest.param(
+            (), {"nsq": {"max_in_flight": "many"}}, "nsq: option maxInFlight must be a whole number", id="value"
+        ),
+        pytest.param((), {"nsq": {"tlsCaFile": "/x"}}, "nothing is encrypted", id="TLS that is not used"),
+        pytest.param(
+            (), {"spark": {"spark.sql.session.timeZone": "Asia/Tokyo"}}, "days, hours and windows are UTC's", id="zone"
+        ),
+        pytest.param((), {"spark": {"spark.sql.ansi.enabled": "true"}}, "is null, and stops no query", id="ANSI"),
+    ],
+)
+def test_bad_setting_of_a_job_is_named(tmp_path, queries, settings, words):
+    with pytest.raises(SettingError, match=words):
+        job(tmp_path, *queries, **settings)
+
+
+def test_job_for_python_takes_the_values_of_the_file(tmp_path):
+    settings = load(tmp_path, FILE)
+    clicks = TableSettings(
+        name="clicks", schema="user STRING, ms INT", columns={"user": "$.who.name"}, select=("*",), partition_by=()
+    )
+    frames = TableSettings(name="frames", topics=("frames.1", "frames.2"), format="raw")
+    pages = MetricSettings(name="pages", table="clicks", window=300, keys=("page",), aggregates=("count(*)", "sum(ms)"))
+
+    assert settings == JobSettings(
+        work="/data",
+        output="/out",
+        nsqd_tcp_addresses=("a:4150",),
+        trigger_interval=5.0,
+        nsq={"tls": "true", "msgTimeout": "30"},
+        spark={"spark.cores.max": "2"},
+        tables={"clicks": clicks, "frames": frames},
+        metrics={"pages": pages},
+    )
