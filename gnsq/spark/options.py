@@ -125,6 +125,11 @@ class ReadOptions(ConnectOptions):
         "regular expression for the whole names of the topics to read; topics that nsqlookupd gets later are added",
     )
     channel: str = option("", "channel to read; it is created if it does not exist; required")
+    other_channels: tuple[str, ...] = option(
+        (),
+        "channels of other queries on the same topics, separated by commas: a new topic is read after all of them "
+        "exist, since nsqd gives what waits in a topic to its first channel alone",
+    )
     nsqd_http_addresses: tuple[str, ...] = option(
         (),
         "HTTP addresses of the nsqds, to ask for the depth of the channel; not needed with lookupdHttpAddresses",
@@ -227,7 +232,8 @@ class ReadOptions(ConnectOptions):
             _check_name("topic", topic)
         if not self.channel:
             raise ValueError(f"{named('channel')} is required")
-        _check_name("channel", self.channel)
+        for channel in (self.channel, *self.other_channels):
+            _check_name("channel", channel)
         try:
             _ = self.spool_permissions
         except ValueError as error:

@@ -201,16 +201,19 @@ def _next_epoch(query: Query, epoch: int, changed: list[str]) -> int:
         raise JobFailed(f"{subject}, and {error}: leave the settings as they were, or give it another name") from error
     if planned < 0:
         return epoch
-    if planned > committed:
+    # A metric has an epoch of its own in its table, too, so what this batch has counted there is valid no more. A batch
+    # that fails for a wrong setting would otherwise never let the metric go on.
+    if planned > committed and query.metric is None:
         raise JobFailed(
             f"{subject}, but batch {planned} was begun with the settings of before and is not done: start the job with "
             "these and --once, then with the new ones"
         )
-    filesystem, root = open_location(location)
-    with filesystem.open_input_stream(f"{root}/offsets/{committed}") as file:
-        *_, offset = file.read().decode().splitlines()
-    spool = Spool(query.spool)
-    spool.prune(spool.listing(), decode_offset(json.loads(offset), query.read_options.source))
+    if committed >= 0:
+        filesystem, root = open_location(location)
+        with filesystem.open_input_stream(f"{root}/offsets/{committed}") as file:
+            *_, offset = file.read().decode().splitlines()
+        spool = Spool(query.spool)
+        spool.prune(spool.listing(), decode_offset(json.loads(offset), query.read_options.source))
     logger.warning("%s, and begins epoch %d with it", subject, epoch + 1)
     return epoch + 1
 

@@ -23,6 +23,7 @@ import py4j.protocol  # type: ignore[import-untyped]  # py4j has no types
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -227,6 +228,9 @@ def _same_interrupt() -> Iterator[None]:
 
 
 def _prepare(spark: SparkSession) -> None:
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        # They write each error of an expression to stderr, with the whole plan. The job tells it in one line.
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     spark.sparkContext.setLogLevel("WARN")
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:

@@ -49,6 +49,7 @@ _OWN_OPTIONS = {
     "topic": "topics of a table",
     "topicpattern": "topic_pattern of a table",
     "channel": "channel_prefix, and the names of tables and metrics",
+    "otherchannels": "the names of tables and metrics",
     "nsqdtcpaddresses": "nsqd_tcp_addresses",
     "lookupdhttpaddresses": "lookupd_http_addresses",
     "nsqdhttpaddresses": "nsqd_http_addresses",
@@ -605,10 +606,14 @@ class JobSettings(_Settings):
             published = [each.dead_letters for each in self.tables.values()]
             published += [each.publish for each in self.metrics.values()]
             topics = {"topicPattern": _excluding(table.topic_pattern, filter(None, published))}
+        # The channel of the table comes first: if a receiver is killed in between, a metric can be rebuilt.
+        names = [table.name, *(metric.name for metric in self.metrics.values() if metric.table == table.name)]
+        channels = [self.channel_prefix + name for name in names]
         return {
             **self._options(ReadOptions),
             **topics,
             "channel": channel,
+            "otherChannels": ",".join(each for each in channels if each != channel),
             "nsqdTcpAddresses": ",".join(self.nsqd_tcp_addresses),
             "lookupdHttpAddresses": ",".join(self.lookupd_http_addresses),
             "nsqdHttpAddresses": ",".join(self.nsqd_http_addresses),

@@ -56,6 +56,7 @@ from gnsq.errors import NSQException
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.buffer import SEGMENT_BYTES, SEGMENT_ROWS, BufferedMessages, SegmentBuffer, grown_age
 from gnsq.spark.receiver.subscriptions import Subscriptions
+from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.listing import SpoolListing
 from gnsq.texts import counted
 
@@ -159,7 +160,10 @@ class Receiver:
         self._writer: SpoolWriter | None = None
         self._write_greenlet: gevent.Greenlet | None = None
         self._io_thread = BlockingIOThread()
-        self.subscriptions = Subscriptions(options, self._on_messages, CLOSE_TIMEOUT)
+        # Only a new topic of a pattern may have no channel yet: those of other topics are created before.
+        self._channels = ChannelClient(options) if options.topic_pattern and options.other_channels else None
+        create = None if self._channels is None else self._channels.create
+        self.subscriptions = Subscriptions(options, self._on_messages, CLOSE_TIMEOUT, create_channels=create)
 
     # --- life
 

@@ -173,6 +173,7 @@ class Subscriptions:
     Args:
         on_messages: Called with a consumer and all its messages that have arrived. Must later finish or requeue them.
         close_timeout: Seconds after which close() requeues the messages that are not finished.
+        create_channels: Called before a new topic is read; creates the channels of all queries in topics without any.
         max_connections: Maximum number of consumers of one topic.
         rebalance_interval: Least seconds between changes of shares for starvation, and between additions of consumers.
 
@@ -186,12 +187,14 @@ class Subscriptions:
         on_messages: OnMessages,
         close_timeout: float,
         *,
+        create_channels: Callable[[], None] | None = None,
         max_connections: int = MAX_CONNECTIONS,
         rebalance_interval: float = REBALANCE_INTERVAL,
     ) -> None:
         self._options = options
         self._on_messages = on_messages
         self._close_timeout = close_timeout
+        self._create_channels = create_channels
         self._max_connections = max_connections
         self._rebalance_interval = rebalance_interval
         self._keywords = connection_keywords(options)
@@ -373,6 +376,12 @@ class Subscriptions:
         if complete:
             self._unsubscribe([topic for topic in self._subscriptions if topic not in found])
         new = [topic for topic in found if topic not in self._subscriptions]
+        if new and self._create_channels is not None:
+            try:
+                self._create_channels()
+            except NSQHttpError as error:
+                logger.warning("%s: topics %s are not read yet: %s", self._options.source, ", ".join(new), error)
+                return []
         if new:
             logger.info("%s: reading topics %s", self._options.source, ", ".join(new))
         return self._add(new)

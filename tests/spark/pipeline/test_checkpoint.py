@@ -165,14 +165,33 @@ def test_definition_may_change_freely_before_the_first_batch(tmp_path):
     assert settle_epoch(queries_of(tmp_path, aggregates=("sum(ms)",))) == 1
 
 
-def test_batch_that_was_begun_with_another_definition_is_finished_first(tmp_path):
-    query = queries_of(tmp_path)
+def test_batch_that_was_begun_without_deduplication_is_finished_first(tmp_path):
+    [query] = job(tmp_path).queries
     settle_epoch(query)
     put_end(query, 1, 4, encode_offset({"r": 2}, query.read_options.source), committed=False)
 
     with pytest.raises(JobFailed, match="batch 4 was begun with the settings of before and is not done"):
-        settle_epoch(queries_of(tmp_path, keys=("user",)))
+        settle_epoch(job(tmp_path, deduplicate=60.0).queries[0])
     assert settle_epoch(query) == 1
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_metric_whose_batch_always_fails_goes_on_with_corrected_settings(tmp_path, number):
+    query = queries_of(tmp_path)
+    settle_epoch(query)
+    spool = Spool(query.spool)
+    spool.prepare()
+    writer = spool.writer("r")
+    for segment in (1, 2, 3):
+        writer.write(segment, columns(1, 2))
+    if number:
+        put_end(query, 1, number - 1, encode_offset({"r": 1}, query.read_options.source))
+    put_end(query, 1, number, encode_offset({"r": 3}, query.read_options.source), committed=False)
+
+    assert settle_epoch(job(tmp_path, table(time="corrected"), metric()).queries[1]) == 2
+
+    # What the failing batch was to count is counted by the next epoch.
+    assert [segment.number for segment in spool.listing().segments] == ([2, 3] if number else [1, 2, 3])
 
 
 def test_window_of_a_metric_can_not_change(tmp_path):

@@ -7,6 +7,7 @@ from fakensqd.faults import answer, on
 from gnsq import LookupdClient, NsqdHTTPClient, finish_all
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.subscriptions import Subscriptions, matching_topics, split_max_in_flight
+from gnsq.spark.source.channel import ChannelClient
 from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 
@@ -27,8 +28,9 @@ def subscribe(hub):
                 held.extend(messages)
 
         def make():
+            create = ChannelClient(options).create if options.other_channels else None
             subscriptions = Subscriptions(
-                options, take, 0.1 if held is not None else 5.0,
+                options, take, 0.1 if held is not None else 5.0, create_channels=create,
                 rebalance_interval=rebalance_interval, max_connections=max_connections,
             )  # fmt: skip
             made.append(subscriptions)
@@ -73,6 +75,31 @@ def test_new_topic_is_added_and_gets_its_share(fakecluster, subscribe, pattern):
     wait_for(lambda: sorted(received) == ["click-a", "click-b"])
     wait_for(lambda: ready_counts(nsqd, "click-a", "click-b") == [5, 5])
     assert subscriptions.topics == ["click-a", "click-b"]
+
+
+def test_new_topic_is_read_after_the_channels_of_all_queries_exist(fakecluster, subscribe, pattern):
+    nsqd = fakecluster.nsqds[0]
+    metric, archive = [], []
+    # The metric's receiver finds the topic long before the archive's is there.
+    publish(nsqd, "click-a", [b"1", b"2", b"3"])
+    subscribe(metric, **pattern, channel="pages", other_channels=("archive",))
+    wait_for(lambda: len(metric) == 3)
+
+    subscribe(archive, **pattern, channel="archive", other_channels=("pages",))
+
+    wait_for(lambda: len(archive) == 3)
+
+
+def test_new_topic_is_not_read_while_its_channels_can_not_be_created(fakecluster, subscribe, pattern, caplog):
+    nsqd = fakecluster.nsqds[0]
+    received = []
+    publish(nsqd, "click-a", [b"1"])
+    with nsqd.add(on.http("/channel/create"), answer(500, b"no")):
+        subscribe(received, **pattern, other_channels=("pages",))
+        wait_for(lambda: "topics click-a are not read yet: " in caplog.text)
+        assert received == []
+
+    wait_for(lambda: received == ["click-a"])
 
 
 def test_new_topic_of_a_paused_receiver_is_paused(fakecluster, subscribe, pattern, hub):
