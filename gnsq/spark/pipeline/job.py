@@ -142,7 +142,6 @@ class RunningQuery:
         self._spark = spark
         self._once = once
         self._check_lock = check_lock
-        self._interval = settings.trigger_interval
         self._settings_hash = settings_hash(query)
         self._running: StreamingQuery | None = None
         self.run_ids: set[str] = set()
@@ -235,8 +234,6 @@ class RunningQuery:
             writer = writer.outputMode("update")
         if self._once:
             writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{self._interval} seconds")
         # Spark may call write() before start() returns the query, so write() must wait for the query's id.
         owner: Future[str] = Future()
 

@@ -142,7 +142,8 @@ class MetricBatches:
             # has() raises if the table has this batch with other settings: the state would not fit the table's rows.
             self._table.has(batch)
         target = self._table.target(batch.number)
-        files = collect_files(changed, functools.partial(write_counts, target=target, epoch=self._epoch))
+        # One file: otherwise each partition of the state would have one of a few rows.
+        files = collect_files(changed.repartition(1), functools.partial(write_counts, target=target, epoch=self._epoch))
         self._check_lock()
         is_new = self._table.commit(batch, files)
         if self._topic:

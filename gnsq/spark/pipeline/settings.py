@@ -389,7 +389,15 @@ class JobSettings(_Settings):
         special=(0,),
     )
     max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
-    trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0, maximum=YEAR)
+    trigger_interval: float = option(
+        2.5,
+        "time since the last batch for which a batch waits until it has max_rows_per_batch, so that little traffic "
+        "does not make many small files; 0: no batch waits",
+        unit="s",
+        minimum=0.001,
+        maximum=YEAR,
+        special=(0,),
+    )
     metrics_address: str = option(
         "", "host:port at which the job answers GET /metrics, for Prometheus; default: nowhere"
     )
@@ -609,7 +617,9 @@ class JobSettings(_Settings):
         # The channel of the table comes first: if a receiver is killed in between, a metric can be rebuilt.
         names = [table.name, *(metric.name for metric in self.metrics.values() if metric.table == table.name)]
         channels = [self.channel_prefix + name for name in names]
+        waiting = {"minRowsPerBatch": str(self.max_rows_per_batch), "maxTriggerDelay": str(self.trigger_interval)}
         return {
+            **(waiting if self.trigger_interval else {}),
             **self._options(ReadOptions),
             **topics,
             "channel": channel,

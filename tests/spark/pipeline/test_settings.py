@@ -257,10 +257,26 @@ def test_options_reach_source_and_sink(tmp_path):
         "nsqdTcpAddresses": "a:4150",
     }
     assert {name.lower() for name in {**clicks.source, **clicks.sink}} - set(_OWN_OPTIONS) == {
-        *("tls", "tlscafile", "maxinflight", "publishtimeout", "authsecret"),
+        *("tls", "tlscafile", "maxinflight", "publishtimeout", "authsecret", "minrowsperbatch", "maxtriggerdelay"),
     }
     assert "'x'" not in repr(made)
     assert "'x'" not in repr(clicks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "delay"),
+    [
+        pytest.param({}, 50_000, 2.5, id="default"),
+        pytest.param({"max_rows_per_batch": 9, "trigger_interval": "1 minute"}, 9, 60, id="settings"),
+        pytest.param({"nsq": {"min_rows_per_batch": "7"}}, 7, 2.5, id="nsq"),
+        pytest.param({"trigger_interval": 0}, None, None, id="none"),
+    ],
+)
+def test_batch_waits_until_it_is_full_or_for_trigger_interval(tmp_path, settings, least, delay):
+    options = job(tmp_path, table(), **settings).queries[0].read_options
+
+    assert options.min_rows_per_batch == least
+    assert delay is None or options.max_trigger_delay == delay
 
 
 def test_certificates_for_http_alone_are_not_the_sinks(tmp_path):
