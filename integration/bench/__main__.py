@@ -19,6 +19,7 @@ Parts, all with bodies of 200 bytes where no other size is said; ``make bench ON
 - curves: connections, publishing greenlets, sizes of bodies and consumer processes; see curves.py.
 - fakensqd: what the emulator does in one process, and from the command line beside nsqd; see emulator.py.
 - spark: the data source, the batch writer and the receiver; see spark.py.
+- pipeline: gnsq-pipeline beside plain Spark; see pipeline.py.
 
 At the end the folder bench/ has results.md (tables), results.json (each value, machine, versions, commit) and plots.
 """
@@ -32,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fakensqd.certificates import Certificates
-from integration.bench import compare, curves, emulator, layers, report, spark
+from integration.bench import compare, curves, emulator, layers, pipeline, report, spark
 from integration.bench.figures import Results
 from integration.bench.servers import Nsqd, nsqd
 
@@ -48,6 +49,7 @@ PARTS: dict[str, Callable[[Results, Nsqd, str], None]] = {
     "curves": lambda results, server, ca: curves.measure(results, server),
     "fakensqd": lambda results, server, ca: emulator.measure(results, server),
     "spark": lambda results, server, ca: spark.measure(results, server),
+    "pipeline": lambda results, server, ca: pipeline.measure(results, server),
 }
 
 
