@@ -75,6 +75,8 @@ __all__ = ["Job", "load_function", "run", "run_queries"]
 logger = logging.getLogger(__name__)
 
 LOOK = 0.2
+# Seconds until each query is asked again whether it runs, unless an event tells its end: that is a call to Java.
+ASK = 1.0
 # Seconds to wait, at most, for the last progress events of queries that have ended: Spark sends them late.
 LAST_EVENTS = 10.0
 # Seconds until a query that has failed is started again: doubled with each failure, and reset by a committed batch.
@@ -445,13 +447,18 @@ class Job:
             JobFailed: With once, if a query has failed three times; if the JVM has ended.
             LeaseLost: If the lock of the work directory is lost.
         """
+        asked_at = time.monotonic()
         while not is_stopping():
             self._check_lock()
-            self._handle_events(LOOK)
+            has_ended = self._handle_events(LOOK)
             refresh()
+            now = time.monotonic()
+            if not has_ended and now - asked_at < ASK:
+                continue
+            asked_at = now
             try:
                 for running in self.queries:
-                    running.look(time.monotonic())
+                    running.look(now)
             except (Py4JError, ConnectionError) as error:
                 raise JobFailed(
                     "Spark's JVM has ended by itself: was it killed, or out of memory ('spark.driver.memory')?"
@@ -467,13 +474,20 @@ class Job:
         while any(running.run_ids for running in self.queries) and time.monotonic() < deadline:
             self._handle_events(LOOK)
 
-    def _handle_events(self, timeout: float) -> None:
-        """Handle all events of Spark that have come; wait up to timeout seconds for the first."""
+    def _handle_events(self, timeout: float) -> bool:
+        """Handle all events of Spark that have come; wait up to timeout seconds for the first.
+
+        Returns:
+            True if a query has ended.
+        """
+        has_ended = False
         with contextlib.suppress(queue.Empty):
             run, text = self._listener.events.get(timeout=timeout)
             while True:
                 self._handle_event(run, text)
+                has_ended |= text is None
                 run, text = self._listener.events.get_nowait()
+        return has_ended
 
     def _handle_event(self, run: str, text: str | None) -> None:
         running = next((each for each in self.queries if run in each.run_ids), None)
