@@ -273,9 +273,9 @@ class Table:
             )
         if settings not in (None, batch.settings):
             raise JobFailed(
-                f"table {self._shown} has batch {last}, which was begun with other settings (fields, required_fields, "
-                "time_field, max_ahead, or keys of [[metrics]]) and is not done: start the job with the settings of "
-                "before and --once, then with the new ones"
+                f"table {self._shown} has batch {last}, which was begun with other settings (format, schema, columns, "
+                "parse, time, max_ahead, where or mismatch of [tables]) and is not done: start the job with the "
+                "settings of before and --once, then with the new ones"
             )
         return True
 

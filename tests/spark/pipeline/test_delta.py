@@ -78,7 +78,7 @@ def test_batch_that_was_begun_with_other_settings_is_refused(location):
     archive = claimed(location)
     put(archive, 0, 1, 2)
 
-    with pytest.raises(JobFailed, match=r"has batch 0, which was begun with other settings .*required_fields.*once"):
+    with pytest.raises(JobFailed, match=r"has batch 0, which was begun with other settings .*max_ahead.*once"):
         put(archive, 0, 1, settings=2)
 
     assert put(archive, 1, 3, settings=2)
