@@ -40,11 +40,11 @@ from gnsq.spark.pipeline.types import (
     type_text,
 )
 
-__all__ = ["Events", "OWN", "RESERVED", "SESSION", "check_streaming", "deduplicated", "plan"]
+__all__ = ["Events", "OWN", "RESERVED", "SESSION", "check_streaming", "computed", "deduplicated", "plan"]
 
 # Settings of Spark's session that the expressions need.
 SESSION = {
-    # An expression that can't be computed is null, and does not stop a query.
+    # Most expressions that can't be computed are null; computed() does the same for the others.
     "spark.sql.ansi.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     # A row with a value that does not fit is null as a whole, so it is parsed once more.
@@ -146,6 +146,27 @@ def check_streaming(frame: DataFrame, subject: str, output_mode: str = "append")
         raise ValueError(f"{subject}: {_one_line(error)}") from error
 
 
+def computed(sql: str) -> Column:
+    """Return the column of a user's SQL expression, null where the expression raises an error.
+
+    Some do without ANSI: timestamp_millis() of a large number, element_at(x, 0), raise_error(). An event with such a
+    value would end each batch that it is in.
+    """
+    spark = SparkSession.active()
+    parsed = _parsed(spark, sql)
+    name = parsed.name() if _class(parsed) == "Alias" else None
+    expression = parsed if name is None else parsed.child()
+    if _class(expression) == "UnresolvedAttribute":
+        return F.expr(sql)
+    jvm = spark._jvm
+    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    tried = Column(utils.column(jvm.org.apache.spark.sql.catalyst.expressions.TryEval(expression)))
+    # Spark computes what several expressions share before all of them, outside of TryEval, unless it is in a branch of
+    # a condition. This condition is always true, which Spark does not know.
+    column = F.when(F.spark_partition_id() >= 0, tried)
+    return column if name is None else column.alias(name)
+
+
 class _Plan:
     """The plan of one table. The frame of each step has the columns of the event, and _BESIDE."""
 
@@ -213,7 +234,7 @@ class _Plan:
             _check_names(kind.names)
         except ValueError as error:
             raise self._error("parse", error) from error
-        parsed = self._messages.select(*_own(), F.expr(self._table.parse).alias("our event"))
+        parsed = self._messages.select(*_own(), computed(self._table.parse).alias("our event"))
         event = F.col("our event")
         wrong = F.when(event.isNull(), F.lit(Wrong.PARSE.value))
         return parsed.select(*(event.getField(name).alias(name) for name in kind.names), *_BESIDE, *_states(wrong))
@@ -283,10 +304,10 @@ class _Plan:
         given = []
         for name, sql in _inputs(_expressions(_analyzed(checked))):
             if name not in (*OWN, "_body"):
-                given.append(F.expr(sql).isNotNull())
+                given.append(computed(sql).isNotNull())
             if name in columns:
                 given.append(F.coalesce(F.get("our misfits", F.lit(columns.index(name))), F.lit(False)))
-        timed = events.select("*", F.expr(self._table.time).cast("timestamp").alias("our time"))
+        timed = events.select("*", computed(self._table.time).cast("timestamp").alias("our time"))
         time = F.col("our time")
         is_time = _in_years(time)
         ahead = F.unix_micros(time) - F.unix_micros(published) > round(self._table.max_ahead * 1e6)
@@ -317,7 +338,9 @@ class _Plan:
         kind = self._with(events, "where", where).schema[0].dataType
         if not isinstance(kind, T.BooleanType):
             raise self._error("where", f"gives {type_text(kind)}, and a condition is due")
-        return events.where((F.col("_wrong").isNotNull() | F.expr(where)) & (F.col("our partition") >= 0))
+        # As a column of its own, since in a condition Spark would simplify what computed() needs.
+        found = events.select("*", computed(where).alias("our where"))
+        return found.where((F.col("_wrong").isNotNull() | F.col("our where")) & (F.col("our partition") >= 0))
 
     def _selected(self, events: DataFrame, shape: Shape) -> Events:
         # Raw bodies have no columns for * to be.
@@ -332,11 +355,15 @@ class _Plan:
             raise self._error("select", error) from error
         misfit = F.coalesce(F.array_contains("our misfits", True), F.lit(False)).alias("_misfit")
         others = [*OWN, "_body", "_wrong", *([misfit] if self._table.mismatch == "rescue" else [])]
-        return Events(events.select(*map(F.expr, items), *others), _nullable(columns), shape)
+        # An item without a name is a column or a part of one: another one's name is refused above.
+        chosen = [
+            computed(item) if _class(_parsed(events.sparkSession, item)) == "Alias" else F.expr(item) for item in items
+        ]
+        return Events(events.select(*chosen, *others), _nullable(columns), shape)
 
     def _item(self, spark: SparkSession, text: str) -> str:
         try:
-            parsed = spark._jsparkSession.sessionState().sqlParser().parseExpression(text)
+            parsed = _parsed(spark, text)
         except PySparkException as error:
             raise self._error("select", _one_line(error)) from error
         if text.startswith("*"):
@@ -768,6 +795,10 @@ def _quoted(name: str) -> str:
 def _one_line(error: Exception) -> str:
     text = getattr(error, "_desc", None) or str(error)
     return root_cause(text)
+
+
+def _parsed(spark: SparkSession, sql: str) -> Any:  # Any: Java
+    return spark._jsparkSession.sessionState().sqlParser().parseExpression(sql)
 
 
 def _analyzed(frame: DataFrame) -> Any:  # Any: Java

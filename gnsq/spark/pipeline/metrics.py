@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
+from gnsq.spark.pipeline.events import computed
 from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.settings import MetricSettings, Query, named_expression
 from gnsq.spark.source.pyspark41 import arrow_schema
@@ -58,8 +59,10 @@ def aggregated(
         if deduplicate:
             events = events.dropDuplicatesWithinWatermark(["_nsqd", "_topic", "_message_id"])
     window = F.window("_time", _interval(metric.window), _interval(metric.slide))
-    keys = [_named(key) for key in metric.keys]
-    found = events.groupBy(window.alias("_window"), *keys).agg(*(_named(each, _SUM) for each in metric.aggregates))
+    computed_keys = [computed(named_expression(key)[1]).alias(f"our key {i}") for i, key in enumerate(metric.keys)]
+    events = events.select("*", *computed_keys)
+    keys = [F.col(f"our key {i}").alias(named_expression(key)[0]) for i, key in enumerate(metric.keys)]
+    found = events.groupBy(window.alias("_window"), *keys).agg(*(_aggregate(each) for each in metric.aggregates))
     start, end = F.col("_window.start").alias("_window_start"), F.col("_window.end").alias("_window_end")
     return found.select(start, end, *(F.col(f"`{name}`") for name in found.columns[1:]))
 
@@ -68,11 +71,9 @@ def _interval(seconds: float) -> str:
     return f"{round(seconds * 1000)} milliseconds"
 
 
-def _named(text: str, safe: re.Pattern[str] | None = None) -> Column:
+def _aggregate(text: str) -> Column:
     name, expression = named_expression(text)
-    if safe is not None:
-        expression = safe.sub("try_sum(", expression, count=1) if safe.match(expression) else expression
-    return F.expr(expression).alias(name)
+    return F.expr(_SUM.sub("try_sum(", expression, count=1) if _SUM.match(expression) else expression).alias(name)
 
 
 def metric_table(query: Query, counts: DataFrame) -> Table:

@@ -362,6 +362,7 @@ TIMES = [
     ),
     pytest.param("at", "{}", None, PUBLISHED, id="null"),
     pytest.param("timestamp_millis(ts)", '{"ts": 1000000000000000}', Wrong.TIME, PUBLISHED, id="beyond all years"),
+    pytest.param("timestamp_millis(ts)", '{"ts": 9223372036854775807}', Wrong.TIME, PUBLISHED, id="raises"),
     pytest.param("try_to_timestamp(text)", '{"text": "soon"}', Wrong.TIME, PUBLISHED, id="no time"),
     pytest.param("try_to_timestamp(text)", '{"ts": 5}', None, PUBLISHED, id="of a null"),
     pytest.param("at", '{"at": 1700000000}', Wrong.TIME, PUBLISHED, id="does not fit, rescued"),
@@ -393,6 +394,45 @@ def test_where_drops_events_and_select_makes_columns(messages):
     ]
     # What is malformed stays, whatever the condition says; a condition that is null drops.
     assert [(row["name"], row["_wrong"]) for row in rows(events.frame)] == [("A", None), (None, Wrong.MISSING)]
+
+
+RAISING = [
+    *(
+        "timestamp_millis(ts)",
+        "element_at(array(ts), 0)",
+        "raise_error(CAST(ts AS STRING))",
+        "ts DIV 0",
+        "array(ts)[7]",
+    ),
+    *(
+        "CAST('x' AS INT) + ts",
+        "assert_true(ts < 5) IS NULL",
+        "make_date(ts, 1, 1)",
+        "to_timestamp('x', 'bad pattern')",
+    ),
+]
+
+
+@pytest.mark.parametrize("expression", RAISING)
+def test_an_expression_that_can_not_be_computed_is_null(run, expression):
+    # Spark computes what two expressions share before both.
+    found = run(
+        *('{"ts": 9223372036854775807}', "{}"),
+        schema="ts BIGINT",
+        select=(f"{expression} AS x", f"concat('', {expression}) AS y", "ts"),
+    )
+    dropped = run('{"ts": 9223372036854775807}', schema="ts BIGINT", where=f"({expression}) = ({expression})")
+
+    assert [(found[0]["x"], found[0]["y"], found[0]["ts"], found[0]["_wrong"])] == [(None, None, 2**63 - 1, None)]
+    assert dropped == []
+
+
+def test_an_event_that_parse_can_not_take_is_malformed(run):
+    parse = "struct(element_at(from_json(CAST(body AS STRING), 'ARRAY<INT>'), 0) AS a)"
+
+    [row] = run("[1]", parse=parse)
+
+    assert row["reason"] == "parse gives null"
 
 
 def test_sql_may_parse(run):

@@ -142,6 +142,17 @@ def test_changed_counts_are_in_the_table_and_in_the_topic_once(fed, fakensqd, se
 
 
 @pytest.mark.spark
+def test_key_that_can_not_be_computed_is_null(fed, settings_of):
+    settings = settings_of(keys=("raise_error(page) AS page", "upper(raise_error(page)) AS other", "user"))
+    fed.put(event(START), event(START))
+    fed.run(settings)
+
+    assert [(row["page"], row["other"], row["user"], row["count"]) for row in rows_of(settings).to_pylist()] == [
+        (None, None, "u", 2)
+    ]
+
+
+@pytest.mark.spark
 def test_batch_that_runs_again_changes_no_row_and_is_published_again(fed, fakensqd, settings_of, tmp_path):
     settings = settings_of()
     fed.put(event(START), event(START, "/cart"))
