@@ -78,8 +78,8 @@ _EVENT = "_event"
 _ELEMENT = object()
 # A body with a number that may differ from its nearest double, or be beyond all doubles; others are plain.
 _NOT_PLAIN = r"[\[:,\s]-?(?:(?=[0-9.]{17})[0-9]+\.|[0-9.]+[eE]|[0-9]{39})"
-# A STRING that may be an object, an array, or a number that Spark writes as the nearest double.
-_WRITTEN = r'^(?:[\[{]|-?[0-9]+\.[0-9]|-?[0-9]{39}|"-?Infinity"$)'
+# Of STRINGs, each after \x01: an object, an array, or a number that Spark may write as the nearest double.
+_WRITTEN = r'\x01(?:[\[{"]|-?[0-9]+\.|-?[0-9]{39})'
 # A body with a string that Spark takes for another number, such as "1,5" for 15, or may round.
 _NO_NUMBER = (
     r'"(?:[-+]?[0-9.]+[,eE]|,[-+0-9.,]+"|-?\.|\+|-?0[0-9]|-?[0-9]+\."|-?[0-9]+\.[0-9]{17}|[-+0-9.,]*\\)'
@@ -241,16 +241,15 @@ class _Plan:
 
     def _parsed_by_schema(self, columns: tuple[EventColumn, ...]) -> DataFrame:
         wires, layers = _wires(columns)
-        text = F.col("our text")
+        text = F.col("_body").cast("string")
         # Spark's parser stops after the first value, unless that is in an array. No body has the end of that array, and
         # another null before it.
         array = F.concat(F.lit("["), text, F.lit("\n,null]"))
-        texts = self._messages.select(*_own(), F.col("body").cast("string").alias("our text"))
-        parsed = texts.select(
-            "*", *(F.from_json(array, T.ArrayType(wire), _JSON).alias(f"json {i}") for i, wire in enumerate(wires))
+        parsed = self._messages.select(*_own()).select(
+            *_BESIDE, *(F.from_json(array, T.ArrayType(wire), _JSON).alias(f"json {i}") for i, wire in enumerate(wires))
         )
         is_text = F.is_valid_utf8(text) & ~_has_lone_surrogate(text)
-        values, sure = [], [is_text]
+        sure = [is_text]
         for layer in range(len(wires)):
             json = F.col(f"json {layer}")
             sure += [F.size(json) == 2, F.get(json, F.lit(0)).isNotNull(), F.get(json, F.lit(1)).isNull()]
@@ -258,15 +257,14 @@ class _Plan:
             _at(F.get(F.col(f"json {layer}"), F.lit(0)), each.path) for each, layer in zip(columns, layers, strict=True)
         ]
         sure += _guards([each.type for each in columns], wired, text)
-        for index, (column, wire) in enumerate(zip(columns, wired, strict=True)):
-            values.append(_fast(column.type, wire).alias(f"fast {index}"))
-        trusted = parsed.select(*_BESIDE, "our text", *values, F.coalesce(_all(sure), F.lit(False)).alias("is sure"))
+        fast = [
+            _fast(each.type, wire).alias(f"fast {i}") for i, (each, wire) in enumerate(zip(columns, wired, strict=True))
+        ]
+        trusted = parsed.select(*_BESIDE, *fast, F.coalesce(_all(sure), F.lit(False)).alias("is sure"))
         is_sure = F.col("is sure")
         variants = F.from_json(array, T.ArrayType(T.VariantType()), _JSON)
-        suspicious = trusted.withColumn("our variants", F.when(~is_sure & is_text, variants))
-        root, end = F.get(F.col("our variants"), F.lit(0)), F.get(F.col("our variants"), F.lit(1))
-        is_object = (F.size("our variants") == 2) & F.is_variant_null(end) & _kind(root).startswith("OBJECT<")
-        both = suspicious.withColumn("exact", F.when(is_object, _exact_columns(columns, root, text)))
+        exact = _let(variants, lambda found: _exact_body(columns, found, text))
+        both = trusted.select("*", F.when(~is_sure & is_text, exact).alias("exact"))
         chosen = both.select(
             *_BESIDE,
             *(
@@ -503,76 +501,82 @@ def _fast(kind: T.DataType, wire: Column) -> Column:
 
 def _guards(kinds: Sequence[T.DataType], wires: Sequence[Column], text: Column) -> list[Column]:
     """Return the conditions under which _fast() is right."""
-    pairs = list(zip(kinds, wires, strict=True))
-    guards = []
-    for kind, wire in pairs:
-        guards += [] if _wire(kind) == _nullable(kind) else [_is_same(kind, wire)]
-        guards += _over(kind, wire, _has_each_key)
-    if any(_has_scalar(kind, T.DecimalType) for kind in kinds):
+    guards, inexact = [], []
+    has_decimals = False
+    for kind, wire in zip(kinds, wires, strict=True):
+        for leaf in _leaves(kind, wire):
+            guards += leaf.guards()
+            inexact += leaf.inexact()
+            has_decimals |= isinstance(leaf.kind, T.DecimalType)
+    if has_decimals:
         return [*guards, ~text.rlike(_NOT_PLAIN), ~text.rlike(_NO_NUMBER)]
-    inexact = [each for kind, wire in pairs for each in _over(kind, wire, _is_as_plain)]
     # In most bodies the values alone vouch. To look through a body costs as much as to parse half of it.
     return [*guards, _all(inexact) | ~text.rlike(_NOT_PLAIN)] if inexact else guards
 
 
-def _is_same(kind: T.DataType, wire: Column) -> Column:
-    if _is_cast(kind):
-        return wire.cast(_nullable(kind)).cast(_wire(kind)).eqNullSafe(wire)
-    return _all(_over(kind, wire, _is_converted))
+@dataclass(frozen=True)
+class _Leaf:
+    """Values of a scalar type, or a map, as from_json gave them: one, or, from within arrays and maps, an array."""
+
+    kind: T.DataType
+    wire: Column
+    is_array: bool
+
+    def guards(self) -> list[Column]:
+        """Return the conditions under which _fast() is right."""
+        kind, wire = self.kind, self.wire
+        if isinstance(kind, T.MapType):
+            # A map that from_json gives has a key twice if the JSON has.
+            return [self._each(lambda each: F.size(F.array_distinct(F.map_keys(each))) == F.size(each))]
+        if _wire(kind) == kind:
+            return []
+        if not _is_cast(kind):
+            return [self._each(lambda each: _fast(kind, each).isNotNull())]
+        there, back = (T.ArrayType(kind), T.ArrayType(_wire(kind))) if self.is_array else (kind, _wire(kind))
+        return [wire.cast(there).cast(back).eqNullSafe(wire)]
+
+    def inexact(self) -> list[Column]:
+        """Return the conditions under which no number of a body was read as another one."""
+        wire = self.wire
+        match self.kind:
+            case T.FloatType() | T.DoubleType():
+                low, high = (F.array_min(wire), F.array_max(wire)) if self.is_array else (wire, wire)
+                return [F.coalesce((low > float("-inf")) & (high < float("inf")), F.lit(True))]
+            case T.StringType() if self.is_array:
+                joined = F.concat(F.lit("\x01"), F.array_join(wire, "\x01"))
+                return [F.coalesce(~joined.rlike(_WRITTEN), F.lit(True))]
+            case T.StringType():
+                # Conditions for which Spark makes no string of Java's, as it does for a regular expression.
+                may_be_number = (wire >= "-") & (wire < ":") & ~F.contains(wire, F.lit(":"))
+                is_long = F.contains(wire, F.lit(".")) | (F.octet_length(wire) >= 39)
+                starts = [F.startswith(wire, F.lit(first)) for first in '{["']
+                return [F.coalesce(~_any([may_be_number & is_long, *starts]), F.lit(True))]
+        return []
+
+    def _each(self, check: Callable[[Column], Column]) -> Column:
+        if self.is_array:
+            return F.coalesce(F.forall(self.wire, lambda each: each.isNull() | check(each)), F.lit(True))
+        return self.wire.isNull() | check(self.wire)
 
 
-def _is_converted(kind: T.DataType, wire: Column) -> Column | None:
-    if _wire(kind) == kind:
-        return None
-    if isinstance(kind, T.BinaryType):
-        return ~_exact(kind, wire, F.lit(True)).getField("misfit")
-    return _is_same(kind, wire) if _is_cast(kind) else wire.isNull() | _fast(kind, wire).isNotNull()
-
-
-def _is_as_plain(kind: T.DataType, wire: Column) -> Column | None:
-    match kind:
-        case T.FloatType() | T.DoubleType():
-            return F.coalesce(F.abs(wire) < float("inf"), F.lit(True))
-        case T.StringType():
-            # Most strings begin with another character, and this costs a tenth of the expression.
-            may_be = F.ascii(wire).isin([ord(first) for first in '"-0123456789[{'])
-            return F.coalesce(~may_be | ~wire.rlike(_WRITTEN), F.lit(True))
-    return None
-
-
-def _has_each_key(kind: T.DataType, wire: Column) -> Column | None:
-    """A map that from_json gives has a key twice if the JSON has."""
-    if isinstance(kind, T.MapType):
-        return wire.isNull() | (F.size(F.array_distinct(F.map_keys(wire))) == F.size(wire))
-    return None
-
-
-def _over(kind: T.DataType, wire: Column, check: Callable[[T.DataType, Column], Column | None]) -> list[Column]:
-    """Return conditions for a value and all that is within; check gives one for a type, or None."""
-    found = check(kind, wire)
-    checks = [] if found is None else [found]
+def _leaves(kind: T.DataType, wire: Column, is_array: bool = False) -> Iterator[_Leaf]:
     match kind:
         case T.StructType():
             for field in kind.fields:
-                checks += _over(field.dataType, wire.getField(field.name), check)
-        case T.ArrayType() if _over(kind.elementType, F.lit(None), check):
-            inner = F.forall(wire, lambda each: _all(_over(kind.elementType, each, check)))
-            checks.append(F.coalesce(inner, F.lit(True)))
-        case T.MapType() if _over(kind.valueType, F.lit(None), check):
-            inner = F.forall(F.map_values(wire), lambda each: _all(_over(kind.valueType, each, check)))
-            checks.append(F.coalesce(inner, F.lit(True)))
-    return checks
-
-
-def _has_scalar(kind: T.DataType, scalar: type[T.DataType]) -> bool:
-    match kind:
-        case T.StructType():
-            return any(_has_scalar(field.dataType, scalar) for field in kind.fields)
+                yield from _leaves(field.dataType, wire.getField(field.name), is_array)
         case T.ArrayType():
-            return _has_scalar(kind.elementType, scalar)
+            yield from _leaves(kind.elementType, _flat(wire) if is_array else wire, True)
         case T.MapType():
-            return _has_scalar(kind.valueType, scalar)
-    return isinstance(kind, scalar)
+            yield _Leaf(kind, wire, is_array)
+            inner = _flat(F.transform(wire, F.map_values)) if is_array else F.map_values(wire)
+            yield from _leaves(kind.valueType, inner, True)
+        case _:
+            yield _Leaf(kind, wire, is_array)
+
+
+def _flat(arrays: Column) -> Column:
+    # flatten() is null if an array within is.
+    return F.flatten(F.filter(arrays, F.isnotnull))
 
 
 def _let(value: Column, function: Callable[[Column], Column]) -> Column:
@@ -582,6 +586,12 @@ def _let(value: Column, function: Callable[[Column], Column]) -> Column:
     compile it further, and rows that do not need them would cost twice as much.
     """
     return F.get(F.transform(F.array(value), function), F.lit(0))
+
+
+def _exact_body(columns: Sequence[EventColumn], variants: Column, text: Column) -> Column:
+    root, end = F.get(variants, F.lit(0)), F.get(variants, F.lit(1))
+    is_object = (F.size(variants) == 2) & F.is_variant_null(end) & _kind(root).startswith("OBJECT<")
+    return F.when(is_object, _exact_columns(columns, root, text))
 
 
 def _exact_columns(columns: Sequence[EventColumn], root: Column, text: Column) -> Column:
@@ -740,8 +750,7 @@ def _kind(variant: Column) -> Column:
 
 
 def _has_lone_surrogate(text: Column) -> Column:
-    has_surrogate = F.contains(text, F.lit("\\ud")) | F.contains(text, F.lit("\\uD"))
-    return has_surrogate & F.regexp_replace(text, PAIR_OR_ESCAPE, " ").rlike(LONE_SURROGATE)
+    return F.contains(text, F.lit("\\u")) & F.regexp_replace(text, PAIR_OR_ESCAPE, " ").rlike(LONE_SURROGATE)
 
 
 def _all(conditions: Sequence[Column]) -> Column:

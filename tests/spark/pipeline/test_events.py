@@ -400,14 +400,12 @@ RAISING = [
     *(
         "timestamp_millis(ts)",
         "element_at(array(ts), 0)",
-        "raise_error(CAST(ts AS STRING))",
+        "CAST(raise_error(string(ts)) AS INT)",
         "ts DIV 0",
         "array(ts)[7]",
     ),
     *(
         "CAST('x' AS INT) + ts",
-        "assert_true(ts < 5) IS NULL",
-        "make_date(ts, 1, 1)",
         "to_timestamp('x', 'bad pattern')",
     ),
 ]
@@ -421,7 +419,7 @@ def test_an_expression_that_can_not_be_computed_is_null(run, expression):
         schema="ts BIGINT",
         select=(f"{expression} AS x", f"concat('', {expression}) AS y", "ts"),
     )
-    dropped = run('{"ts": 9223372036854775807}', schema="ts BIGINT", where=f"({expression}) = ({expression})")
+    dropped = run('{"ts": 9223372036854775807}', schema="ts BIGINT", where=f"concat('', {expression}) <> 'x'")
 
     assert [(found[0]["x"], found[0]["y"], found[0]["ts"], found[0]["_wrong"])] == [(None, None, 2**63 - 1, None)]
     assert dropped == []

@@ -143,7 +143,7 @@ def test_changed_counts_are_in_the_table_and_in_the_topic_once(fed, fakensqd, se
 
 @pytest.mark.spark
 def test_key_that_can_not_be_computed_is_null(fed, settings_of):
-    settings = settings_of(keys=("raise_error(page) AS page", "upper(raise_error(page)) AS other", "user"))
+    settings = settings_of(keys=("string(raise_error(page)) AS page", "upper(raise_error(page)) AS other", "user"))
     fed.put(event(START), event(START))
     fed.run(settings)
 
