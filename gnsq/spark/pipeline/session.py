@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -186,6 +187,10 @@ def open_session(
     if given[_MASTER].startswith("local"):
         # Nothing of a local master needs to be reached from outside.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Nothing is written there, but Spark makes the directory, by default in the current one.
+        given.setdefault(
+            "spark.sql.warehouse.dir", str(Path(tempfile.gettempdir(), f"gnsq-{os.getuid()}", "warehouse"))
+        )
     builder = SparkSession.builder.appName(name)
     for key, value in {**session_settings(given[_MASTER]), **given}.items():
         builder = builder.config(key, value)
