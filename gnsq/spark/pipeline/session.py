@@ -63,6 +63,8 @@ _SETTINGS = {
     # Spark sends rows to Python in parts of up to 10,000 rows. Limit the bytes of a part, too, since a body may have
     # 5 MiB. Spark before 4.1 does not have this setting.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    # PySpark would tell Java with each call where in Python it was made: three of five calls that plan a query.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # No batches without rows: they would only remove old state, which the next batch with rows does, too.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # For PySpark 4.1, whose Python sources do not support AvailableNow: first run a batch that was not committed, then
