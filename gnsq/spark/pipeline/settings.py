@@ -388,7 +388,7 @@ class JobSettings(_Settings):
         minimum=1,
         special=(0,),
     )
-    max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
+    max_rows_per_batch: int = option(200_000, "largest batch", unit="rows", minimum=1)
     trigger_interval: float = option(
         2.5,
         "time since the last batch for which a batch waits until it has max_rows_per_batch, so that little traffic "

@@ -266,7 +266,7 @@ def test_options_reach_source_and_sink(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "least", "delay"),
     [
-        pytest.param({}, 50_000, 2.5, id="default"),
+        pytest.param({}, 200_000, 2.5, id="default"),
         pytest.param({"max_rows_per_batch": 9, "trigger_interval": "1 minute"}, 9, 60, id="settings"),
         pytest.param({"nsq": {"min_rows_per_batch": "7"}}, 7, 2.5, id="nsq"),
         pytest.param({"trigger_interval": 0}, None, None, id="none"),
