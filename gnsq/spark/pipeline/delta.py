@@ -118,7 +118,6 @@ class TableStatus:
         rows, files, size: Of the table's newest version; size in bytes.
         committed_at: When a batch was committed last; None if the newest 120 log entries do not say it.
         maintained_at: When a merge or a vacuum was last written to the log; None likewise.
-        entered: Sum of the last number that each checkpoint has given to commit() as entered; None if there is none.
     """
 
     rows: int
@@ -126,7 +125,6 @@ class TableStatus:
     size: int
     committed_at: dt.datetime | None = None
     maintained_at: dt.datetime | None = None
-    entered: int | None = None
 
 
 class Removed(Protocol):
@@ -279,26 +277,23 @@ class Table:
             )
         return True
 
-    def commit(self, batch: BatchIdentity, files: Iterable[DataFile], entered: int | None = None) -> bool:
+    def commit(self, batch: BatchIdentity, files: Iterable[DataFile]) -> bool:
         """Make a batch's files part of the table, all or none, and durable.
 
         Args:
             files: Files of several tables. Those of other tables are left out.
-            entered: Number of events in the aggregation, for TableStatus; None: keep the last number.
 
         Returns:
-            False if there was nothing to do: neither files nor entered, or the log has the batch already.
+            False if there was nothing to do: no files, or the log has the batch already.
 
         Raises:
             JobFailed: As has(), or if the table has too many partitions.
         """
         own = [file for file in files if file.table == self.name]
-        if not own and entered is None:
+        if not own:
             return False
         values = (batch.number, batch.offsets, batch.settings)
         transactions = [Transaction(*each) for each in zip(_applications(batch.owner), values, strict=True)]
-        if entered is not None:
-            transactions.append(Transaction(_entered(batch.owner), entered))
         tries = 0
         while not self.has(batch):
             delta = self._delta
@@ -345,15 +340,12 @@ class Table:
         with store_errors(self.location):
             files = pa.table(delta.get_add_actions())
             batch, kept = self._newest_commits(delta.version())
-            owners = [name.removeprefix(_EPOCH) for name in delta.metadata().configuration if name.startswith(_EPOCH)]
-            entered = [delta.transaction_version(_entered(owner)) for owner in owners]
         return TableStatus(
             sum(files.column("num_records").to_pylist()),
             files.num_rows,
             sum(files.column("size_bytes").to_pylist()),
             _time(batch),
             _time(kept),
-            sum(filter(None, entered)) if any(number is not None for number in entered) else None,
         )
 
     def _newest_commits(self, newest: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -629,10 +621,6 @@ def _applications(owner: str) -> tuple[str, str, str]:
     """Name the applications whose versions are a checkpoint's last batch, the hash of its offsets, and that of its
     settings."""
     return f"gnsq:{owner}", f"gnsq:{owner}:offsets", f"gnsq:{owner}:settings"
-
-
-def _entered(owner: str) -> str:
-    return f"gnsq:{owner}:entered"
 
 
 def _time(entry: Mapping[str, Any]) -> dt.datetime | None:

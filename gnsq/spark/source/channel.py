@@ -108,17 +108,6 @@ class ChannelClient:
             raise failures[0]
         return functools.reduce(Depth.plus, found.values(), Depth(0, 0, 0, exact=not failures))
 
-    def depths(self, channels: Collection[str]) -> dict[tuple[str, str], Depth]:
-        """Return the depth of each topic and channel, summed over all nsqds, with one request to each nsqd.
-
-        Raises:
-            NSQHttpError: If an nsqd, or each nsqlookupd, fails, or no nsqd is known.
-        """
-        found, failures = self._ask(channels)
-        if failures:
-            raise failures[0]
-        return found
-
     def _ask(
         self, channels: Collection[str], *, may_be_missing: bool = False
     ) -> tuple[dict[tuple[str, str], Depth], list[NSQHttpError]]:
