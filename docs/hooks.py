@@ -329,15 +329,16 @@ def help_text(path: str, *words: str) -> str:
 
 
 def commands_text(path: str, *words: str) -> str:
-    """Make a section for a click group, and one for each of its commands.
+    """Make a section for a click group, and one for each of its commands, and of theirs.
 
     Args:
         path, words: As for help_text().
     """
-    program = " ".join(words)
-    sections = [f"## {program}\n\n{help_text(path, *words)}"]
-    for name in sorted(_named(path).commands):
-        sections.append(f"## {program} {name}\n\n{help_text(path, *words, ':', name)}")
+    program, _, arguments = " ".join(words).partition(" : ")
+    group = functools.reduce(lambda group, name: group.commands[name], arguments.split(), _named(path))
+    sections = [f"## {program} {arguments}".rstrip() + f"\n\n{help_text(path, *words)}"]
+    for name in sorted(getattr(group, "commands", ())):
+        sections.append(commands_text(path, program, ":", *arguments.split(), name))
     return "\n\n".join(sections)
 
 

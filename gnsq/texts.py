@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     *["MAX_SHOWN", "counted", "id_text", "nearest", "option_names", "option_text", "printable", "shown_argument"],
+    "without_secrets",
 ]
 
 # Limit of the characters of a server's text that a log line or an error shows.
@@ -84,3 +86,9 @@ def shown_argument(value: object) -> str:
     if value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "@" not in value):
         return repr(value)
     return "a text with an @ (not shown: it may have a password)" if isinstance(value, str) else type(value).__name__
+
+
+def without_secrets(url: str) -> str:
+    """Write a URL, or ``host:port``, without what may be secret: its user and password, and its query."""
+    shown = re.sub(r"^([a-z]+://)?.*@", r"\1...@", url, flags=re.IGNORECASE | re.DOTALL)
+    return re.sub(r"[?#].*", "?...", shown, flags=re.DOTALL)

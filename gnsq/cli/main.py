@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from gnsq.cli.admin import channel, topic
 from gnsq.cli.copy import copy
 from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
@@ -65,5 +66,5 @@ def completion(context: click.Context, shell: str) -> None:  # the text of --hel
     click.echo(script.source_template % script.source_vars(), nl=False)
 
 
-for _command in (copy, ping, pub, requeue_dead, stats, tail, to_file):
+for _command in (channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):
     command_line.add_command(_command)

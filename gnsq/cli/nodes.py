@@ -62,14 +62,17 @@ class NodePoller:
 
     Args:
         topic, channel: Ask only for this topic or channel.
+
+    Attributes:
+        lookupds: The clients of the nsqlookupds.
     """
 
     def __init__(self, cluster: Cluster, topic: str | None = None, channel: str | None = None) -> None:
         self._cluster = cluster
         self._topic = topic
         self._channel = channel
-        self._lookups = cluster.lookupd_clients()
-        self._nodes = AllNodes(self._lookups, "http_port") if self._lookups else None
+        self.lookupds = cluster.lookupd_clients()
+        self._nodes = AllNodes(self.lookupds, "http_port") if self.lookupds else None
         self._polled: dict[str, _Polled] = {}
         # Addresses in --nsqd for which there is no HTTP address.
         self._unusable: list[Node] = []
@@ -90,6 +93,10 @@ class NodePoller:
         polled = _Polled(client, is_guessed)
         return self._polled.setdefault(client.address, polled)
 
+    def client(self, address: str) -> NsqdHTTPClient:
+        """Return the client of an nsqd that a snapshot names."""
+        return self._polled[address].client
+
     def poll(self, limit: float | None = None) -> Snapshot:
         """Ask all nsqds, each with the timeout, and wait for all.
 
@@ -104,7 +111,7 @@ class NodePoller:
         failures = self._nodes.failures if self._nodes is not None else {}
         return Snapshot(
             nodes=(*self._merged(), *self._unusable),
-            lookupds={lookupd.address: failures.get(lookupd.address, "") for lookupd in self._lookups},
+            lookupds={lookupd.address: failures.get(lookupd.address, "") for lookupd in self.lookupds},
             time=time.time(),
             seconds=seconds,
         )

@@ -23,7 +23,7 @@ from gnsq.cli.table import SORTS, History, StatsView, failures
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.running import StopSignals
 
-__all__ = ["stats"]
+__all__ = ["report", "stats"]
 
 DEFAULT_INTERVAL = 2.0
 # Seconds between two checks whether the terminal has another size.
@@ -110,7 +110,7 @@ def stats(
         click.echo(json.dumps(snapshot.document()))
     else:
         console.print(view(snapshot))
-    return _report(snapshot, topic, channel)
+    return report(snapshot, topic, channel)
 
 
 def _poll_once(poller: NodePoller, interval: float | None) -> Snapshot:
@@ -138,7 +138,7 @@ def _show_live(console: Console, poller: NodePoller, view: Callable[..., StatsVi
                         live.refresh()
 
 
-def _report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
+def report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:
     """Write to stderr what is missing, and why. Return the exit status."""
     for failure in failures(snapshot):
         click.echo(failure, err=True)

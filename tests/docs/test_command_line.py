@@ -30,9 +30,11 @@ def test_command_line_is_valid(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in FILES:
         (tmp_path / name).write_text("1\n")
-    name, *rest = arguments
+    command = command_line
+    while isinstance(command, click.Group):
+        command, arguments = command.commands[arguments[0]], arguments[1:]
 
-    with command_line.commands[name].make_context(name, rest) as context:
+    with command.make_context(command.name, list(arguments)) as context:
         assert context.params
 
 

@@ -1,0 +1,67 @@
+"""gnsq topic and gnsq channel with a real nsqlookupd and two real nsqds, one of which stops."""
+
+import sys
+
+import pytest
+
+from gnsq import LookupdClient, NsqdHTTPClient, Producer
+from integration.servers import program, running
+from tests.helpers import bodies, run, wait_until
+
+pytestmark = [
+    pytest.mark.subprocess,
+    pytest.mark.skipif(not program("nsqd"), reason="starts nsqds of its own"),
+]
+
+
+@pytest.fixture
+def nsqds(real_lookupd):
+    flag = f"--lookupd-tcp-address={real_lookupd.tcp_address}"
+    with running("nsqd", flag) as first, running("nsqd", flag) as second:
+        lookupd = LookupdClient.from_url(real_lookupd.http_address)
+        wait_until(lambda: len(lookupd.nodes()["producers"]) == 2)
+        yield first, second
+
+
+@pytest.fixture
+def gnsq(real_lookupd):
+    def gnsq(*arguments):
+        return run(sys.executable, "-m", "gnsq", *arguments, "--lookupd", real_lookupd.http_address)
+
+    return gnsq
+
+
+def topics(nsqd):
+    return [topic["topic_name"] for topic in NsqdHTTPClient.from_url(nsqd.http_address).stats()["topics"]]
+
+
+def test_life_of_a_topic_on_two_nsqds(nsqds, gnsq, real_lookupd, topic):
+    first, second = nsqds
+    lookupd = LookupdClient.from_url(real_lookupd.http_address)
+    for words in (["topic", "create", topic], ["channel", "create", topic, "c"], ["channel", "pause", topic, "c"]):
+        result = gnsq(*words)
+        assert result.returncode == 0, result.stderr
+    with Producer([first.tcp_address, second.tcp_address]) as producer:
+        producer.multipublish(topic, [b"1", b"2"])
+    assert gnsq("channel", "list", topic).stdout == "c\n"
+
+    deleted = gnsq("topic", "delete", topic, "--yes")
+
+    assert deleted.returncode == 0, deleted.stderr
+    assert f"topic {topic} on 2 nsqds: depth 0; channel c: depth 2\n" in deleted.stderr
+    assert (topics(first), topics(second)) == ([], [])
+    assert topic not in lookupd.topics()["topics"]
+
+
+def test_topic_that_is_published_again_after_its_deletion_is_found(nsqds, gnsq, topic, real_lookupd):
+    first, _ = nsqds
+    lookupd = LookupdClient.from_url(real_lookupd.http_address)
+    gnsq("topic", "create", topic)
+    gnsq("topic", "delete", topic, "--yes")
+
+    with Producer(first.tcp_address) as producer:
+        producer.publish(topic, b"1")
+
+    wait_until(lambda: topic in lookupd.topics()["topics"])
+    assert len(lookupd.lookup(topic)["producers"]) == 1
+    assert bodies(first, topic) == [b"1"]

@@ -1,0 +1,328 @@
+"""gnsq topic and gnsq channel: what changes on which servers, what is said before and after, and what destroys asks."""
+
+import os
+import pty
+import re
+import shlex
+import signal
+import sys
+
+import pytest
+
+from fakensqd import on
+from fakensqd.faults import answer
+from gnsq import LookupdClient, NsqdHTTPClient
+from tests.cli.programs import servers_of
+from tests.helpers import child, refused_port, wait_until
+
+
+@pytest.fixture
+def cluster(fakecluster):
+    """Two nsqds; one has the topic orders with the channel archive, with 3 messages in it; both have clicks."""
+    first = NsqdHTTPClient.from_url(fakecluster.nsqds[0].http_address)
+    first.create_topic("orders")
+    first.create_channel("orders", "archive")
+    fakecluster.nsqds[0].publish("orders", b"1", b"2", b"3")
+    for nsqd in fakecluster.nsqds:
+        NsqdHTTPClient.from_url(nsqd.http_address).create_topic("clicks")
+    wait_until(lambda: set(registry(fakecluster).topics()["topics"]) == {"clicks", "orders"})
+    return fakecluster
+
+
+def registry(cluster):
+    return LookupdClient.from_url(cluster.lookupds[0].http_address)
+
+
+def lookupd(cluster):
+    return "--lookupd", cluster.lookupds[0].http_address
+
+
+def topics(nsqd):
+    return sorted(nsqd.broker.topics)
+
+
+def channels(nsqd, topic):
+    return sorted(nsqd.broker.topics[topic].channels)
+
+
+def short(nsqd):
+    return nsqd.http_address.removeprefix("http://")
+
+
+# --- create
+
+
+def test_topic_is_created_on_all_nsqds_that_nsqlookupd_names(cluster, gnsq):
+    result = gnsq("topic", "create", "new", *lookupd(cluster))
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert [topics(nsqd) for nsqd in cluster.nsqds] == [["clicks", "new", "orders"], ["clicks", "new"]]
+    assert re.fullmatch(r"topic new created at 127.0.0.1:\d+, 127.0.0.1:\d+\n", result.stderr)
+
+
+def test_topic_that_exists_is_created_on_the_others(cluster, gnsq):
+    result = gnsq("topic", "create", "orders", *lookupd(cluster))
+
+    first, second = map(short, cluster.nsqds)
+    assert result.exit_code == 0
+    assert result.stderr == f"topic orders created at {second}\ntopic orders exists at {first}\n"
+    assert cluster.nsqds[0].depth("orders", "archive") == 3
+
+
+def test_channel_is_created_on_the_nsqds_that_have_the_topic_and_at_nsqlookupd(cluster, gnsq):
+    result = gnsq("channel", "create", "clicks", "billing", *lookupd(cluster))
+    gnsq("channel", "create", "orders", "billing", *lookupd(cluster))
+
+    assert result.exit_code == 0
+    assert [channels(nsqd, "clicks") for nsqd in cluster.nsqds] == [["billing"], ["billing"]]
+    assert [topics(nsqd) for nsqd in cluster.nsqds] == [["clicks", "orders"], ["clicks"]]
+    assert registry(cluster).channels("clicks")["channels"] == ["billing"]
+
+
+def test_channel_of_a_topic_that_no_nsqd_has_is_an_error(cluster, gnsq):
+    result = gnsq("channel", "create", "new", "billing", *lookupd(cluster))
+
+    assert result.exit_code == 1
+    assert result.stderr == "Error: no nsqd has a topic new: create it before, by gnsq topic create new\n"
+
+
+# --- delete and empty
+
+
+def test_deleted_topic_is_said_with_its_depth_and_removed_everywhere(cluster, gnsq):
+    result = gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
+
+    assert result.exit_code == 0
+    first, *_ = map(short, cluster.nsqds)
+    address = cluster.lookupds[0].http_address.removeprefix("http://")
+    assert result.stderr.splitlines() == [
+        "topic orders on 1 nsqd: depth 0; channel archive: depth 3",
+        f"topic orders deleted at {first}",
+        f"topic orders removed from nsqlookupd {address}",
+    ]
+    assert [topics(nsqd) for nsqd in cluster.nsqds] == [["clicks"], ["clicks"]]
+    assert registry(cluster).topics()["topics"] == ["clicks"]
+
+
+def test_topic_is_removed_from_nsqlookupd_before_it_is_deleted_at_nsqd(cluster, gnsq):
+    # If a producer creates it again at once, its new registration stays.
+    gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
+
+    (at_lookupd,) = requests(cluster.lookupds[0], "POST /topic/delete")
+    (at_nsqd,) = requests(cluster.nsqds[0], "POST /topic/delete")
+    assert at_lookupd.time < at_nsqd.time
+
+
+def requests(server, name):
+    return [entry for entry in server.transcript if (entry.kind, entry.name) == ("http", name)]
+
+
+def test_nsqlookupd_keeps_a_topic_of_an_nsqd_that_was_not_chosen(cluster, gnsq):
+    second = short(cluster.nsqds[1])
+
+    result = gnsq("topic", "delete", "clicks", "--only", second, "--yes", *lookupd(cluster))
+
+    assert result.exit_code == 0
+    assert result.stderr == f"topic clicks on 1 nsqd: depth 0\ntopic clicks deleted at {second}\n"
+    assert [topics(nsqd) for nsqd in cluster.nsqds] == [["clicks", "orders"], []]
+    assert "clicks" in registry(cluster).topics()["topics"]
+
+
+def test_topic_that_only_nsqlookupd_knows_is_listed_and_deleted(cluster, gnsq):
+    registry(cluster).create_topic("old")
+    listed = gnsq("topic", "list", *lookupd(cluster))
+
+    deleted = gnsq("topic", "delete", "old", "--yes", *lookupd(cluster))
+    again = gnsq("topic", "delete", "old", "--yes", *lookupd(cluster))
+
+    assert (listed.exit_code, listed.stdout) == (0, "clicks\nold\norders\n")
+    assert deleted.exit_code == 0
+    assert "topic old: on no nsqd, only registered at nsqlookupd" in deleted.stderr
+    assert "old" not in registry(cluster).topics()["topics"]
+    assert (again.exit_code, again.stderr) == (1, "Error: no nsqd has a topic old\n")
+
+
+def test_deleted_channel_is_removed_everywhere_and_the_topic_stays(cluster, gnsq):
+    result = gnsq("channel", "delete", "orders", "archive", "--yes", *lookupd(cluster))
+
+    assert result.exit_code == 0
+    assert "channel archive of topic orders on 1 nsqd: depth 3\n" in result.stderr
+    assert channels(cluster.nsqds[0], "orders") == []
+    assert gnsq("channel", "list", "orders", *lookupd(cluster)).stdout == ""
+
+
+def test_channels_are_listed(cluster, gnsq):
+    result = gnsq("channel", "list", "orders", *lookupd(cluster))
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "archive\n", "")
+
+
+def test_emptied_channel_says_also_what_was_in_flight(fakensqd, gnsq, consume):
+    fakensqd.publish("t", b"1", b"2", b"3")
+    NsqdHTTPClient.from_url(fakensqd.http_address).create_channel("t", "c")
+    consume(lambda consumer, message: message.enable_async(), max_in_flight=1, close_timeout=0.1)
+    wait_until(lambda: fakensqd.transcript.delivered("t"))
+
+    result = gnsq("channel", "empty", "t", "c", "--yes", *servers_of(fakensqd))
+
+    assert result.exit_code == 0
+    assert "channel c of topic t on 1 nsqd: depth 2, 1 in flight\n" in result.stderr
+    assert f"channel c of topic t emptied at {short(fakensqd)}\n" in result.stderr
+    assert fakensqd.depth("t", "c") == 0
+
+
+def test_emptied_topic_leaves_the_messages_of_its_channels(cluster, gnsq):
+    cluster.nsqds[0].publish("clicks", b"1")
+
+    result = gnsq("topic", "empty", "clicks", "--yes", *lookupd(cluster))
+    gnsq("topic", "empty", "orders", "--yes", *lookupd(cluster))
+
+    assert "topic clicks on 2 nsqds: depth 1\n" in result.stderr
+    assert cluster.nsqds[0].depth("clicks") == 0
+    assert cluster.nsqds[0].depth("orders", "archive") == 3
+
+
+@pytest.mark.parametrize(
+    "words", [["topic", "delete", "orders"], ["channel", "empty", "orders", "archive"]], ids=" ".join
+)
+def test_what_destroys_needs_yes_without_a_terminal(cluster, gnsq, words):
+    result = gnsq(*words, *lookupd(cluster))
+
+    assert result.exit_code == 2
+    assert "this deletes messages: give --yes, or run it on a terminal, where it asks" in result.stderr
+    assert cluster.nsqds[0].depth("orders", "archive") == 3
+
+
+# --- pause
+
+
+@pytest.mark.parametrize("words", [["topic", "{}", "orders"], ["channel", "{}", "orders", "archive"]], ids=" ".join)
+def test_pause_and_unpause(cluster, gnsq, words):
+    topic = cluster.nsqds[0].broker.topics["orders"]
+    paused = topic if words[0] == "topic" else topic.channels["archive"]
+    first = gnsq(*(word.format("pause") for word in words), *lookupd(cluster))
+    was_paused = paused.paused
+
+    second = gnsq(*(word.format("unpause") for word in words), *lookupd(cluster))
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert (was_paused, paused.paused) == (True, False)
+    assert f" paused at {short(cluster.nsqds[0])}\n" in first.stderr
+
+
+# --- failures
+
+
+def test_nsqd_that_fails_is_named_with_the_command_that_repeats_it_there(cluster, gnsq):
+    first, second = map(short, cluster.nsqds)
+    with cluster.nsqds[1].add(on.http("/topic/delete"), answer(500, b'{"message": "INTERNAL_ERROR"}')):
+        result = gnsq("topic", "delete", "clicks", "--yes", *lookupd(cluster))
+
+    assert result.exit_code == 1
+    assert f"topic clicks deleted at {first}\n" in result.stderr
+    assert f"Error: not deleted at nsqd {second}: http error <500> INTERNAL_ERROR\n" in result.stderr
+    (repeated,) = re.findall(r"To repeat it there: gnsq (.*)\n", result.stderr)
+    assert repeated == f"topic delete clicks --lookupd {cluster.lookupds[0].http_address} --only {second}"
+    assert gnsq(*shlex.split(repeated), "--yes").exit_code == 0
+    assert topics(cluster.nsqds[1]) == []
+
+
+def test_nsqlookupd_keeps_a_topic_while_an_nsqd_does_not_answer(cluster, gnsq):
+    with cluster.nsqds[1].add(on.http("/stats"), answer(500, b"")):
+        result = gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
+
+    assert result.exit_code == 1
+    assert f"Error: not deleted at nsqd {short(cluster.nsqds[1])}: " in result.stderr
+    assert "orders" in registry(cluster).topics()["topics"]
+    assert topics(cluster.nsqds[0]) == ["clicks"]
+
+
+def test_nsqlookupd_that_does_not_answer_is_an_error_that_hides_its_secret(cluster, gnsq):
+    url = f"http://user:s3cret@127.0.0.1:{refused_port()}"
+
+    result = gnsq("topic", "pause", "orders", *lookupd(cluster), "--lookupd", url)
+
+    assert result.exit_code == 1
+    assert f"topic orders paused at {short(cluster.nsqds[0])}\n" in result.stderr
+    assert "Error: nsqlookupd 127.0.0.1:" in result.stderr
+    assert "To repeat all: gnsq topic pause orders --lookupd " in result.stderr
+    assert "http://...@127.0.0.1:" in result.stderr
+    assert "s3cret" not in result.stderr
+
+
+FAILURES = [
+    pytest.param(["topic", "pause", "nothing"], 1, "Error: no nsqd has a topic nothing\n", id="no topic"),
+    pytest.param(["channel", "pause", "t", "c"], 1, "Error: no nsqd has a channel c of topic t\n", id="no channel"),
+    pytest.param(["topic", "pause", "t", "--only", "h:1"], 2, "--only h:1 is none of the nsqds found: ", id="only"),
+    pytest.param(["topic", "pause", "a/b"], 2, "a/b", id="name"),
+    pytest.param(["channel", "pause", "t"], 2, "Missing argument 'CHANNEL'", id="no channel given"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "text"), FAILURES)
+def test_failure(fakensqd, gnsq, words, status, text):
+    fakensqd.publish("t", b"1")
+
+    result = gnsq(*words, *servers_of(fakensqd))
+
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert text in result.stderr
+
+
+def test_no_nsqd_can_be_reached(gnsq):
+    port = refused_port()
+
+    result = gnsq("topic", "pause", "t", "--nsqd", f"127.0.0.1:{port}")
+
+    assert result.exit_code == 1
+    assert "Connection refused" in result.stderr
+    assert result.stderr.endswith("Error: no nsqd could be reached\n")
+
+
+# --- on a terminal
+
+
+@pytest.fixture
+def on_terminal(fakensqd):
+    """Start the deletion of the topic t on a terminal, do something when it asks, and return status and output."""
+    fakensqd.publish("t", b"1")
+    terminal, inner = pty.openpty()
+
+    def run(act):
+        words = [sys.executable, "-m", "gnsq", "topic", "delete", "t", *servers_of(fakensqd)]
+        with child(*words, stdin=inner, stdout=inner, stderr=inner, limit=30) as process:
+            seen = b""
+            while b"[y/N]" not in seen:
+                seen += os.read(terminal, 4096)
+            act(terminal, process)
+            return process.wait(10), seen + os.read(terminal, 4096)
+
+    yield run
+    os.close(terminal)
+    os.close(inner)
+
+
+ANSWERS = [
+    pytest.param(b"y\n", 0, [], b"topic t deleted at", id="y"),
+    pytest.param(b"n\n", 1, ["t"], b"not deleted", id="n"),
+    pytest.param(b"\n", 1, ["t"], b"not deleted", id="nothing"),
+]
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(("text", "status", "left", "said"), ANSWERS)
+def test_terminal_is_asked(fakensqd, on_terminal, text, status, left, said):
+    result, seen = on_terminal(lambda terminal, _: os.write(terminal, text))
+
+    assert result == status
+    assert b"topic t on 1 nsqd: depth 1\r\n" in seen
+    assert said in seen
+    assert topics(fakensqd) == left
+
+
+@pytest.mark.subprocess
+def test_signal_at_the_question_deletes_nothing(fakensqd, on_terminal):
+    status, _ = on_terminal(lambda _, process: process.send_signal(signal.SIGINT))
+
+    assert status == 130
+    assert topics(fakensqd) == ["t"]
