@@ -16,12 +16,13 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
@@ -59,21 +60,106 @@ def aggregated(
         if deduplicate:
             events = events.dropDuplicatesWithinWatermark(["_nsqd", "_topic", "_message_id"])
     window = F.window("_time", _interval(metric.window), _interval(metric.slide))
+    aggregates = _Aggregates(events.sparkSession, metric)
     computed_keys = [computed(named_expression(key)[1]).alias(f"our key {i}") for i, key in enumerate(metric.keys)]
-    events = events.select("*", *computed_keys)
+    events = events.select("*", *computed_keys, *aggregates.arguments)
     keys = [F.col(f"our key {i}").alias(named_expression(key)[0]) for i, key in enumerate(metric.keys)]
-    found = events.groupBy(window.alias("_window"), *keys).agg(*(_aggregate(each) for each in metric.aggregates))
+    found = events.groupBy(window.alias("_window"), *keys).agg(*aggregates.calls)
     start, end = F.col("_window.start").alias("_window_start"), F.col("_window.end").alias("_window_end")
-    return found.select(start, end, *(F.col(f"`{name}`") for name in found.columns[1:]))
+    names = found.columns[1 : len(keys) + 1]
+    return found.select(start, end, *(F.col(f"`{name}`") for name in names), *aggregates.results)
 
 
 def _interval(seconds: float) -> str:
     return f"{round(seconds * 1000)} milliseconds"
 
 
-def _aggregate(text: str) -> Column:
-    name, expression = named_expression(text)
-    return F.expr(_SUM.sub("try_sum(", expression, count=1) if _SUM.match(expression) else expression).alias(name)
+class _Aggregates:
+    """The aggregates of a metric in three steps, so that computed() makes null what raises an error, in the arguments
+    of aggregate functions and in what is computed of their results. Spark's parser says where in the text these are.
+
+    Attributes:
+        arguments: Arguments that are neither a column nor a constant.
+        calls: Calls of aggregate functions, of these.
+        results: The columns, of the calls.
+    """
+
+    def __init__(self, spark: SparkSession, metric: MetricSettings) -> None:
+        self.arguments: list[Column] = []
+        self.calls: list[Column] = []
+        self.results: list[Column] = []
+        state = spark._jsparkSession.sessionState()
+        self._identifier, self._catalog = spark._jvm.org.apache.spark.sql.catalyst.FunctionIdentifier, state.catalog()
+        for text in metric.aggregates:
+            name, sql = named_expression(text)
+            root = state.sqlParser().parseExpression(sql)
+            # The parser resolves some calls itself, such as first(x IGNORE NULLS): these have no such places.
+            calls = [] if any(_topmost(root, _is_resolved)) else [*_topmost(root, self._is_call)]
+            result = _replaced(sql, (0, len(sql)), [(_place(call), self._called(sql, call)) for call in calls])
+            self.results.append(computed(result if calls else self._of_call(sql)).alias(name))
+
+    def _is_call(self, node: Any) -> bool:  # Any: Java
+        if _class(node) != "UnresolvedFunction":
+            return False
+        try:
+            info = self._catalog.lookupFunctionInfo(self._identifier(node.nameParts().last()))
+        except PySparkException:
+            return False  # there is no such function, which Spark tells later
+        return bool(info.getGroup() == "agg_funcs")
+
+    def _called(self, sql: str, call: Any) -> str:  # Any: Java
+        arguments = []
+        for node in _children(call):
+            value = node.child() if _class(node) == "SortOrder" else node
+            if _class(value) != "UnresolvedAttribute" and any(_topmost(value, _is_column)):
+                begin, end = place = _place(value)
+                arguments.append((place, f"`our argument {len(self.arguments)}`"))
+                self.arguments.append(computed(sql[begin:end]).alias(f"our argument {len(self.arguments)}"))
+        return self._of_call(_replaced(sql, _place(call), arguments))
+
+    def _of_call(self, sql: str) -> str:
+        name = f"our call {len(self.calls)}"
+        self.calls.append(F.expr(_SUM.sub("try_sum(", sql, count=1) if _SUM.match(sql) else sql).alias(name))
+        return f"`{name}`"
+
+
+def _replaced(sql: str, place: tuple[int, int], parts: Iterable[tuple[tuple[int, int], str]]) -> str:
+    """Return a part of an expression, with other text for parts within."""
+    end, last = place
+    texts = []
+    for (begin, after), text in parts:
+        texts += [sql[end:begin], text]
+        end = after
+    return "".join([*texts, sql[end:last]])
+
+
+def _place(node: Any) -> tuple[int, int]:  # Any: Java
+    """Return where in the SQL text Spark's parser has found an expression."""
+    return node.origin().startIndex().get(), node.origin().stopIndex().get() + 1
+
+
+def _topmost(node: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:  # Any: Java
+    if is_wanted(node):
+        yield node
+    else:
+        for child in _children(node):
+            yield from _topmost(child, is_wanted)
+
+
+def _children(node: Any) -> Iterator[Any]:  # Any: Java
+    return (node.children().apply(index) for index in range(node.children().size()))
+
+
+def _class(node: Any) -> str:  # Any: Java
+    return str(node.getClass().getSimpleName())
+
+
+def _is_column(node: Any) -> bool:  # Any: Java
+    return _class(node) == "UnresolvedAttribute"
+
+
+def _is_resolved(node: Any) -> bool:  # Any: Java
+    return _class(node) == "AggregateExpression"
 
 
 def metric_table(query: Query, counts: DataFrame) -> Table:

@@ -153,6 +153,31 @@ def test_key_that_can_not_be_computed_is_null(fed, settings_of):
 
 
 @pytest.mark.spark
+def test_aggregate_that_can_not_be_computed_is_null_or_lacks_these_values(fed, settings_of):
+    settings = settings_of(
+        keys=(),
+        schema="ms BIGINT, time TIMESTAMP",
+        aggregates=(
+            "max(timestamp_millis(ms)) AS newest",
+            "timestamp_millis(max(ms)) AS newest_of_all",
+            "sum(ms + 1) / count(*) + count_if(element_at(array(1, 2), int(ms)) = 1) AS ratio",
+            "count(*) FILTER (WHERE element_at(array(1, 2), int(ms)) = 1) AS ones",
+            "percentile_approx(ms * 2, 0.5, 100) AS middle",
+            "first(ms IGNORE NULLS) + 1 AS first",
+            "collect_list(ms)",
+        ),
+    )
+    fed.put(*(json.dumps({"time": START.isoformat(), "ms": ms}).encode() for ms in (0, 1, 9 * 10**18)))
+    fed.run(settings)
+
+    [row] = rows_of(settings).to_pylist()
+    names = ("newest", "newest_of_all", "ones", "middle", "first")
+    assert [row[name] for name in names] == [dt.datetime(1970, 1, 1, 0, 0, 0, 1000, dt.UTC), None, 1, 0, 1]
+    assert row["ratio"] == pytest.approx(3e18 + 2)
+    assert sorted(row["collect_list_ms"]) == [0, 1, 9 * 10**18]
+
+
+@pytest.mark.spark
 def test_batch_that_runs_again_changes_no_row_and_is_published_again(fed, fakensqd, settings_of, tmp_path):
     settings = settings_of()
     fed.put(event(START), event(START, "/cart"))
