@@ -21,7 +21,16 @@ from gnsq.settings import Field, is_list, read_value
 from gnsq.spark.uris import is_object_store
 from gnsq.texts import nearest, option_text
 
-__all__ = ["ConnectOptions", "ReadOptions", "WriteOptions", "named", "ordered_fields", "shown", "spark_name"]
+__all__ = [
+    "ConnectOptions",
+    "ReadOptions",
+    "WriteOptions",
+    "has_topic",
+    "named",
+    "ordered_fields",
+    "shown",
+    "spark_name",
+]
 
 MIB = 1024 * 1024
 MAX_PARTITION_BYTES = 64 * MIB
@@ -125,10 +134,11 @@ class ReadOptions(ConnectOptions):
         "regular expression for the whole names of the topics to read; topics that nsqlookupd gets later are added",
     )
     channel: str = option("", "channel to read; it is created if it does not exist; required")
-    other_channels: tuple[str, ...] = option(
-        (),
-        "channels of other queries on the same topics, separated by commas: a new topic is read after all of them "
-        "exist, since nsqd gives what waits in a topic to its first channel alone",
+    other_channels: str = option(
+        "",
+        "with topicPattern, what other queries read, as TOPIC,TOPIC/CHANNEL or /PATTERN//CHANNEL, separated by blanks: "
+        "a new topic is read after those of these channels exist whose queries read it, too, since nsqd gives what "
+        "waits in a topic to its first channel alone",
     )
     nsqd_http_addresses: tuple[str, ...] = option(
         (),
@@ -232,8 +242,9 @@ class ReadOptions(ConnectOptions):
             _check_name("topic", topic)
         if not self.channel:
             raise ValueError(f"{named('channel')} is required")
-        for channel in (self.channel, *self.other_channels):
-            _check_name("channel", channel)
+        _check_name("channel", self.channel)
+        for other in self.other_channels.split():
+            _check_name("channel", other.rpartition("/")[2], "other_channels")
         try:
             _ = self.spool_permissions
         except ValueError as error:
@@ -279,6 +290,11 @@ class ReadOptions(ConnectOptions):
         """Topics and channel: ``TOPIC,TOPIC/CHANNEL``, with sorted topics, or ``/PATTERN//CHANNEL``."""
         topics = f"/{self.topic_pattern}/" if self.topic_pattern else ",".join(sorted(self.topics))
         return f"{topics}/{self.channel}"
+
+    def others_of(self, topic: str) -> list[str]:
+        """List the other channels of a topic."""
+        sources = (other.rpartition("/") for other in self.other_channels.split())
+        return [channel for topics, _, channel in sources if has_topic(topics, topic)]
 
     @property
     def spool_permissions(self) -> int:
@@ -381,11 +397,18 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _check_name(option: str, name: str) -> None:
+def _check_name(kind: str, name: str, option: str = "") -> None:
     try:
-        (assert_valid_topic_name if option == "topic" else assert_valid_channel_name)(name)
+        (assert_valid_topic_name if kind == "topic" else assert_valid_channel_name)(name)
     except ValueError as error:
-        raise ValueError(f"{named(option)}: {error}") from error
+        raise ValueError(f"{named(option or kind)}: {error}") from error
+
+
+def has_topic(topics: str, topic: str) -> bool:
+    """Return True if a topic is among those of a source: what is before the last slash of ReadOptions.source."""
+    if topics.startswith("/"):
+        return re.fullmatch(topics[1:-1], topic) is not None
+    return topic in topics.split(",")
 
 
 def _parse(field: Field, text: str) -> Any:  # Any: each option has its own type

@@ -7,7 +7,6 @@ import errno
 import json
 import logging
 import os
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from gnsq.protocol.names import checked_names
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import may_follow
-from gnsq.spark.options import WriteOptions
+from gnsq.spark.options import WriteOptions, has_topic
 from gnsq.spark.pipeline.settings import JobSettings, Query, is_uri
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.ownership import read_owner
@@ -197,19 +196,12 @@ class _Channel:
 
     def is_read_by(self, source: str) -> bool:
         topics, _, channel = source.rpartition("/")
-        return channel == self.name and _fits(topics, self.topic)
+        return channel == self.name and has_topic(topics, self.topic)
 
     @property
     def deletion(self) -> str:
         """The URL that deletes it, quoted for a shell."""
         return shlex.quote(f"{self.nsqd}channel/delete?{urlencode({'topic': self.topic, 'channel': self.name})}")
-
-
-def _fits(topics: str, topic: str) -> bool:
-    """Return True if the topics of a source, as in ReadOptions.source, have a topic among them."""
-    if topics.startswith("/"):
-        return re.fullmatch(topics[1:-1], topic) is not None
-    return topic in topics.split(",")
 
 
 def _channels(settings: JobSettings) -> tuple[list[_Channel], bool]:
@@ -417,7 +409,7 @@ def _create(settings: JobSettings, channel: str, topics: Mapping[str, Sequence[s
 
 def _readers(settings: JobSettings, topic: str) -> list[Query]:
     """List the queries that read a topic."""
-    return [query for query in settings.queries if _fits(query.read_options.source.rpartition("/")[0], topic)]
+    return [query for query in settings.queries if has_topic(query.read_options.source.rpartition("/")[0], topic)]
 
 
 def _has_begun(settings: JobSettings, topic: str) -> bool:
@@ -425,7 +417,7 @@ def _has_begun(settings: JobSettings, topic: str) -> bool:
     try:
         for query in _readers(settings, topic):
             topics, _, channel = str(read_owner(open_store(query.spool)).get("source", "")).rpartition("/")
-            if channel != query.channel or not _fits(topics, topic):
+            if channel != query.channel or not has_topic(topics, topic):
                 return False
     except OSError:
         return False

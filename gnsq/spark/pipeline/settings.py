@@ -611,19 +611,16 @@ class JobSettings(_Settings):
     def _source_options(self, table: TableSettings, channel: str, spool: str, checkpoint: str) -> dict[str, str]:
         topics = {"topic": ",".join(table.topics)}
         if table.topic_pattern:
-            published = [each.dead_letters for each in self.tables.values()]
-            published += [each.publish for each in self.metrics.values()]
-            topics = {"topicPattern": _excluding(table.topic_pattern, filter(None, published))}
-        # The channel of the table comes first: if a receiver is killed in between, a metric can be rebuilt.
-        names = [table.name, *(metric.name for metric in self.metrics.values() if metric.table == table.name)]
-        channels = [self.channel_prefix + name for name in names]
+            queries = {**self.tables, **{name: self.tables[metric.table] for name, metric in self.metrics.items()}}
+            sources = {self.channel_prefix + name: self._topics(each) for name, each in queries.items()}
+            others = " ".join(f"{source}/{each}" for each, source in sources.items() if each != channel)
+            topics = {"topicPattern": self._topics(table)[1:-1], "otherChannels": others}
         waiting = {"minRowsPerBatch": str(self.max_rows_per_batch), "maxTriggerDelay": str(self.trigger_interval)}
         return {
             **(waiting if self.trigger_interval else {}),
             **self._options(ReadOptions),
             **topics,
             "channel": channel,
-            "otherChannels": ",".join(each for each in channels if each != channel),
             "nsqdTcpAddresses": ",".join(self.nsqd_tcp_addresses),
             "lookupdHttpAddresses": ",".join(self.lookupd_http_addresses),
             "nsqdHttpAddresses": ",".join(self.nsqd_http_addresses),
@@ -632,6 +629,14 @@ class JobSettings(_Settings):
             "receivers": self.receivers,
             "maxRowsPerBatch": str(self.max_rows_per_batch),
         }
+
+    def _topics(self, table: TableSettings) -> str:
+        """Return the topics of a table, as ReadOptions.source has them."""
+        if not table.topic_pattern:
+            return ",".join(table.topics)
+        published = [each.dead_letters for each in self.tables.values()]
+        published += [each.publish for each in self.metrics.values()]
+        return f"/{_excluding(table.topic_pattern, filter(None, published))}/"
 
     def _sink_options(self, topic: str) -> dict[str, str]:
         options = self._options(WriteOptions)
@@ -770,6 +775,8 @@ def _check_has_port(address: str) -> None:
 
 
 def _check_pattern(pattern: str) -> None:
+    if pattern.split() != [pattern]:
+        raise ValueError(f"{pattern!r} has a blank, and no topic has one")
     try:
         re.compile(_excluding(pattern, ["any"]))
     except re.error as error:

@@ -62,7 +62,7 @@ class ChannelClient:
         """Create topics and channel at each configured nsqd; at other nsqds, create the channel in existing topics.
 
         Args:
-            others: Topic -> further channels, which get the same messages as the first; default: other_channels of the
+            others: Topic -> further channels, which get the same messages as the first; default: those of the
                 options. nsqd gives the messages that wait in a topic only to the topic's first channel. So a topic
                 without channels is paused until all channels exist.
 
@@ -76,7 +76,7 @@ class ChannelClient:
                 for topic in topics:
                     if address in self._configured:
                         nsqd.create_topic(topic)
-                    self._create_channels(nsqd, topic, others.get(topic, self._options.other_channels))
+                    self._create_channels(nsqd, topic, others.get(topic) or self._options.others_of(topic))
             except NSQHttpError as error:
                 failures.append(error)
         if failures:

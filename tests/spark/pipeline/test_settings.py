@@ -138,6 +138,7 @@ def test_body_is_kept_unless_columns_are_selected(settings, kept):
         pytest.param({"topics": "a", "topic_pattern": "b.*"}, "topics and topic_pattern are both given", id="topics"),
         pytest.param({"topics": "a b"}, "topics: ", id="topic"),
         pytest.param({"topic_pattern": "a("}, "topic_pattern: 'a\\(' is not a regular expression", id="pattern"),
+        pytest.param({"topic_pattern": "a| b"}, "topic_pattern: 'a| b' has a blank", id="blank"),
         pytest.param({"topic_pattern": "(?i)a"}, "topic_pattern: .* that can be a part of another", id="flags"),
         pytest.param({"dead_letters": "a b"}, "dead_letters: ", id="dead letters"),
         pytest.param({"max_ahead": -1}, "max_ahead -1 must be within 0 to 31536000 s", id="bound"),
@@ -238,6 +239,24 @@ def test_pattern_never_fits_what_the_job_publishes(tmp_path):
             "web",
             "web-dead2",
         ]
+
+
+def test_queries_of_patterns_know_the_channels_that_a_new_topic_needs(tmp_path):
+    web, app, views, pages = job(
+        tmp_path,
+        *(table("web", topic_pattern="web-.*"), table("app", topic_pattern=".*-1"), table("views", topics=("web-2",))),
+        metric(table="web"),
+        lookupd_http_addresses=("l:4161",),
+        channel_prefix="x-",
+    ).queries
+
+    def others(query, topic):
+        return sorted(query.read_options.others_of(topic))
+
+    assert others(web, "web-1") == ["x-app", "x-pages"]
+    assert others(app, "web-1") == ["x-pages", "x-web"]
+    assert others(app, "app-1") == others(views, "web-2") == []
+    assert others(pages, "web-2") == ["x-views", "x-web"]
 
 
 def test_options_reach_source_and_sink(tmp_path):

@@ -82,12 +82,13 @@ def test_new_topic_is_read_after_the_channels_of_all_queries_exist(fakecluster, 
     metric, archive = [], []
     # The metric's receiver finds the topic long before the archive's is there.
     publish(nsqd, "click-a", [b"1", b"2", b"3"])
-    subscribe(metric, **pattern, channel="pages", other_channels=("archive",))
+    subscribe(metric, **pattern, channel="pages", other_channels="clicks/other /.*-a//archive")
     wait_for(lambda: len(metric) == 3)
 
-    subscribe(archive, **pattern, channel="archive", other_channels=("pages",))
+    subscribe(archive, **pattern, channel="archive", other_channels="/click-.*//pages")
 
     wait_for(lambda: len(archive) == 3)
+    assert channel_stats(nsqd, "click-a", "other") is None
 
 
 def test_new_topic_is_not_read_while_its_channels_can_not_be_created(fakecluster, subscribe, pattern, caplog):
@@ -95,7 +96,7 @@ def test_new_topic_is_not_read_while_its_channels_can_not_be_created(fakecluster
     received = []
     publish(nsqd, "click-a", [b"1"])
     with nsqd.add(on.http("/channel/create"), answer(500, b"no")):
-        subscribe(received, **pattern, other_channels=("pages",))
+        subscribe(received, **pattern, other_channels="/click-.*//pages")
         wait_for(lambda: "topics click-a are not read yet: " in caplog.text)
         assert received == []
 
