@@ -117,7 +117,7 @@ class RunningQuery:
     Attributes:
         status: What is known of it.
         due: With once, number of messages that existed at the start.
-        is_done: With once, True after it has read all.
+        is_done: With once, True after it has read all, or has failed as often as it may.
         run_ids: Spark's ids of its runs whose last event has not come. That of a run that has failed comes after its
             end.
 
@@ -150,6 +150,8 @@ class RunningQuery:
         self._committed: dict[int, list[Any]] = {}
         self._failures = 0
         self._next_start = 0.0
+        # With once: why it is not started again. That in the status goes if a batch's progress comes late.
+        self._failure = ""
         # With once: the segments that the spool had at the start. The first progress says which of these were read
         # before; the rows of the others are added to due.
         self._spooled: tuple[Segment, ...] | None = None
@@ -263,7 +265,6 @@ class RunningQuery:
         """Look whether the query runs; start it again if it has failed and its pause is over.
 
         Raises:
-            JobFailed: With once, if it has failed too often; the text says why.
             Py4JError, ConnectionError: If the JVM has ended.
         """
         if self.is_done:
@@ -288,13 +289,13 @@ class RunningQuery:
     def _fail(self, reason: str, now: float) -> None:
         self._running = None
         self._failures += 1
-        if self._once:
-            pause = TRY_PAUSE
-            if self._failures == TRIES:
-                self.status.failed(reason, 0.0)
-                raise JobFailed(f"query {self.query.name}: {reason}")
-        else:
-            pause = min(FIRST_PAUSE * 2 ** (self._failures - 1), LONGEST_PAUSE)
+        if self._once and self._failures == TRIES:
+            # The others go on. check_drained() fails the job at its end.
+            self.is_done, self._failure = True, reason
+            self.status.failed(reason)
+            logger.warning("query %s has failed %d times, and is not started again: %s", self.query.name, TRIES, reason)
+            return
+        pause = TRY_PAUSE if self._once else min(FIRST_PAUSE * 2 ** (self._failures - 1), LONGEST_PAUSE)
         self.status.failed(reason, pause)
         logger.warning("query %s has failed, and starts again in %g s: %s", self.query.name, pause, reason)
         self._next_start = now + pause
@@ -325,9 +326,12 @@ class RunningQuery:
         """With once, check that the query, which has ended, has read all messages that existed at the start.
 
         Raises:
-            JobFailed: If it has read fewer messages and nsqd has some left, or if nsqd does not answer.
+            JobFailed: If it has failed, if it has read fewer messages and nsqd has some left, or if nsqd does not
+                answer.
         """
         record, name = self.status.record, self.query.name
+        if self._failure:
+            raise JobFailed(f"query {name}: {self._failure}")
         try:
             left = depth_of(self.query)
         except NSQException as error:
@@ -444,7 +448,7 @@ class Job:
             True if the queries ended by themselves.
 
         Raises:
-            JobFailed: With once, if a query has failed three times; if the JVM has ended.
+            JobFailed: If the JVM has ended.
             LeaseLost: If the lock of the work directory is lost.
         """
         asked_at = time.monotonic()
@@ -506,7 +510,7 @@ class Job:
             self._report(running.status.record)
 
     def maintain(self) -> None:
-        """Maintain the tables if a vacuum is due (once a day). Call this after queries have ended without failure."""
+        """Maintain the tables if a vacuum is due (once a day). Call this after the queries have ended."""
         self._maintenance.run_daily()
 
     def release(self) -> None:
@@ -530,9 +534,15 @@ class Job:
         )
 
     def check_drained(self) -> None:
-        """With once, check that the queries have read all. Errors are those of RunningQuery.check_drained()."""
+        """With once, check that the queries have read all, as RunningQuery.check_drained() does; one error for all."""
+        reasons = []
         for running in self.queries:
-            running.check_drained()
+            try:
+                running.check_drained()
+            except JobFailed as error:
+                reasons.append(str(error))
+        if reasons:
+            raise JobFailed("; ".join(reasons))
 
 
 def run(

@@ -178,9 +178,10 @@ class Status:
         restarts = self.record.restarts + (self.record.restart_at is not None)
         self._change(is_running=True, restart_at=None, restarts=restarts)
 
-    def failed(self, reason: str, retry_in: float) -> None:
-        """Record that the query has failed, and is started again after some seconds."""
-        self._change(is_running=False, failure=reason, restart_at=self._now() + retry_in)
+    def failed(self, reason: str, retry_in: float | None = None) -> None:
+        """Record that the query has failed, and is started again after some seconds; None: it is not."""
+        restart_at = None if retry_in is None else self._now() + retry_in
+        self._change(is_running=False, failure=reason, restart_at=restart_at)
 
     def stopped(self) -> None:
         """Record that the query has ended, or is not started again."""

@@ -224,18 +224,21 @@ def test_query_that_fails_starts_again_alone(watched, fakensqd, settings_of, tmp
 
 
 @pytest.mark.spark
-def test_with_once_a_query_has_three_tries(run_once, fakensqd, settings_of, monkeypatch, tmp_path):
+def test_with_once_a_query_has_three_tries_and_the_others_go_on(run_once, fakensqd, settings_of, monkeypatch, tmp_path):
     monkeypatch.setattr(job_module, "TRY_PAUSE", 0.0)
-    publish(fakensqd, "clicks", GOOD[:1])
+    publish(fakensqd, "clicks", GOOD[:6])
     (tmp_path / "sinks.py").write_text("calls = []\ndef sink(rows, batch_id):\n    calls.append(1)\n    1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(JobFailed, match="query clicks: ZeroDivisionError"):
-        run_once(settings_of(table(sink="sinks:sink")))
+    # A batch for each few rows, so that the metric ends after the table has failed.
+    settings = settings_of(table(sink="sinks:sink"), metric(), max_rows_per_batch=1, nsq={"segmentTime": "0.001"})
+    with pytest.raises(JobFailed, match=r"^query clicks: ZeroDivisionError[^;]*$"):
+        run_once(settings)
 
     import sinks
 
     assert len(sinks.calls) == job_module.TRIES
+    assert sum(row["count"] for row in valid_rows(tmp_path / "output" / "pages")) == 6
 
 
 @pytest.mark.spark
