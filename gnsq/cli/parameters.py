@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
 from gnsq.options import option
 from gnsq.settings import Field, flag_name, is_list, read_value
+from gnsq.texts import nearest
 
-__all__ = ["COUNT", "DURATION", "FILE", "FilePath", "PAUSE", "RATE", "SIZE", "setting_option"]
+__all__ = [
+    *("COUNT", "DURATION", "FILE", "FilePath", "PAUSE", "RATE", "SIZE", "setting_option", "warn_of_unknown_variables"),
+]
+
+logger = logging.getLogger(__name__)
 
 
 class FilePath(click.Path):
@@ -82,6 +90,21 @@ def setting_option(field: Field, prefix: str) -> click.Option:
         metavar=None if is_switch or choices else form or "TEXT",
         help=" ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences),
     )
+
+
+def warn_of_unknown_variables(prefix: str, others: Iterable[str] = ()) -> None:
+    """Log a warning for each environment variable with this prefix that no option of the running command has.
+
+    It is no error: Kubernetes makes such variables, too, if a service is called as the program.
+
+    Args:
+        others: Names of variables that have no option.
+    """
+    options = [option for option in click.get_current_context().command.params if isinstance(option, click.Option)]
+    known = [*(f"{prefix}{option.name}".upper() for option in options), *others]
+    for name in sorted(os.environ):
+        if name.startswith(prefix) and name not in known:
+            logger.warning("the environment has %s, which is unknown%s", name, nearest([name], known))
 
 
 def _type(field: Field) -> Any:  # Any: click's

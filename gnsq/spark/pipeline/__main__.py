@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnsq.cli.parameters import setting_option
+from gnsq.cli.parameters import setting_option, warn_of_unknown_variables
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, JobStopped
 from gnsq.spark.pipeline.settings import JobSettings, Query, SettingError, load_settings, options_of
@@ -124,6 +124,7 @@ def main(
     began = time.time()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     _quiet_py4j()
+    warn_of_unknown_variables(_PREFIX)
     try:
         settings = load_settings(config_file, flags)
         if once and not settings.is_asked:

@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.util import wrap_errors
 
-from gnsq.cli.parameters import setting_option
+from gnsq.cli.parameters import setting_option, warn_of_unknown_variables
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
@@ -39,8 +39,8 @@ STATUS_INTERVAL = 10.0
 _PREFIX = "GNSQ_RECEIVER_"
 # The options of the source that a receiver uses, beside those of connections.
 _USED = [
-    *["topic", "topic_pattern", "channel", "spool", "spool_mode", "max_in_flight", "segment_time", "max_spool_bytes"],
-    "msg_timeout",
+    *["topic", "topic_pattern", "channel", "other_channels", "spool", "spool_mode", "max_in_flight", "segment_time"],
+    *["max_spool_bytes", "msg_timeout"],
 ]
 _FIELDS = [
     field for field in ordered_fields(ReadOptions) if field.name in {*_USED, *ConnectOptions.__dataclass_fields__}
@@ -72,6 +72,7 @@ def _run(verbose: bool, health_address: str, **values: Any) -> None:  # Any: eac
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logger.setLevel(logging.INFO)
+    warn_of_unknown_variables(_PREFIX, [_PREFIX + name.upper() for name in _SECRETS])
     given = {name: value for name, value in values.items() if value not in (None, ())}
     for name, value in given.items():
         if isinstance(value, tuple):
@@ -195,6 +196,6 @@ command = click.Command(
             callback=_checked_address,
             help="Answer GET /live and /ready with 200, or 503 and the reason, and GET /metrics for Prometheus.",
         ),
-        click.Option(["-v", "--verbose"], is_flag=True, help="Log what connections do."),
+        click.Option(["-v", "--verbose"], is_flag=True, envvar=f"{_PREFIX}VERBOSE", help="Log what connections do."),
     ],
 )

@@ -104,6 +104,14 @@ def test_wrong_setting_is_told_with_status_2(tmp_path, given, words):
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
 
+def test_unknown_variable_is_told(tmp_path, caplog):
+    done = invoke(["--output", str(tmp_path)], env={"GNSQ_PIPELINE_WROK": "x", "GNSQ_PIPELINE_OUTPUT": "y"})
+
+    assert done.exit_code == 2
+    [line] = caplog.messages
+    assert line.startswith("the environment has GNSQ_PIPELINE_WROK, which is unknown; did you mean GNSQ_PIPELINE_WORK?")
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(SettingError("where 'x': no such column", "tables.clicks"), 2), (JobFailed("gone"), 1)]
 )
