@@ -147,7 +147,7 @@ class ArchiveBatches:
             committed: The last batch of the checkpoint; -1: none.
 
         Raises:
-            JobFailed: If a table does not.
+            JobFailed, SettingError: If a table does not.
         """
         for table in self.tables:
             table.claim(owner, take_over=self.take_over, committed=committed)

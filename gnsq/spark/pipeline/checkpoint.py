@@ -22,13 +22,14 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.durable import open_location, sync_checkpoint
-from gnsq.spark.pipeline.settings import Query, TableSettings
+from gnsq.spark.pipeline.settings import Query, SettingError, TableSettings
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import join_uri, redact_uri
 
 __all__ = [
     "Definition",
+    "changes",
     "checkpoint_id",
     "checkpoint_of",
     "hash_of",
@@ -169,7 +170,8 @@ def settle_epoch(query: Query) -> int:
     Before a new epoch begins, the segments that the old one has read are deleted from the spool.
 
     Raises:
-        JobFailed: If a setting has changed that can't, or a batch of the old definition is not done.
+        SettingError: If a setting has changed that can't.
+        JobFailed: If a batch of the old definition is not done.
         OSError: If a file can't be read or written.
     """
     definition, noted = Definition.of(query), _noted(query)
@@ -177,19 +179,25 @@ def settle_epoch(query: Query) -> int:
     if noted is not None:
         for name, value in definition.fixed.items():
             if noted["fixed"].get(name, value) != value:
-                raise JobFailed(
-                    f"metric {query.name} has a table with {name} {noted['fixed'][name]:g} s, and the setting is "
-                    f"{value:g} s now, so windows of both would overlap: give it another name (gnsq-pipeline rebuild "
-                    "fills its table from the archive), or leave it as it was"
+                raise SettingError(
+                    f"{name} {value:g} s: the metric has a table with {name} {noted['fixed'][name]:g} s, and windows "
+                    "of both would overlap: give it another name (gnsq-pipeline rebuild fills its table from the "
+                    "archive), or leave it as it was",
+                    query.section,
                 )
-        changed = sorted(name for name, value in definition.state.items() if noted["state"].get(name) != value)
-        if changed:
+        if changed := changes(query):
             epoch = _next_epoch(query, epoch, changed)
     store = open_store(query.notes, "work")
     store.make_directory("")
     text = {"epoch": epoch, "fixed": dict(definition.fixed), "state": dict(definition.state)}
     store.put(_NAME, json.dumps(text).encode())
     return epoch
+
+
+def changes(query: Query) -> list[str]:
+    """Return the settings that have changed since the query was started last, and begin a new epoch."""
+    noted = (_noted(query) or {}).get("state", {})
+    return sorted(name for name, value in Definition.of(query).state.items() if noted.get(name, value) != value)
 
 
 def _next_epoch(query: Query, epoch: int, changed: list[str]) -> int:

@@ -53,6 +53,7 @@ from gnsq.spark.pipeline.parquet import (
     stats_columns,
     store_error,
 )
+from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.spool.objectstore import delta_retries, s3_options
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import join_uri, redact_uri
@@ -72,6 +73,8 @@ DISTINCT_COLUMNS = "gnsq.distinct"
 _BATCH = "gnsq.batch"
 # Number of tries of a commit. A try fails if another process changes the table's properties at the same moment.
 _TRIES = 5
+# The same for a merge; and operations of Spark and delta-rs that are maintenance, too.
+_MERGE = "gnsq.merge"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
 # Number of commits at the same moment by which check_store() finds out whether a store has conditional PUT. delta-rs
 # reads the newest version just before it writes the next version, so commits one after the other would show nothing.
@@ -210,7 +213,8 @@ class Table:
             that the table belongs to again keeps its epoch, since it goes on with its own state. Unused without owner.
 
         Raises:
-            JobFailed: If it is gone, damaged, another checkpoint's, or its types or partition do not fit the settings.
+            JobFailed: If it is gone, damaged, or another checkpoint's.
+            SettingError: If its types or partition do not fit the settings.
         """
         with store_errors(self.location):
             mend_log(self.location)
@@ -355,7 +359,7 @@ class Table:
         for commit in self._history(newest):
             if not batch and _BATCH in commit:
                 batch = commit
-            if not kept and ("remove" in commit.get(ACTIONS, ()) or commit["operation"] in _MAINTENANCE):
+            if not kept and (_MERGE in commit or commit["operation"] in _MAINTENANCE):
                 kept = commit
             if batch and kept:
                 break
@@ -445,8 +449,8 @@ class Table:
     def _check_partition(self, delta: DeltaTable) -> None:
         found, wanted = delta.metadata().partition_columns, self.partitioning.columns
         if tuple(found) != wanted:
-            raise JobFailed(
-                f"table {self._shown} is partitioned by {', '.join(found) or 'none'}, and the setting partition_by is "
+            raise SettingError(
+                f"partition_by: table {self._shown} is partitioned by {', '.join(found) or 'none'}, and the setting is "
                 f"{', '.join(wanted) or 'none'} now: leave it as it was, or give another output"
             )
 
@@ -454,14 +458,14 @@ class Table:
         """Return the columns of the table with those of the settings joined to them.
 
         Raises:
-            JobFailed: If readers could not read the table's files any more, or names differ in case only.
+            SettingError: If readers could not read the table's files any more, or names differ in case only.
         """
         # By way of Delta's types, which have one of Arrow's types each.
         wanted = pa.schema(Schema.from_arrow(self._whole_schema()).to_arrow())
         try:
             return pa.schema(list(_joined("", pa.struct(list(found)), pa.struct(list(wanted)))))
         except ValueError as error:
-            raise JobFailed(f"table {self._shown} has {error}") from error
+            raise SettingError(f"columns do not fit: table {self._shown} has {error}") from error
 
     def _try_change(self, delta: DeltaTable, schema: Any, properties: Mapping[str, str]) -> bool:  # Any: pyarrow's
         """Write a log entry that changes schema and properties, unless another process has written one meanwhile.
@@ -602,7 +606,11 @@ def write_entry(
         actions.append(AddAction(new.path, new.size, values, now, not is_merge, new.stats))
     kinds = {"add": len(added), "remove": len(removed), "txn": len(transactions)}
     properties = CommitProperties(
-        custom_metadata={**notes, ACTIONS: {kind: number for kind, number in kinds.items() if number}},
+        custom_metadata={
+            **notes,
+            **({_MERGE: True} if is_merge else {}),
+            ACTIONS: {kind: number for kind, number in kinds.items() if number},
+        },
         app_transactions=list(transactions),
         max_commit_retries=retries,
     )

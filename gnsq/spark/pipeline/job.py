@@ -166,7 +166,6 @@ class RunningQuery:
     def _plan(self, take_over: bool) -> tuple[DataFrame, ArchiveBatches | MetricBatches]:
         """Plan what Spark computes, without starting anything."""
         query, settings = self.query, self.query.events
-        section = f"tables.{settings.name}" if query.metric is None else f"metrics.{query.name}"
         options = {**query.source, "drain": str(self._once)}
         messages = _loaded_source(self._spark, options)
         if query.deduplicate and query.metric is None:
@@ -181,15 +180,15 @@ class RunningQuery:
             F.max(F.unix_micros("_published_at")).alias("latest"),
         )
         if query.metric is None:
-            _check_streaming(rows, section, "append")
-            sink = load_function(settings.sink, "sink", section)
+            _check_streaming(rows, query.section, "append")
+            sink = load_function(settings.sink, "sink", query.section)
             return rows, ArchiveBatches(query, events, sink=sink, take_over=take_over, check_lock=self._check_lock)
         try:
             right = rows.where(is_right).drop("_wrong", "_misfit", "_body")
             counts = aggregated(right, query.metric, deduplicate=query.deduplicate > 0)
         except (PySparkException, Py4JError) as error:
-            raise SettingError(f"keys or aggregates: {root_cause(str(error))}", section) from error
-        _check_streaming(counts, section, "update")
+            raise SettingError(f"keys or aggregates: {root_cause(str(error))}", query.section) from error
+        _check_streaming(counts, query.section, "update")
         return counts, MetricBatches(query, counts, take_over=take_over, check_lock=self._check_lock)
 
     def settle(self) -> None:
@@ -198,7 +197,8 @@ class RunningQuery:
         Call this after all queries are planned: a wrong setting of another one must not begin an epoch.
 
         Raises:
-            JobFailed: If a table or the checkpoint does not fit.
+            SettingError: If a table does not fit the settings.
+            JobFailed: If a table or the checkpoint can't be used.
         """
         query = self.query
         try:
@@ -209,6 +209,8 @@ class RunningQuery:
             owner, committed = checkpoint_id(self._location), last_batch(self._location)
             # The tables may still belong to the checkpoint of an epoch before.
             former = [old for each in range(1, epoch) if (old := checkpoint_id(checkpoint_of(query, each)))]
+        except SettingError:
+            raise
         except ValueError as error:
             logger.debug("%s", error)  # only Spark can open this checkpoint: the first batch checks
             return
@@ -216,7 +218,10 @@ class RunningQuery:
             raise JobFailed(f"query {query.name}: its checkpoint can't be read: {error}") from error
         if any(table.exists() and any(map(table.is_owned, former)) for table in self.tables):
             self._batches.take_over = True
-        self._batches.claim(owner, committed=committed)
+        try:
+            self._batches.claim(owner, committed=committed)
+        except SettingError as error:
+            raise SettingError(error.text, query.section) from error
 
     def look_for_messages(self) -> None:
         """With once, before anything is read: note how many messages there are."""

@@ -214,7 +214,7 @@ class MetricBatches:
             committed: The last batch of the checkpoint; -1: none.
 
         Raises:
-            JobFailed: If it does not.
+            JobFailed, SettingError: If it does not.
         """
         self._table.claim(owner, take_over=self.take_over, committed=committed)
 

@@ -29,6 +29,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import Task, archive_schema, dead_table, write_rows
+from gnsq.spark.pipeline.checkpoint import changes
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.events import OWN, plan
 from gnsq.spark.pipeline.job import load_function
@@ -90,6 +91,10 @@ def rebuild(
     query = next(each for each in settings.queries if each.name == name)
     metric = query.metric
     assert metric is not None  # the caller has checked it
+    if changed := changes(query):
+        report(
+            f"{', '.join(changed)} changed since the job's last start: it counts by those of before until the next one"
+        )
     archive = next(each for each in settings.queries if each.name == metric.table)
     if not archive.location:
         raise SettingError(f"sink: the events of metric {name} are in no table", f"tables.{archive.name}")
@@ -175,7 +180,8 @@ def _differences(
         yield (
             f"other values are between {_text(numbers['first'])} and {_text(numbers['last'])}: there "
             f"{counted(twice, 'event', spec=',')} of the table came before, since nsqd has delivered it again; else "
-            "the job has left out late events, got some again itself, or began an epoch in these windows"
+            "the job has left out late events, got some again itself, began an epoch in these windows, or counted by "
+            "other keys or aggregates"
         )
     if numbers["left"]:
         yield f"{counted(numbers['left'], 'window', spec=',')} of before have no events in the table, and stay"

@@ -338,6 +338,11 @@ class Query:
     dead_location: str
     deduplicate: float
 
+    @property
+    def section(self) -> str:
+        """The table of the TOML file: "tables.clicks" or "metrics.pages"."""
+        return (self.metric or self.events)._section
+
     @functools.cached_property
     def read_options(self) -> ReadOptions:
         """The options of the source, parsed."""

@@ -16,6 +16,7 @@ from gnsq.spark.pipeline.checkpoint import (
     settle_epoch,
 )
 from gnsq.spark.pipeline.durable import mend_checkpoint
+from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns
 from tests.spark.pipeline.helpers import put_batch, put_checkpoint
@@ -197,7 +198,7 @@ def test_metric_whose_batch_always_fails_goes_on_with_corrected_settings(tmp_pat
 def test_window_of_a_metric_can_not_change(tmp_path):
     settle_epoch(queries_of(tmp_path))
 
-    with pytest.raises(JobFailed, match=r"has a table with window 60 s, and the setting is 90 s now.*another name"):
+    with pytest.raises(SettingError, match=r"window 90 s: the metric has a table with window 60 s, .*another name"):
         settle_epoch(queries_of(tmp_path, window=90))
 
 

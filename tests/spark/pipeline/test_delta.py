@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.delta import BatchIdentity, Table, delta_location
 from gnsq.spark.pipeline.parquet import write
+from gnsq.spark.pipeline.settings import SettingError
 
 SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("n", pa.int32())])
 DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -320,7 +321,7 @@ def test_changed_table_keeps_its_name_and_its_properties(location):
 def test_field_that_differs_from_a_column_in_case_is_refused(location):
     claimed(location)
 
-    with pytest.raises(JobFailed, match="has column user, and the field is User now: give it the name of before"):
+    with pytest.raises(SettingError, match="has column user, and the field is User now: give it the name of before"):
         claimed(location, schema=SCHEMA.set(1, pa.field("User", pa.string())))
 
 
@@ -366,7 +367,9 @@ def test_changed_type_is_refused_with_both_named(location):
     before = log(location)
     changed = pa.schema([*list(SCHEMA)[:2], ("n", pa.string()), ("new", pa.string())])
 
-    with pytest.raises(JobFailed, match=r"has column n of type integer, and its type is string now, in which readers"):
+    with pytest.raises(
+        SettingError, match=r"has column n of type integer, and its type is string now, in which readers"
+    ):
         claimed(location, schema=changed)
     assert log(location) == before
 
@@ -374,14 +377,14 @@ def test_changed_type_is_refused_with_both_named(location):
 @pytest.mark.parametrize(
     ("partition_by", "words"),
     [
-        pytest.param(["_day", "user"], "by _day, and the setting partition_by is _day, user now", id="more"),
-        pytest.param([], "by _day, and the setting partition_by is none", id="none"),
+        pytest.param(["_day", "user"], "by _day, and the setting is _day, user now", id="more"),
+        pytest.param([], "by _day, and the setting is none", id="none"),
     ],
 )
 def test_other_partitions_are_refused(location, partition_by, words):
     claimed(location)
 
-    with pytest.raises(JobFailed, match=words):
+    with pytest.raises(SettingError, match=words):
         claimed(location, partition_by=partition_by)
 
 

@@ -15,6 +15,7 @@ from gnsq.spark.pipeline.checkpoint import checkpoint_of
 from gnsq.spark.pipeline.checks import check_places, check_work, create_channels, survey
 from gnsq.spark.pipeline.job import Job, run
 from gnsq.spark.pipeline.lock import LeaseLost
+from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.pipeline.status import read_status
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.source.pyspark41 import HAS_READ_LIMITS
@@ -22,7 +23,7 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import join_uri
 from tests.spark.helpers import channel_stats, columns, publish, wait_for
 from tests.spark.pipeline.helpers import published, table_rows, valid_rows
-from tests.spark.pipeline.jobs import job, metric, table
+from tests.spark.pipeline.jobs import SCHEMA, job, metric, table
 
 GOOD = [b'{"user": "u%d", "page": "/", "ms": %d}' % (number, number) for number in range(30)]
 BAD = [b"not json", b'{"user": "u1", "page": "/", "ms": 0.5}']
@@ -162,8 +163,10 @@ def test_changed_metric_begins_an_epoch_and_counts_no_message_twice(run_once, fa
 
     rows = table_rows(tmp_path / "output" / "pages")
     assert sorted((row["_epoch"], row["count"]) for row in rows) == [(1, 30)] + [(2, 1)] * 10
-    with pytest.raises(JobFailed, match=r"metric pages has a table with window 60 s, and the setting is 120 s now"):
+    with pytest.raises(SettingError, match=r"^\[metrics.pages\] window 120 s: the metric has a table with window 60 s"):
         run_once(settings_of(table(), metric(window=120)))
+    with pytest.raises(SettingError, match=r"^\[tables.clicks\] columns do not fit: .* has column ms of type integer"):
+        run_once(settings_of(table(schema=SCHEMA.replace("INT", "STRING"))))
 
 
 @pytest.mark.spark

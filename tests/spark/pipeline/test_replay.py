@@ -7,8 +7,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.delta import BatchIdentity
+from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches
+from gnsq.spark.pipeline.checkpoint import settle_epoch
+from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
@@ -200,10 +201,13 @@ def test_a_metric_that_never_ran_is_counted_and_begins_an_epoch_of_its_own_then(
 def test_other_keys_and_aggregates_are_counted_from_the_begin(site):
     site.archive(at(0, user="a"), at(0, user="b"), at(0, user="b"))
     site.count(at(0))
+    pages = site.pages
     site.give(keys=("user",), aggregates=("count(*)", "approx_count_distinct(page) AS pages"))
 
+    settle_epoch(pages)
     lines = site.rebuild()
 
+    assert lines[0].startswith("aggregates, keys changed since the job's last start")
     rows = valid_rows(site.pages.location, ["user"])
     assert sorted((row["user"], row["count"], row["pages"]) for row in rows) == [("a", 1, 1), ("b", 2, 1)]
     assert "1 with other values" in lines.text
@@ -313,6 +317,8 @@ def test_dead_letters_that_are_events_now_go_to_their_table(letters):
     assert "2 dead letters of 4 are events now" in lines.text
     assert "0 were events of the table before, 1 are left out by where; 1 are still malformed" in lines.text
     assert "gnsq-pipeline rebuild pages" in lines.text
+    status = Table("clicks_dead", letters.clicks.dead_location, DEAD_SCHEMA, ("_day",)).status()
+    assert (status.rows, status.maintained_at) == (1, None)
 
 
 def test_dead_letters_that_stay_have_the_reason_of_the_new_settings(site):
