@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for type checkers, a name that is imported "as" itself is p
     from gnsq.deprecated import Reader as Reader
     from gnsq.errors import NSQErrorCode as NSQErrorCode
     from gnsq.errors import NSQException as NSQException
+    from gnsq.errors import NSQGiveUp as NSQGiveUp
     from gnsq.errors import NSQNotSent as NSQNotSent
     from gnsq.errors import NSQRequeueMessage as NSQRequeueMessage
     from gnsq.errors import NSQUnknown as NSQUnknown
@@ -42,6 +43,7 @@ _MODULES = {
     "Nsqd": "deprecated",
     "NSQErrorCode": "errors",
     "NSQException": "errors",
+    "NSQGiveUp": "errors",
     "NSQNotSent": "errors",
     "NSQRequeueMessage": "errors",
     "NSQUnknown": "errors",

@@ -93,6 +93,19 @@ class NSQRequeueMessage(NSQException):
         self.backoff = backoff
 
 
+class NSQGiveUp(NSQException):
+    """Raised by a handler to give its message up at once, because no further delivery would help.
+
+    The consumer publishes the message to ``dead_letter_topic``, sends ``on_giving_up``, and finishes it. The consumer
+    does not pause, and the log has one line without a traceback.
+
+    What to do: raise it, with the reason, in a handler that can never handle its message:
+    ``raise NSQGiveUp("no such country")``.
+    """
+
+    at_fault: AtFault = "message"
+
+
 class NSQTimeout(NSQException):
     """An operation, such as a connect or a wait for a response, did not end before its deadline.
 

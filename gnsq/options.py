@@ -201,6 +201,11 @@ def _maps_texts(value: Any) -> bool:  # Any: a value of any type
     return isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
 
+def _are_exceptions(value: Any) -> bool:  # Any: a value of any type
+    kinds = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+
+
 _is_number = _instance_of(int, float)
 # By the name of a type in an annotation: what a value must be, and a test of it. Options with other types are not
 # checked here; their class may check them.
@@ -215,6 +220,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a str or several",
         lambda value: isinstance(value, tuple) and all(isinstance(text, str) for text in value),
     ),
+    "Exceptions": ("a class of exceptions or a tuple of them", _are_exceptions),
     "Mapping[str, str]": ("a dict of str to str", _maps_texts),
     "TlsOptionsDict": ("a dict", _instance_of(Mapping)),
     "ssl.SSLContext": ("an ssl.SSLContext", lambda value: hasattr(value, "wrap_bio")),

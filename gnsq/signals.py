@@ -105,7 +105,7 @@ class TcpAuthReceiver(Protocol):
 
 
 class ExceptionReceiver(Protocol):
-    """Receives on_exception: a handler raised an exception other than NSQRequeueMessage."""
+    """Receives on_exception: a handler raised an exception other than NSQRequeueMessage and NSQGiveUp."""
 
     def __call__(self, sender: Any, /, *, message: Message, error: BaseException) -> object: ...
 
@@ -149,7 +149,8 @@ class ConsumerSignals(ClientSignals):
         self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
         """REQ was sent. ``timeout`` is its delay in milliseconds."""
         self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
-        """A handler raised an exception other than NSQRequeueMessage."""
+        """A handler raised an exception other than NSQRequeueMessage and NSQGiveUp, or a dead letter could not be
+        published."""
         self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
         """A pause after failures starts (``phase`` is "start"), continues ("continue") or ends ("end").
         ``duration`` is in seconds."""

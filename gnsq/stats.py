@@ -183,9 +183,9 @@ class ConsumerStats:
     max_in_flight: Annotated[int, gauge("max_in_flight", "Limit of the messages in flight.")]
     connections: Annotated[tuple[ConnectionStats, ...], gauge("connections", "Open connections.")]
     counts: MessageCounts
-    given_up: Annotated[int, counter("messages_given_up", "Messages delivered more often than max_tries.")]
+    given_up: Annotated[int, counter("messages_given_up", "Messages that were given up.")]
     failed: Annotated[
-        int, counter("handler_failures", "Handlers that raised, but not those with an NSQRequeueMessage.")
+        int, counter("handler_failures", "Handlers that raised anything but NSQRequeueMessage and NSQGiveUp.")
     ]
     waiting: Annotated[int, gauge("messages_waiting", "Messages in flight that no handler has yet.")]
     handling: Annotated[int, gauge("handlers_running", "Messages whose handlers are running.")]

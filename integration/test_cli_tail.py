@@ -1,6 +1,5 @@
 """gnsq tail, pub, copy and requeue-dead with real nsqds, and beside the programs of NSQ."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gnsq import Consumer, NsqdHTTPClient, Producer
-from gnsq.contrib.giveup import ProducerGiveupHandler
+from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp, Producer
 from integration.servers import program, running
 from tests.helpers import bodies, channel_stats, child, run, wait_until
 
@@ -135,25 +133,55 @@ def test_copy_that_is_killed_while_the_target_restarts_loses_nothing(nsqds, topi
 
 
 def test_dead_letters_of_a_consumer_go_back(real_nsqd, topic):
-    def fail(consumer, message):
-        raise ValueError("no such country")
+    is_repaired, billed = [], []
+
+    def bill(consumer, message):
+        if not is_repaired:
+            raise NSQGiveUp("no such country") if message.body == b"1" else ValueError("no price")
+        billed.append(message.body)
 
     dead = f"{topic}-dead"
-    with contextlib.ExitStack() as opened:
-        producer = opened.enter_context(Producer(real_nsqd.tcp_address))
-        options = {"max_tries": 1, "requeue_delay": 0, "max_backoff_duration": 0}
-        consumer = Consumer(topic, "c", real_nsqd.tcp_address, message_handler=fail, **options)
-        consumer.on_giving_up.connect(ProducerGiveupHandler(dead, producer, envelope=True), weak=False)
-        opened.enter_context(consumer)
+    options = {"give_up_on": ValueError, "dead_letter_topic": dead}
+    with (
+        Producer(real_nsqd.tcp_address) as producer,
+        Consumer(topic, "c", real_nsqd.tcp_address, message_handler=bill, **options) as consumer,
+    ):
         producer.multipublish(topic, [b"1", b"2"])
         wait_until(lambda: consumer.stats().given_up == 2)
-    shown = gnsq(real_nsqd, "requeue-dead", dead, "--all", "--dry-run")
-    kept = gnsq(real_nsqd, "requeue-dead", dead, "--error", "KeyError", "--leave-for", "1s", "--idle", "0.5")
-    requeued = gnsq(real_nsqd, "requeue-dead", dead, "--reason", "country", "--idle", "7s")
+        assert consumer.stats().backoff == "off"
+        assert settled(real_nsqd, topic, "c")
+        shown = gnsq(real_nsqd, "requeue-dead", dead, "--all", "--dry-run")
+        kept = gnsq(real_nsqd, "requeue-dead", dead, "--error", "KeyError", "--leave-for", "1s", "--idle", "0.5")
+        is_repaired.append(True)
+        requeued = gnsq(real_nsqd, "requeue-dead", dead, "--all", "--idle", "7s")
+        wait_until(lambda: len(billed) == 2)
 
     assert shown.stdout.count(f"publish to {topic}: from {topic}/c, given up") == 2
+    assert "NSQGiveUp: no such country" in shown.stdout
+    assert "ValueError: no price" in shown.stdout
     assert "2 messages left in the channel" in kept.stderr
     assert "2 messages requeued" in requeued.stderr
     assert requeued.returncode == 0
     assert settled(real_nsqd, dead, "requeue-dead")
-    assert channel_stats(real_nsqd, topic, "c")["depth"] == 2
+    assert sorted(billed) == [b"1", b"2"]
+
+
+def test_letter_that_nsqd_refuses_for_its_size_costs_no_other_message(real_nsqd, topic):
+    """nsqd closes the connection on which it refuses a message that is too large."""
+
+    def fail(consumer, message):
+        raise NSQGiveUp("no")
+
+    dead = f"{topic}-dead"
+    with (
+        Producer(real_nsqd.tcp_address) as producer,
+        Consumer(topic, "c", real_nsqd.tcp_address, message_handler=fail, dead_letter_topic=dead) as consumer,
+    ):
+        producer.publish(topic, b"x" * (1024 * 1024 - 10))
+        producer.publish(topic, b"small")
+        wait_until(lambda: consumer.stats().counts.finished == 2)
+
+        assert consumer.stats().counts.requeued == 0
+        assert consumer.stats().counts.received == 2
+    topics = NsqdHTTPClient.from_url(real_nsqd.http_address).stats(dead)["topics"]
+    assert topics[0]["message_count"] == 2

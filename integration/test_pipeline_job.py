@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gnsq import LookupdClient, Producer
-from gnsq.contrib.dead_letter import decode_dead_letter
+from gnsq.dead_letter import decode_dead_letter
 from integration.pipeline_job import LIMIT
 from integration.servers import program, running
 from tests.spark.helpers import channel_stats, is_empty, wait_for

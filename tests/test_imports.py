@@ -74,13 +74,14 @@ FOLDERS = {
         *["addresses", "backofftimer", "concurrency", "errors", "options", "protocol", "texts", "tls", "transport"]
     },
     "nsqd": NSQD,
-    "consumer": CLIENT,
+    "consumer": {*CLIENT, "dead_letter", "producer"},
     "producer": CLIENT,
     "contrib": {*CLIENT, "consumer", "producer"},
-    "cli": {*CLIENT, "consumer", "contrib", "producer", "running"},
+    "cli": {*CLIENT, "consumer", "contrib", "dead_letter", "producer", "running"},
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],
-        *["addresses", "backofftimer", "cli", "concurrency", "consumer", "contrib", "errors", "finish_all"],
+        *["addresses", "backofftimer", "cli", "concurrency", "consumer", "contrib"],
+        *["dead_letter", "errors", "finish_all"],
         *["localfiles", "logs", "options", "producer", "protocol", "running", "settings", "startup", "texts"],
     },
 }
@@ -134,7 +135,7 @@ PURE = [
             "consumer.rdy_policy",
             *[
                 "cli.filters",
-                "contrib.dead_letter",
+                "dead_letter",
                 "contrib.envelope",
                 "http.responses",
                 "http.options",

@@ -202,9 +202,10 @@ from blinker import Signal
 from gnsq import Consumer, LookupdClient, Message, NsqdHTTPClient, NsqdTCPClient, Producer, PublishResult
 from gnsq.consumer import ConsumerOptionsDict, Handler
 from gnsq.contrib.batch import BatchHandler
-from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler, ProducerGiveupHandler
+from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler
 from gnsq.contrib.opentelemetry import TracedProducer, traced
 from gnsq.contrib.queue import ChannelHandler, QueueHandler
+from gnsq.dead_letter import DeadLetter
 from gnsq.lookupd import Lookupd
 from gnsq.nsqd import Nsqd
 from gnsq.producer import Chunk, ProducerOptionsDict, Unconfirmed
@@ -269,7 +270,8 @@ RIGHT = [
     "assert_type(traced_producer.publish('t', b'x', raise_error=False), PublishResult)",
     "assert_type(traced_producer.publish_async('t', b'x'), PublishResult)",
     "assert_type(traced_producer.stats().confirmed, int)",
-    "ProducerGiveupHandler('t', traced_producer)",
+    "Consumer('t', 'c', give_up_on=ValueError, retry_on=(OSError, KeyError), max_age=timedelta(days=1))",
+    "assert_type(Consumer('t', 'c', dead_letter_topic='d').dead_letter(Message(0, 1, b'', b'')), DeadLetter)",
     "assert_type(result.get(timeout=1.0), bytes)",
     "assert_type(result.wait(1), bytes | None)",
     "assert_type(result.exception, Exception | None)",

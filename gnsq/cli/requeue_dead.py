@@ -20,7 +20,7 @@ from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver, requeue_all
 from gnsq.cli.republish import BATCH, Outcome, Publication, Republisher
 from gnsq.cli.topics import CHANNEL, TOPIC
-from gnsq.contrib.dead_letter import DeadLetter, decode_dead_letter
+from gnsq.dead_letter import DeadLetter, decode_dead_letter
 from gnsq.errors import NSQNotSent
 from gnsq.message import Message
 from gnsq.running import StopSignals
@@ -79,7 +79,7 @@ def requeue_dead(
 ) -> int:
     """Publish dead letters to the topics that they came from: messages that consumers gave up, in the topic DEAD_TOPIC.
 
-    The give-up handlers of gnsq.contrib.giveup write dead letters with envelope=True. The bodies in them are published.
+    Consumers with the option dead_letter_topic write dead letters. The bodies in them are published.
     All channels of a topic get such a message, not only the one that gave it up. Other bodies need --to.
 
     All conditions must be true. --where and --contains are for the body in the dead letter. A dead letter is finished

@@ -18,10 +18,10 @@ from typing import Any, Self, Unpack
 from gnsq.addresses import Addresses, checked_address, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.threads import NO_TIMEOUT, checked_timeout
-from gnsq.consumer.handler_runner import Failure
 from gnsq.consumer.handlers import Handler, HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, Delay, OptionAttribute
 from gnsq.consumer.runtime import ConsumerRuntime
+from gnsq.dead_letter import DeadLetter
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQConnectionClosed
 from gnsq.httpclient import HttpOptionsDict
@@ -141,6 +141,10 @@ class Consumer(ConsumerSignals, Client):
         )
         assert_valid_topic_name(topic)
         assert_valid_channel_name(channel)
+        if self.options.dead_letter_topic == topic:
+            raise ValueError(
+                f"dead_letter_topic {topic!r} is the topic that this consumer receives: give another topic"
+            )
         if connection.heartbeat_interval == -1:
             raise ValueError(
                 "heartbeat_interval -1 of a consumer must be at least 1 s: without heartbeats nsqd refuses SUB"
@@ -149,7 +153,9 @@ class Consumer(ConsumerSignals, Client):
         self.on_message = HandlerSignal("on_message")
         """A message was received and is to be handled."""
         self.on_giving_up = HandlerSignal("on_giving_up")
-        """A message was delivered more than ``max_tries`` times. After the signal it is finished."""
+        """A message is given up: it was delivered more than ``max_tries`` times, it is older than ``max_age``, or its
+        handler has raised NSQGiveUp or an exception that is not retried. Its dead letter was published before. After
+        the signal the message is finished."""
         methods = ("handle_message", "handle_messages", "handle_finish")
         self._overrides = overrides = {
             name for name in methods if getattr(type(self), name) is not getattr(Consumer, name)
@@ -192,7 +198,7 @@ class Consumer(ConsumerSignals, Client):
                 "consumer has no handler: give message_handler or connect one to on_message"
                 + self.on_message.collected_hint()
             )
-        if self.on_giving_up.collected_hint():
+        if self.on_giving_up.collected_hint() and self.options.dead_letter_topic is None:
             text = "messages that are given up are finished and lost%s"
             self.log_owner.log(self.logger).warning(text, self.on_giving_up.collected_hint())
         try:
@@ -327,19 +333,31 @@ class Consumer(ConsumerSignals, Client):
         return self._runtime.stats(self._lifecycle.state.value, self._lifecycle.why_not_running())
 
     def note_failure(self, message: Message, error: BaseException) -> None:
-        """Remember why a message failed, for the log line that is written when it is given up, and for last_failure().
+        """Remember why a message failed, for the log line that is written when it is given up, and for its dead letter.
 
         Code that requeues messages itself, such as BatchHandler, calls this. Exceptions of handlers need no call.
         """
         self._runtime.runner.note_failure(message, error)
 
-    def last_failure(self, message: Message) -> Failure:
-        """For a receiver of on_giving_up: return why the message failed last.
+    def give_up(self, message: Message, error: BaseException) -> None:
+        """Give an unanswered message up, as if its handler had raised NSQGiveUp, for code that answers async messages.
 
-        The consumer remembers the failures of the last 1000 messages that failed here. For other messages, the text is
-        "not seen here": another consumer of the channel had them before.
+        In the consumer's thread, this waits until the dead letter is published. Other threads do not wait. If the
+        letter can't be published, or a give-up handler raises, the message is requeued.
+
+        Args:
+            error: The reason, such as ``NSQGiveUp("no such country")``. Its class and its text go into the dead letter.
         """
-        return self._runtime.runner.last_failure(message)
+        self._in_owner_thread(self._runtime.runner.give_up, message, error)
+
+    def dead_letter(self, message: Message) -> DeadLetter:
+        """For a receiver of on_giving_up that keeps messages itself: return the dead letter of the message, which says
+        why it failed last.
+
+        The consumer remembers the failures of the last 1000 messages that failed here. For other messages, the reason
+        is "not seen here": another consumer of the channel had them before.
+        """
+        return self._runtime.runner.dead_letter(message)
 
     # --- methods that subclasses may override. An exception of handle_finish() or handle_requeue() is logged.
 

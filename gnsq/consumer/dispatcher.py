@@ -15,6 +15,7 @@ from typing import Protocol
 from gnsq.addresses import parse_address
 from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock
+from gnsq.consumer.dead_letters import DeadLetterPublisher
 from gnsq.consumer.handler_runner import HandlerOwner, HandlerRunner
 from gnsq.consumer.rdy_controller import RdyController
 from gnsq.consumer.worker_pool import WorkerPool
@@ -32,7 +33,6 @@ __all__ = ["MessageDispatcher"]
 class DispatcherOwner(HandlerOwner, Protocol):
     """The part of a Consumer that MessageDispatcher uses. Subclasses of Consumer may override the methods."""
 
-    topic: str
     on_finish: TypedSignal[FinishReceiver]
     on_backoff: TypedSignal[BackoffReceiver]
 
@@ -56,7 +56,14 @@ class MessageDispatcher(ConnectionListener):
         closed_counts: Message counts of closed connections, by the address of the nsqd.
     """
 
-    def __init__(self, consumer: DispatcherOwner, pool: ConnectionPool, clock: Clock, overrides: Set[str]) -> None:
+    def __init__(
+        self,
+        consumer: DispatcherOwner,
+        pool: ConnectionPool,
+        clock: Clock,
+        overrides: Set[str],
+        letters: DeadLetterPublisher | None,
+    ) -> None:
         self.closed_counts: dict[str, MessageCounts] = {}
         self._last_error = ""  # of the last message that has failed, for the lines about the backoff
         self._consumer = consumer
@@ -64,7 +71,7 @@ class MessageDispatcher(ConnectionListener):
         self._pool = pool
         self._clock = clock
         self._overrides = overrides
-        self.runner = HandlerRunner(consumer, clock, lambda: self.workers.running)
+        self.runner = HandlerRunner(consumer, clock, lambda: self.workers.running, letters)
         self.workers = WorkerPool(
             f"gnsq-worker-{consumer.topic}",
             lambda: consumer.concurrency,

@@ -17,17 +17,19 @@ from typing import NamedTuple, Protocol, TypeVar
 import gevent
 
 from gnsq.clock import Clock
+from gnsq.consumer.dead_letters import DeadLetterPublisher, make_dead_letter
 from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.worker_pool import RunningHandler
-from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
+from gnsq.dead_letter import DeadLetter
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQGiveUp, NSQRequeueMessage, NSQTimeout
 from gnsq.logs import LogOwner
 from gnsq.message import Message, enable_async_all
 from gnsq.nsqd.connection import Connection
 from gnsq.signals import ExceptionReceiver, TypedSignal, notify
 from gnsq.texts import counted
 
-__all__ = ["Failure", "HandlerRunner"]
+__all__ = ["HandlerRunner"]
 
 # Limit of the log lines for given up messages in a minute. Further given up messages are only counted.
 GIVEN_UP_LINES = 10
@@ -78,6 +80,8 @@ UNSEEN = Failure("", "not seen here")
 class HandlerOwner(Protocol):
     """The part of a Consumer that HandlerRunner uses."""
 
+    topic: str
+    channel: str
     logger: logging.Logger
     log_owner: LogOwner
     options: ConsumerOptions
@@ -94,15 +98,23 @@ class HandlerRunner:
 
     Args:
         running: Returns the messages whose handlers run, with the greenlets of the handlers.
+        letters: Publishes the messages that are given up; None: only give-up handlers keep them.
 
     Attributes:
-        failed: Number of Exceptions and Timeouts that handlers raised, except NSQRequeueMessage for on_message.
-        given_up: Number of messages that were given up after they had been delivered more often than max_tries.
+        failed: Number of Exceptions and Timeouts that handlers raised, except NSQRequeueMessage and NSQGiveUp for
+            on_message; and of the dead letters that could not be published.
+        given_up: Number of messages that were given up.
         handlers_timed_out: Number of messages that timed out while their handler ran.
         async_timed_out: Number of async messages that timed out.
     """
 
-    def __init__(self, consumer: HandlerOwner, clock: Clock, running: Callable[[], list[RunningHandler]]) -> None:
+    def __init__(
+        self,
+        consumer: HandlerOwner,
+        clock: Clock,
+        running: Callable[[], list[RunningHandler]],
+        letters: DeadLetterPublisher | None,
+    ) -> None:
         self._receivers: tuple[Callable[..., object], ...] = ()
         self.failed = 0
         self.given_up = 0
@@ -111,6 +123,7 @@ class HandlerRunner:
         self._consumer = consumer
         self._clock = clock
         self._running = running
+        self._letters = letters
         self._warned_of_false = False
         # Last failures, by nsqd and message id; the oldest is first.
         self._failures: OrderedDict[tuple[str | None, bytes], Failure] = OrderedDict()
@@ -123,6 +136,9 @@ class HandlerRunner:
     def look_up_handlers(self) -> None:
         """Find the handlers to call for the next messages. Called once for each read, since it takes 0.2 us."""
         self._receivers = self._consumer.on_message.handlers_for(self._consumer)
+        if self._consumer.options.max_age is not None and self._receivers:
+            # As the first handler, so that consumers without this option pay nothing for it with each message.
+            self._receivers = (self._refuse_old, *self._receivers)
 
     def handle(self, message: Message) -> bool:
         """Call the handlers, then answer the message. Return False if it is async, unless a give-up handler got it.
@@ -131,7 +147,7 @@ class HandlerRunner:
         try:
             options = self._consumer.options
             if 0 < options.max_tries < message.attempts:
-                self._give_up(message)
+                self._give_up(message, None)
                 return True
             if not self._receivers:
                 text = "no handler is connected to on_message any more; requeued%s"
@@ -171,15 +187,16 @@ class HandlerRunner:
     def handle_batch_with_override(
         self, function: Callable[[list[Message]], object], messages: list[Message]
     ) -> list[Message]:
-        """Give up messages with too many attempts, and call an overridden handle_messages() with the others. Those left
-        unanswered become async; if it raises, they are requeued. Return the messages that are answered, not async."""
+        """Give up messages with too many attempts and too old ones, and call an overridden handle_messages() with the
+        others. Those left unanswered become async; if it raises, they are requeued or given up. Return the messages
+        that are answered, not async."""
         options = self._consumer.options
-        limit = options.max_tries or math.inf
-        due = [message for message in messages if message.attempts <= limit]
-        for message in messages if len(due) < len(messages) else ():
-            if message.attempts > limit:
-                with self._log_answer_errors(message):
-                    self._give_up(message)
+        limit, age = options.max_tries or math.inf, options.max_age
+        due = [message for message in messages if message.attempts <= limit and (age is None or message.age <= age)]
+        if len(due) < len(messages):
+            rest = set(messages).difference(due)
+            for message in [message for message in messages if message in rest]:
+                self.give_up(message, None if message.attempts > limit else self._too_old(message))
         if due:
             try:
                 with self._time_limit(options.handler_timeout) as timeout:
@@ -197,28 +214,34 @@ class HandlerRunner:
         if isinstance(error, gevent.Timeout) and error in self._batch_timeouts:
             # The timeout is that of an overridden handle_messages() that has called this handler. Let it end that call.
             raise error
-        if isinstance(error, NSQRequeueMessage):
-            self.note_failure(message, error)
-            backoff = self._consumer.options.backoff_on_requeue if error.backoff is None else error.backoff
-            self._requeue(message, bool(backoff))
-        elif isinstance(error, (Exception, gevent.Timeout)):
-            self.note_failure(message, error)
-            self._on_failure(message, error)
-        else:
+        if not isinstance(error, (Exception, gevent.Timeout)):
             # The greenlet was killed, or the program ends. Requeue, so that nsqd does not wait for the msg_timeout.
             with contextlib.suppress(NSQException):
                 self._requeue(message, backoff=False, at_once=True)
             raise error
+        options = self._consumer.options
+        self.note_failure(message, error)
+        if isinstance(error, NSQRequeueMessage):
+            backoff = options.backoff_on_requeue if error.backoff is None else error.backoff
+            self._requeue(message, bool(backoff))
+        elif isinstance(error, NSQGiveUp):
+            self._give_up(message, error)
+        else:
+            self._on_failure(message, error, is_final=options.gives_up_on(error))
 
     def _on_override_exception(self, messages: list[Message], error: BaseException) -> None:
         """Answer the messages of an override that has raised. Only the first unanswered one counts as a failure."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
         is_killed = not isinstance(error, (Exception, gevent.Timeout))
+        is_final = not is_killed and self._consumer.options.gives_up_on(error)
         for message in others:
             if not is_killed:
                 self.note_failure(message, error)
             with self._log_answer_errors(message):
-                self._requeue(message, backoff=False, at_once=is_killed)
+                if is_final:
+                    self._give_up(message, error)
+                else:
+                    self._requeue(message, backoff=False, at_once=is_killed)
         with self._log_answer_errors(first):
             self._on_handler_exception(first, error)
 
@@ -340,36 +363,78 @@ class HandlerRunner:
 
     # --- failures
 
-    def _give_up(self, message: Message) -> None:
-        """Call the give-up handlers, then finish the message unless answered or async. If one fails, requeue it."""
-        consumer = self._consumer
+    def give_up(self, message: Message, error: BaseException | None) -> None:
+        """Give a message up as _give_up() does, but only log that its answer could not be sent."""
+        with self._log_answer_errors(message):
+            self._give_up(message, error)
+
+    def _give_up(self, message: Message, error: BaseException | None) -> None:
+        """Publish the dead letter of a message and call the give-up handlers, then finish the message unless one of
+        them has answered it or made it async. If one fails, requeue it.
+
+        Args:
+            error: Why it is given up; None: it was delivered more often than max_tries.
+        """
+        if message.has_responded():
+            return
+        consumer, letters, was_async = self._consumer, self._letters, message.is_async()
         receivers = list(consumer.on_giving_up.receivers_for(consumer))
+        keepers = [handler_name(receiver) for receiver in receivers]
         _remember(self._given_up, (message.nsqd, message.id), None, MAX_GIVEN_UP)
+        if error is not None:
+            self.note_failure(message, error)
+        if letters is not None:
+            # First, because a give-up handler may finish the message.
+            keepers.insert(0, f"topic {letters.topic}")
+            try:
+                letters.publish(self.dead_letter(message), message)
+            except (Exception, gevent.Timeout) as failure:  # noqa: BLE001  # whatever it is, there is no letter
+                text = "no dead letter in topic %s, message is requeued: %s"
+                self._logger.limited(logging.ERROR, "letter", text, letters.topic, failure, message=message)
+                self._end_failure(message, failure, is_final=False)
+                return
         for receiver in receivers:
             try:
                 self._check_result(receiver, receiver(consumer, message=message), message)
-            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # _on_failure() requeues the message
-                self._on_failure(message, error, f"give-up handler {handler_name(receiver)}")
+            except (Exception, gevent.Timeout) as failure:  # noqa: BLE001  # _on_failure() requeues the message
+                self._on_failure(message, failure, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
+        lost = "finished and lost: no dead_letter_topic, and nothing is connected to on_giving_up"
         self._logger.limited(
             logging.WARNING,
             "given up",
-            "given up, delivered %d times, max_tries is %d; %s; last error: %s",
-            message.attempts,
-            consumer.options.max_tries,
-            "handed to " + ", ".join(map(handler_name, receivers))
-            if receivers
-            else "finished and lost: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
+            "given up, delivered %s%s; %s; %s: %s",
+            counted(message.attempts, "time"),
+            f", max_tries is {consumer.options.max_tries}" if error is None else "",
+            f"handed to {', '.join(keepers)}" if keepers else lost + consumer.on_giving_up.collected_hint(),
+            "last error" if error is None else "reason",
             self._failures.pop((message.nsqd, message.id), UNSEEN),
             burst=GIVEN_UP_LINES,
             message=message,
         )
-        message.finish_if_unanswered()
+        if was_async and not message.has_responded():
+            message.finish()
+        else:
+            message.finish_if_unanswered()
 
-    def last_failure(self, message: Message) -> Failure:
-        """Return why a message failed last. To be called before its give-up handlers have returned."""
-        return self._failures.get((message.nsqd, message.id), UNSEEN)
+    def dead_letter(self, message: Message) -> DeadLetter:
+        """Return the dead letter of a message that is given up now."""
+        failure = self._failures.get((message.nsqd, message.id), UNSEEN)
+        return make_dead_letter(self._consumer.topic, self._consumer.channel, message, *failure)
+
+    def _refuse_old(self, consumer: object, /, *, message: Message) -> None:
+        if error := self._too_old(message):
+            raise error
+
+    def _too_old(self, message: Message) -> NSQGiveUp | None:
+        """Return why a message is older than max_age; None if it is not."""
+        limit = self._consumer.options.max_age
+        if limit is None or message.age <= limit:
+            return None
+        reason = f"published {message.age:.0f} s ago, max_age is {limit:g} s"
+        failure = self.noted_failure(message.nsqd or "", message.id)
+        return NSQGiveUp(f"{reason}; last error: {failure}" if failure else reason)
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
         """Return True if _give_up() was called with a message. Its FIN counts neither as a success nor as a failure."""
@@ -390,21 +455,32 @@ class HandlerRunner:
     def _note(self, message: Message, failure: Failure) -> None:
         _remember(self._failures, (message.nsqd, message.id), failure, MAX_FAILURES)
 
-    def _on_failure(self, message: Message, error: BaseException, what: str = "handler") -> None:
+    def _on_failure(
+        self, message: Message, error: BaseException, what: str = "handler", *, is_final: bool = False
+    ) -> None:
         """Log an exception of a handler, send on_exception, and requeue the message if it is not answered.
 
         Args:
             what: Name of the handler in the log line.
+            is_final: Give the message up instead.
         """
-        self.failed += 1
         kind, text = f"{what} {type(error).__qualname__}", "%s raised on attempt %d, message is %s"
-        result = "answered already" if message.has_responded() else "requeued"
+        result = "answered already" if message.has_responded() else "given up" if is_final else "requeued"
         self._logger.limited(logging.ERROR, kind, text, what, message.attempts, result, message=message, exc_info=True)
+        self._end_failure(message, error, is_final=is_final)
+
+    def _end_failure(self, message: Message, error: BaseException, *, is_final: bool) -> None:
+        self.failed += 1
         try:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
-        finally:
+        except BaseException:
             # Requeue even if the greenlet is killed in a receiver. Otherwise the WorkerPool would put the message into
             # the inbox again, and the message would fail again immediately.
+            self._requeue(message, backoff=True)
+            raise
+        if is_final:
+            self._give_up(message, error)
+        else:
             self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:

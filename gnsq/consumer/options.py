@@ -9,16 +9,20 @@ from datetime import timedelta
 from typing import Any
 
 from gnsq.backofftimer import exponential_delay
+from gnsq.errors import NSQGiveUp, NSQRequeueMessage
 from gnsq.logs import LogOwner
 from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import MAX_INTERVAL, ConnectionOptionsDict, Options, checked_value, option
+from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
 
-__all__ = ["ConsumerOptions", "ConsumerOptionsDict", "Delay", "OptionAttribute"]
+__all__ = ["ConsumerOptions", "ConsumerOptionsDict", "Delay", "Exceptions", "OptionAttribute"]
 
 logger = logging.getLogger(__name__)
 
 # A delay: a number, a timedelta, or a function of a count that returns one of these.
 Delay = float | timedelta | Callable[[int], float | timedelta]
+# As in an except clause.
+Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 # Seconds until a failed message comes again by default: 1, 4, 16, 64, 256, then 900. The first retry comes soon enough
 # for a connection that was lost, and the five deliveries of max_tries last for more than a minute.
@@ -38,6 +42,10 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
     handler_timeout: float | timedelta | None
     close_timeout: float | timedelta
     backoff: Delay | None
+    dead_letter_topic: str | None
+    give_up_on: Exceptions
+    retry_on: Exceptions
+    max_age: float | timedelta | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +111,50 @@ class ConsumerOptions(Options):
         unit="s",
         minimum=0,
     )
+    dead_letter_topic: str | None = option(
+        None,
+        "topic that gets a dead letter for each message that is given up, before the message is finished; if the "
+        "letter can't be published, the message is requeued; default: none",
+        common=True,
+    )
+    give_up_on: Exceptions = option(
+        (),
+        "classes of exceptions after which a message is given up at once, as after NSQGiveUp, but with a traceback",
+    )
+    retry_on: Exceptions = option(
+        (), "classes of exceptions after which a message is tried again; all others give it up at once; default: all"
+    )
+    max_age: float | None = option(
+        None,
+        "age from which on a message is given up without being handled: the time here, minus that of its nsqd at the "
+        "publish; default: no limit",
+        unit="s",
+        minimum=0.001,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dead_letter_topic is not None:
+            try:
+                assert_valid_topic_name(self.dead_letter_topic)
+            except ValueError as error:
+                raise ValueError(f"dead_letter_topic: {error}") from None
+            if is_ephemeral(self.dead_letter_topic):
+                raise ValueError(
+                    f"dead_letter_topic {self.dead_letter_topic!r} is ephemeral: nsqd may drop its messages"
+                )
+        for kind in self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,):
+            if issubclass(kind, self.give_up_on):
+                raise ValueError(f"retry_on {kind.__name__} has no effect: give_up_on has it, or a base of it, too")
+
+    def gives_up_on(self, error: BaseException) -> bool:
+        """Return True if a message is given up at once after an exception of its handler.
+
+        NSQGiveUp and NSQRequeueMessage come first, then give_up_on, then retry_on.
+        """
+        if isinstance(error, (NSQGiveUp, NSQRequeueMessage)):
+            return isinstance(error, NSQGiveUp)
+        return isinstance(error, self.give_up_on) or (bool(self.retry_on) and not isinstance(error, self.retry_on))
 
     def poll_interval(self, losses: Iterable[float]) -> float:
         """Return the seconds between two lookups at all nsqlookupds, without jitter.

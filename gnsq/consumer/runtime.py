@@ -16,6 +16,7 @@ from gevent.event import Event
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import OwnerThread
+from gnsq.consumer.dead_letters import DeadLetterPublisher
 from gnsq.consumer.dispatcher import DispatcherOwner, MessageDispatcher
 from gnsq.discovery import MAX_NSQDS, TopicNodes
 from gnsq.errors import NSQConnectionClosed, NSQException
@@ -40,7 +41,6 @@ POLL_INTERVAL = 0.05
 class RuntimeOwner(DispatcherOwner, Protocol):
     """The part of a Consumer that its runtime uses."""
 
-    channel: str
     nsqd_tcp_addresses: set[str]
     lookupds: list[LookupdClient]
 
@@ -86,7 +86,9 @@ class ConsumerRuntime:
             owner=owner,
             first_attempts=self._first_attempts,
         )
-        self.dispatcher = MessageDispatcher(consumer, self.pool, clock, overrides)
+        topic = consumer.options.dead_letter_topic
+        self._letters = topic and DeadLetterPublisher(topic, self.pool.connections, connection, clock, owner)
+        self.dispatcher = MessageDispatcher(consumer, self.pool, clock, overrides, self._letters or None)
         self.runner, self.workers, self.rdy = self.dispatcher.runner, self.dispatcher.workers, self.dispatcher.rdy
         self.nodes = TopicNodes(consumer.lookupds, consumer.topic, owner)
         self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
@@ -172,6 +174,8 @@ class ConsumerRuntime:
             self.unanswered = self._requeued + self._timed_out + self._lost
             self.workers.close()
         self.runner.log_given_up_summary(at_once=True)
+        if self._letters:
+            self._letters.close()
         for lookupd in self._consumer.lookupds:
             lookupd.close()
 

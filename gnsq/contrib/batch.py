@@ -17,7 +17,7 @@ from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.threads import checked_seconds
 from gnsq.consumer.handlers import check_ran, check_runs
-from gnsq.errors import NSQException, NSQRequeueMessage
+from gnsq.errors import NSQException, NSQGiveUp, NSQRequeueMessage
 from gnsq.logs import LogOwner
 from gnsq.options import Seconds
 from gnsq.texts import counted
@@ -56,7 +56,8 @@ class BatchHandler:
 
     ``handle_message``, ``handle_batch``, ``handle_message_error`` and ``handle_batch_error`` may be given or
     overridden. They may answer messages themselves. The other messages are finished, or requeued with the delay that
-    the consumer computes from their attempts. Exceptions are logged.
+    the consumer computes from their attempts. Exceptions are logged. After NSQGiveUp, and other exceptions that the
+    consumer does not retry, the messages are given up, one after another.
 
     Args:
         batch_size: Number of messages of a full batch.
@@ -194,7 +195,7 @@ class BatchHandler:
             try:
                 item = self.handle_message(message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_message may raise anything
-                self._log_failure(error, "handle_message raised, message is requeued", message=message)
+                self._log_failure(error, "handle_message raised, message is %s", message=message)
                 self._on_failure([message], error, self.handle_message_error, message)
             else:
                 taken.append(message)
@@ -204,9 +205,8 @@ class BatchHandler:
         try:
             check_ran(self.handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # handle_batch may raise anything
-            self._log_failure(
-                error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are")
-            )
+            what = counted(len(taken), "message is", "messages are")
+            self._log_failure(error, f"handle_batch raised, {what} %s")
             self._on_failure(taken, error, self.handle_batch_error, taken, batch)
         else:
             self.finish_messages(taken)
@@ -214,7 +214,7 @@ class BatchHandler:
     def _on_failure(
         self, messages: list[Message], error: BaseException, callback: Callable[..., object], *arguments: object
     ) -> None:
-        """Call handle_message_error or handle_batch_error (the callback), and requeue the messages that failed."""
+        """Call handle_message_error or handle_batch_error (the callback), and requeue or give up the messages."""
         if self._consumer is not None:
             for message in messages:
                 self._consumer.note_failure(message, error)
@@ -222,7 +222,14 @@ class BatchHandler:
             callback(error, *arguments)
         except (Exception, gevent.Timeout):
             logger.exception("%s raised", getattr(callback, "__name__", callback))
-        self._requeue(messages, self._is_failure(error))
+        if self._consumer is not None and self._gives_up_on(error):
+            for message in messages:
+                self._consumer.give_up(message, error)
+        else:
+            self._requeue(messages, self._is_failure(error))
+
+    def _gives_up_on(self, error: BaseException) -> bool:
+        return self._consumer is not None and self._consumer.options.gives_up_on(error)
 
     def _is_failure(self, error: BaseException) -> bool:
         if isinstance(error, NSQRequeueMessage):
@@ -281,13 +288,15 @@ class BatchHandler:
     def handle_batch_error(self, error: BaseException, messages: list[Message], batch: list[Any]) -> object:
         """Handle an exception of handle_batch. Afterwards the messages that are not answered are requeued."""
 
-    def _log_failure(self, error: BaseException, text: str, *arguments: object, message: Message | None = None) -> None:
-        """Log a failure with its traceback, rate-limited by the type of the error; NSQRequeueMessage only at DEBUG."""
-        if isinstance(error, NSQRequeueMessage):
-            self._logger.debug(text, *arguments, message=message)
+    def _log_failure(self, error: BaseException, text: str, message: Message | None = None) -> None:
+        """Log a failure with its traceback, rate-limited by the type of the error; NSQRequeueMessage and NSQGiveUp only
+        at DEBUG. The text has a place for what happens to the messages."""
+        result = "given up" if self._gives_up_on(error) else "requeued"
+        if isinstance(error, (NSQRequeueMessage, NSQGiveUp)):
+            self._logger.debug(text, result, message=message)
         else:
             kind = type(error).__qualname__
-            self._logger.limited(logging.ERROR, kind, text, *arguments, message=message, exc_info=True)
+            self._logger.limited(logging.ERROR, kind, text, result, message=message, exc_info=True)
 
 
 def _warn(text: str) -> None:

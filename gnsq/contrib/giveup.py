@@ -1,20 +1,17 @@
-"""Give-up handlers, for ``on_giving_up``: they store messages that were delivered more often than ``max_tries``.
+"""Give-up handlers, for ``on_giving_up``: they store messages that a Consumer gives up elsewhere than in a topic.
 
 Each handler returns after the message is stored; then the Consumer finishes the message. If a message can't be stored,
 the handler raises, and the Consumer requeues the message. So a message may be stored twice, but is not lost.
 
-The handlers that publish may write envelopes, which gnsq.contrib.dead_letter describes and reads.
+For a topic there is the Consumer's option ``dead_letter_topic``. It also says why a message was given up.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import json
-import logging
 import os
 import sys
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import gevent
 
 from gnsq.addresses import parse_address
-from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
-from gnsq.errors import NSQBadMessage, NSQException, NSQHttpError
+from gnsq.errors import NSQException
 from gnsq.localfiles import PRIVATE, check_mode, make_directory, write_file
 from gnsq.nsqd import NsqdHTTPClient
 from gnsq.texts import id_text
@@ -32,17 +28,13 @@ from gnsq.texts import id_text
 if TYPE_CHECKING:
     from gnsq.consumer import Consumer
     from gnsq.message import Message
-    from gnsq.producer import Producer
 
 __all__ = [
     "DirectoryGiveupHandler",
     "JSONLogGiveupHandler",
     "LogGiveupHandler",
     "NsqdGiveupHandler",
-    "ProducerGiveupHandler",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 class LogGiveupHandler:
@@ -136,7 +128,7 @@ class DirectoryGiveupHandler:
 
 
 class NsqdGiveupHandler:
-    """Publish the body of each message to a topic, over HTTP.
+    """Publish the body of each message to a topic, over HTTP. A consumer with ``dead_letter_topic`` needs none.
 
     Each message goes to the next of the hosts. If this host fails, the others are tried. A host that did not answer may
     have stored the message, so the message may be stored twice.
@@ -146,7 +138,6 @@ class NsqdGiveupHandler:
         nsqd_hosts: ``host``, ``host:port`` (the HTTP port) or a URL, or a sequence of them.
         nsqd_class: A class whose objects have ``publish(topic, data)``. If the class has ``from_url()``, that is called
             with each host; otherwise the class is called with the host and, if given, the port.
-        envelope: Publish dead letters, as ProducerGiveupHandler does.
 
     Raises:
         ValueError: If no host is given, or a host is not valid.
@@ -157,14 +148,11 @@ class NsqdGiveupHandler:
         topic: str,
         nsqd_hosts: str | Sequence[str] = ("localhost",),
         nsqd_class: Callable[..., Any] = NsqdHTTPClient,  # Any: any class with publish()
-        *,
-        envelope: bool = False,
     ) -> None:
         hosts = [nsqd_hosts] if isinstance(nsqd_hosts, str) else list(nsqd_hosts)
         if not hosts:
             raise ValueError("nsqd_hosts is empty; give at least one nsqd")
         self.topic = topic
-        self.envelope = envelope
         self.nsqds = [(host, _client(nsqd_class, host)) for host in hosts]
         self._turn = 0
 
@@ -185,97 +173,12 @@ class NsqdGiveupHandler:
         with message.touching():
             for host, nsqd in self.nsqds[first:] + self.nsqds[:first]:
                 try:
-                    publish = functools.partial(nsqd.publish, self.topic)
-                    _publish(publish, consumer, message, body, envelope=self.envelope)
+                    nsqd.publish(self.topic, body)
                 except (NSQException, OSError) as error:
                     failures.append(f"{host}: {error}")
                 else:
                     return
         raise NSQException(f"no nsqd has taken a given-up message for topic {self.topic}: {'; '.join(failures)}")
-
-
-class ProducerGiveupHandler:
-    """Publish the body of each message to a topic, with a Producer. A call returns when an nsqd has confirmed the body.
-
-    Args:
-        topic: Topic of given up messages.
-        producer: The program starts it, and closes it after the consumer. Its option publish_timeout limits each call.
-        envelope: Publish dead letters: JSON with the body, why it was given up, its attempts and its origin.
-            ``gnsq requeue-dead`` publishes their bodies to their topics again, and
-            ``gnsq.contrib.dead_letter.decode_dead_letter()`` reads them. A body whose envelope is larger than nsqd's
-            max-msg-size is published without it; then the rest of the envelope is logged as a warning. The body in the
-            envelope is the result of format_message().
-    """
-
-    def __init__(self, topic: str, producer: Producer, *, envelope: bool = False) -> None:
-        self.topic = topic
-        self.producer = producer
-        self.envelope = envelope
-
-    def format_message(self, message: Message) -> bytes:
-        """Return the body to publish; may be overridden."""
-        return message.body
-
-    def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Publish a message.
-
-        Raises:
-            NSQException, ValueError, TypeError: As Producer.publish(), if no nsqd has confirmed it, or it is not valid.
-        """
-        publish = functools.partial(self.producer.publish, self.topic)
-        with message.touching():
-            _publish(publish, consumer, message, self.format_message(message), envelope=self.envelope)
-
-
-def _publish(
-    publish: Callable[[Any], object], consumer: Consumer, message: Message, body: bytes | str, *, envelope: bool
-) -> None:
-    """Call a function with the body of a given up message; or with its dead letter, unless that is too large."""
-    if not envelope:
-        publish(body)
-        return
-    failure = consumer.last_failure(message)
-    letter = DeadLetter(
-        topic=consumer.topic,
-        channel=consumer.channel,
-        nsqd=message.nsqd,
-        id=id_text(message.id),
-        timestamp=message.timestamp,
-        attempts=message.attempts,
-        given_up_at=time.time(),
-        error=failure.type,
-        reason=failure.text,
-        body=body.encode() if isinstance(body, str) else body,
-    )
-    data = encode_dead_letter(letter)
-    try:
-        publish(data)
-    except (NSQException, ValueError) as error:
-        if not _is_too_large(error):
-            raise
-        publish(body)
-        logger.warning(
-            "message %s of %s: given up and published without its envelope, whose %d bytes are too many (%s); "
-            "it came from %s/%s, published at %d ns, delivered %d times; last error: %s %s",
-            *(letter.id, letter.nsqd, len(data), error, letter.topic, letter.channel, letter.timestamp),
-            *(letter.attempts, letter.error, letter.reason),
-            extra={
-                "topic": letter.topic,
-                "channel": letter.channel,
-                "nsqd": letter.nsqd,
-                "message_id": letter.id,
-                "attempt": letter.attempts,
-            },
-        )
-
-
-def _is_too_large(error: Exception) -> bool:
-    """Return True if a publish was refused for the size of its body, by nsqd or by the producer's max_msg_size."""
-    if isinstance(error, NSQHttpError):
-        # Source: nsqd http.go, doPUB.
-        return error.status == 413 or error.code == "MSG_TOO_BIG"
-    # The body is not empty, and the topic is the same: only the size of the body can be wrong.
-    return isinstance(error, (NSQBadMessage, ValueError))
 
 
 def _record(message: Message) -> dict[str, object]:

@@ -9,7 +9,7 @@ import pytest
 
 from fakensqd import on
 from fakensqd.faults import disconnect
-from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
+from gnsq.dead_letter import DeadLetter, encode_dead_letter
 from tests.cli.programs import gnsq, started
 from tests.helpers import LIMIT, channel_stats, run, wait_until
 

@@ -809,7 +809,7 @@ def test_warning_says_that_no_give_up_handler_is_connected(nsqd, publish, clock,
     clock.advance(1.0)
 
     (line,) = lines(caplog, "given up")
-    assert "finished and lost: nothing is connected to on_giving_up; last error: RuntimeError" in line
+    assert "finished and lost: no dead_letter_topic, and nothing is connected to on_giving_up; last error" in line
 
 
 @pytest.mark.parametrize(

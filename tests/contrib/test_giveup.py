@@ -1,7 +1,6 @@
 """Give-up handlers: a message is stored when they return, or they raise and it is requeued."""
 
 import base64
-import dataclasses
 import io
 import json
 import os
@@ -11,17 +10,14 @@ import gevent
 import pytest
 
 from fakensqd import FakeNsqd, on
-from fakensqd.faults import answer, disconnect
-from gnsq import Consumer, Message, Producer
-from gnsq.contrib.dead_letter import DeadLetter, decode_dead_letter, encode_dead_letter
+from fakensqd.faults import answer
+from gnsq import Consumer, Message
 from gnsq.contrib.giveup import (
     DirectoryGiveupHandler,
     JSONLogGiveupHandler,
     LogGiveupHandler,
     NsqdGiveupHandler,
-    ProducerGiveupHandler,
 )
-from gnsq.errors import NSQException
 from tests.helpers import bodies, channel_stats, refused_port, wait_until
 
 CONSUMER = Consumer("t", "c", "127.0.0.1:4150")
@@ -253,156 +249,3 @@ def test_class_without_urls_is_called_with_host_and_port():
 def test_empty_nsqd_hosts_are_refused():
     with pytest.raises(ValueError, match="nsqd_hosts is empty"):
         NsqdGiveupHandler("dead", [])
-
-
-# --- producer
-
-
-def test_producer_has_confirmed_before_the_message_is_finished(fakensqd, give_up):
-    with Producer(fakensqd.tcp_address) as producer:
-        give_up(ProducerGiveupHandler("dead", producer), b"1")
-        wait_until(lambda: fakensqd.depth("dead"))
-
-        assert bodies(fakensqd, "dead") == [b"1"]
-        wait_until(lambda: settled(fakensqd))
-
-
-def test_publish_without_an_answer_is_repeated(fakensqd, give_up):
-    with Producer(fakensqd.tcp_address) as producer, fakensqd.add(on.reply("PUB", topic="dead"), disconnect()):
-        give_up(ProducerGiveupHandler("dead", producer), b"1")
-        wait_until(lambda: fakensqd.depth("dead") == 2)
-
-        assert bodies(fakensqd, "dead") == [b"1", b"1"]
-        wait_until(lambda: settled(fakensqd))
-
-
-def test_closed_producer_loses_no_given_up_message(fakensqd, give_up):
-    producer = Producer(fakensqd.tcp_address)
-    producer.close()
-
-    consumer = give_up(ProducerGiveupHandler("dead", producer), b"1")
-
-    wait_until(lambda: consumer.stats().failed > 3)
-    assert consumer.stats().counts.finished == 0
-
-
-# --- dead letters
-
-LETTER = DeadLetter(
-    topic="orders",
-    channel="billing",
-    nsqd="127.0.0.1:4150",
-    id="0123456789abcdef",
-    timestamp=1_700_000_000_123_456_789,
-    attempts=6,
-    given_up_at=1_700_000_900.25,
-    error="ValueError",
-    reason="bad country",
-    body=b'{"country": "XX"}',
-)
-RECORD = json.loads(encode_dead_letter(LETTER))
-
-
-@pytest.fixture(params=["over HTTP", "with a producer"])
-def handler(request, fakensqd):
-    if request.param == "over HTTP":
-        yield NsqdGiveupHandler("dead", fakensqd.http_address, envelope=True)
-    else:
-        with Producer(fakensqd.tcp_address) as producer:
-            yield ProducerGiveupHandler("dead", producer, envelope=True)
-
-
-@pytest.mark.parametrize("body", [b"{}", "größer\n".encode(), b"\xff\x00", b"\x00"], ids=repr)
-@pytest.mark.parametrize("nsqd", ["127.0.0.1:4150", None])
-def test_dead_letter_is_read_as_it_was_written(body, nsqd):
-    letter = dataclasses.replace(LETTER, body=body, nsqd=nsqd)
-
-    assert decode_dead_letter(encode_dead_letter(letter)) == letter
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        pytest.param({**RECORD, "nsq_dead_letter": 2}, id="another version"),
-        pytest.param({**RECORD, "nsq_dead_letter": True}, id="a version that is true"),
-        pytest.param({**RECORD, "attempts": "6"}, id="a wrong type"),
-        pytest.param({**RECORD, "body": {}}, id="a body that is not text"),
-        pytest.param({**RECORD, "encoding": "hex"}, id="an unknown encoding"),
-        pytest.param({**RECORD, "body": "*", "encoding": "base64"}, id="no base64"),
-        pytest.param({name: value for name, value in RECORD.items() if name != "body"}, id="no body"),
-        pytest.param({"order": 1}, id="other JSON"),
-        pytest.param(["nsq_dead_letter"], id="a list"),
-    ],
-)
-def test_other_json_is_not_taken_for_a_dead_letter(record):
-    assert decode_dead_letter(json.dumps(record).encode()) is None
-
-
-@pytest.mark.parametrize("data", [b"", b"text", b'"nsq_dead_letter"', b'{"nsq_dead_letter": 1', b"[" * 100_000])
-def test_what_is_not_json_is_not_taken_for_a_dead_letter(data):
-    assert decode_dead_letter(data + b'"nsq_dead_letter"') is None
-
-
-def test_unknown_keys_of_a_dead_letter_are_ignored():
-    assert decode_dead_letter(json.dumps({**RECORD, "host": "a"}).encode()) == LETTER
-
-
-def test_envelope_says_why_and_where_the_message_was_given_up(fakensqd, give_up, handler):
-    give_up(handler, b"\xffbody")
-    wait_until(lambda: fakensqd.depth("dead"))
-
-    letter = decode_dead_letter(bodies(fakensqd, "dead")[0])
-    assert (letter.topic, letter.channel, letter.nsqd) == ("t", "c", fakensqd.tcp_address)
-    assert (letter.error, letter.reason, letter.attempts, letter.body) == ("RuntimeError", "never", 2, b"\xffbody")
-    assert 0 <= letter.given_up_at - letter.timestamp / 1e9 < 60
-    wait_until(lambda: settled(fakensqd))
-
-
-def test_long_reason_is_cut(fakensqd, handler):
-    consumer = Consumer("t", "c", "127.0.0.1:4150")
-    consumer.note_failure(message(), ValueError("long \n" * 1000))
-
-    handler(consumer, message())
-
-    letter = decode_dead_letter(fakensqd.messages("dead")[0])
-    assert letter.reason.startswith("long long")
-    assert len(letter.reason) <= 200
-
-
-def test_failure_that_was_not_seen_here_is_the_reason(fakensqd, handler):
-    handler(CONSUMER, message())
-
-    letter = decode_dead_letter(fakensqd.messages("dead")[0])
-    assert (letter.error, letter.reason) == ("", "not seen here")
-
-
-@pytest.mark.fakensqd(max_msg_size=100)
-def test_body_whose_envelope_is_too_large_is_published_without_it(fakensqd, handler, lines):
-    handler(CONSUMER, message(b"x" * 100))
-
-    assert fakensqd.messages("dead") == [b"x" * 100]
-    (line,) = [line for line in lines() if "without its envelope" in line]
-    assert "it came from t/c" in line
-
-
-def test_limit_of_the_producer_does_not_lose_the_body(fakensqd):
-    with Producer(fakensqd.tcp_address, max_msg_size=100) as producer:
-        ProducerGiveupHandler("dead", producer, envelope=True)(CONSUMER, message(b"x" * 100))
-
-    assert fakensqd.messages("dead") == [b"x" * 100]
-
-
-@pytest.mark.fakensqd(max_msg_size=100)
-def test_body_that_is_itself_too_large_raises(handler):
-    with pytest.raises(NSQException):
-        handler(CONSUMER, message(b"x" * 101))
-
-
-def test_overridden_format_is_the_body_in_the_envelope(fakensqd):
-    class Upper(NsqdGiveupHandler):
-        def format_message(self, message):
-            return message.body.decode().upper()
-
-    Upper("dead", fakensqd.http_address, envelope=True)(CONSUMER, message())
-
-    assert decode_dead_letter(fakensqd.messages("dead")[0]).body == b"BODY"

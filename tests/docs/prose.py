@@ -48,6 +48,7 @@ PAGES = (
     "guides/logging.md",
     "guides/metrics.md",
     "guides/monkey-patching.md",
+    "guides/outage-or-poison.md",
     "guides/producing.md",
     "guides/several-consumers.md",
     "guides/threads.md",

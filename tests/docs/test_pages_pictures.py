@@ -10,6 +10,8 @@ import pytest
 from fakensqd import FakeCluster
 from fakensqd.clock import ManualClock
 from gnsq import Consumer
+from tests.docs import outage
+from tests.docs.pages import table
 from tests.helpers import wait_until
 
 PICTURES = sorted((Path(__file__).parents[2] / "docs/pages/pictures").glob("*.svg"))
@@ -82,3 +84,22 @@ def test_plot_has_the_rdy_counts_of_a_run():
     assert [plotted(line) for line in lines] == [
         [count for count, _ in groupby(each)] for each in zip(*counts, strict=True)
     ]
+
+
+def test_plot_of_an_outage_is_measured():
+    assert outage.PICTURE.read_text() == outage.picture()
+
+
+OUTAGES = table("guides/outage-or-poison.md", "An hour without a database", "a message every")
+
+
+@pytest.mark.parametrize("row", OUTAGES, ids=lambda row: f"{row[0]} {row[1]}")
+def test_table_of_outages_is_measured(row):
+    every, options, *shown = row
+    number, unit = every.split()
+    given = "" if options == "the defaults" else options.strip("`")
+
+    run = outage.measure(int(number) * {"s": 1, "min": 60}[unit], **eval(f"dict({given})"))
+
+    letters = f"{run.letters[-1]} of {run.published}"
+    assert [f"{len(run.tries):,}", letters, f"{run.minutes_after} min"] == shown

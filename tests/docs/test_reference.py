@@ -44,7 +44,7 @@ DOCUMENTED = sorted(documented())
 MODULES = [
     "gnsq",
     *("gnsq.consumer", "gnsq.producer", "gnsq.errors", "gnsq.signals", "gnsq.stats", "gnsq.contrib.batch"),
-    *("gnsq.contrib.dead_letter", "gnsq.contrib.envelope", "gnsq.contrib.giveup", "gnsq.contrib.health"),
+    *("gnsq.dead_letter", "gnsq.contrib.envelope", "gnsq.contrib.giveup", "gnsq.contrib.health"),
     *("gnsq.contrib.opentelemetry", "gnsq.contrib.prometheus", "gnsq.contrib.queue", "gnsq.contrib.sentry"),
     *("gnsq.spark", "gnsq.spark.pipeline", "gnsq.spark.rowkey"),
     *("fakensqd", "fakensqd.faults", "fakensqd.faults.toxics", "fakensqd.pytest_plugin"),
@@ -84,7 +84,7 @@ def test_first_table_of_options_has_those_that_many_programs_set():
     (mark,) = re.findall("<!-- generated: common_options .*-->", REFERENCE["reference/options.md"])
 
     assert re.findall(r"^\| `(\w+)`", hooks.generated(mark), re.MULTILINE) == [
-        *("max_tries", "max_in_flight", "concurrency", "publish_timeout"),
+        *("max_tries", "max_in_flight", "concurrency", "dead_letter_topic", "publish_timeout"),
         *("tls_v1", "tls_options", "auth_secret", "msg_timeout"),
     ]
 

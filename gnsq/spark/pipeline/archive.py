@@ -51,7 +51,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from gnsq.contrib.dead_letter import DeadLetter, encode_dead_letter
+from gnsq.dead_letter import DeadLetter, encode_dead_letter
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import Events

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pyspark.errors import PySparkException
 
-from gnsq.contrib.dead_letter import decode_dead_letter
+from gnsq.dead_letter import decode_dead_letter
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.archive import DEAD_SCHEMA, SPREAD, ArchiveBatches, dead_letter
 from gnsq.spark.pipeline.delta import BatchIdentity

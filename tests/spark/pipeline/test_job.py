@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gnsq.contrib.dead_letter import decode_dead_letter
+from gnsq.dead_letter import decode_dead_letter
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline import job as job_module
 from gnsq.spark.pipeline.checkpoint import checkpoint_of

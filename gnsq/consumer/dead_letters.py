@@ -1,0 +1,118 @@
+"""Publishes the messages that a consumer gives up: option dead_letter_topic. Knows neither handlers nor answers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Collection
+from typing import Any
+
+from gnsq.clock import Clock
+from gnsq.concurrency.greenlets import spawn
+from gnsq.dead_letter import DeadLetter, encode_dead_letter
+from gnsq.errors import NSQBadMessage, NSQException, NSQTimeout
+from gnsq.logs import LogOwner
+from gnsq.message import Message
+from gnsq.options import ConnectionOptions
+from gnsq.producer import Producer
+from gnsq.texts import id_text
+
+__all__ = ["DeadLetterPublisher", "make_dead_letter"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds. Shorter than the default of close_timeout, so that a close can still requeue a message without its letter.
+PUBLISH_TIMEOUT = 10.0
+
+
+def make_dead_letter(topic: str, channel: str, message: Message, error: str, reason: str) -> DeadLetter:
+    """Make the dead letter of a message that a consumer of this topic and channel gives up now."""
+    return DeadLetter(
+        topic=topic,
+        channel=channel,
+        nsqd=message.nsqd,
+        id=id_text(message.id),
+        timestamp=message.timestamp,
+        attempts=message.attempts,
+        given_up_at=time.time(),
+        error=error,
+        reason=reason,
+        body=message.body,
+    )
+
+
+class DeadLetterPublisher:
+    """Publishes dead letters to the nsqds that the consumer is connected to, with its options of connections.
+
+    Its connections are its own: nsqd closes a connection on which it refuses a publish, and the messages in flight must
+    not be lost with it. They are opened for the first letter, since most consumers never give a message up.
+
+    Args:
+        topic: Topic of the letters.
+        nsqds: Addresses of the nsqds that the consumer is connected to; changes with the connections.
+        connection: As load_certificates() has returned it.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        nsqds: Collection[str],
+        connection: ConnectionOptions,
+        clock: Clock,
+        owner: LogOwner,
+    ) -> None:
+        self.topic = topic
+        self._nsqds = nsqds
+        self._options: dict[str, Any] = {  # Any: each option has its own type
+            **{field.name: getattr(connection, field.name) for field in dataclasses.fields(connection)},
+            "publish_timeout": PUBLISH_TIMEOUT,
+        }
+        self._clock = clock
+        self._owner = owner
+        self._producer: Producer | None = None
+        self._known: set[str] = set()  # addresses of its nsqds
+
+    def publish(self, letter: DeadLetter, message: Message) -> None:
+        """Publish a letter, and keep its message while this waits. A body whose letter is too large for nsqd is
+        published without it; then the log has the rest of the letter.
+
+        Raises:
+            NSQException: If no nsqd has confirmed it.
+        """
+        data = encode_dead_letter(letter)
+        with message.touching():
+            try:
+                self._current_producer(message).publish(self.topic, data)
+            except NSQBadMessage as error:
+                self._current_producer(message).publish(self.topic, letter.body)
+                text = "published to %s without its envelope, whose %d bytes are too many (%s); last error: %s %s"
+                arguments = self.topic, len(data), error, letter.error, letter.reason
+                self._owner.log(logger).warning(text, *arguments, message=message)
+            except NSQTimeout:
+                self._drop_producer()  # the next letter must not wait after the one that got no response
+                raise
+
+    def close(self) -> None:
+        """Close the connections. Letters that are being published are not waited for."""
+        if self._producer is not None:
+            with contextlib.suppress(NSQException):  # the close goes on in the background
+                self._producer.close(0)
+
+    def _current_producer(self, message: Message) -> Producer:
+        """Return the producer for the nsqds that the consumer is connected to now, or else for that of the message."""
+        nsqds = set(self._nsqds) or {message.nsqd or ""}
+        if nsqds != self._known:
+            self._drop_producer()
+        if self._producer is None:
+            name = f"{self._owner.label} dead letters"
+            self._known = nsqds
+            self._producer = Producer(sorted(nsqds), name=name, clock=self._clock, **self._options)
+        return self._producer
+
+    def _drop_producer(self) -> None:
+        """Let other letters that are being published end, then close their connections."""
+        if self._producer is not None:
+            spawn("gnsq-dead-letters", self._producer.close, on_failure="connections are not closed")
+            self._producer = None

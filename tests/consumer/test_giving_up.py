@@ -1,0 +1,559 @@
+"""Messages that are given up: a letter is published before FIN, whichever way the consumer calls the handler."""
+
+import logging
+import threading
+import time
+
+import gevent
+import pytest
+
+from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant, on
+from fakensqd.clock import ManualClock
+from fakensqd.faults import disconnect, drop, error
+from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp
+from gnsq.contrib.batch import BatchHandler
+from gnsq.contrib.opentelemetry import traced
+from gnsq.contrib.queue import QueueHandler
+from gnsq.dead_letter import decode_dead_letter
+from gnsq.errors import NSQException, NSQRequeueMessage, NSQTimeout, NSQUnauthorized, NSQUnknown
+from tests.helpers import channel_stats, wait_until
+
+AT_ONCE = {"requeue_delay": 0, "max_backoff_duration": 0}
+
+
+def letters(nsqd, topic="dead"):
+    return [decode_dead_letter(body) for body in nsqd.messages(topic)]
+
+
+def channel(nsqd):
+    return nsqd.broker.topics["t"].channels["c"]
+
+
+def is_settled(nsqd):
+    stats = channel_stats(nsqd, "t", "c")
+    return (stats["in_flight_count"], stats["depth"], stats["deferred_count"]) == (0, 0, 0)
+
+
+def no_such_country():
+    return NSQGiveUp("no such country")
+
+
+class Kinds:
+    """All ways in which a consumer calls handlers: each makes a consumer whose handler raises what make() makes."""
+
+    @staticmethod
+    def handler(make, *arguments, **options):
+        def handle(consumer, message):
+            raise make()
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    @staticmethod
+    def second_receiver(make, *arguments, **options):
+        def handle(consumer, message):
+            raise make()
+
+        consumer = Consumer(*arguments, message_handler=lambda consumer, message: None, **options)
+        consumer.on_message.connect(handle, weak=False)
+        return consumer
+
+    @staticmethod
+    def waiting(make, *arguments, **options):
+        def handle(consumer, message):
+            gevent.sleep(0.001)
+            raise make()
+
+        return Consumer(*arguments, message_handler=handle, handler_timeout=10.0, **options)
+
+    @staticmethod
+    def threaded(make, *arguments, **options):
+        return Kinds.handler(make, *arguments, threaded=True, **options)
+
+    @staticmethod
+    def traced(make, *arguments, **options):
+        @traced
+        def handle(consumer, message):
+            raise make()
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    @staticmethod
+    def async_then_raised(make, *arguments, **options):
+        def handle(consumer, message):
+            message.enable_async()
+            raise make()
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    @staticmethod
+    def answered_later(make, *arguments, **options):
+        def handle(consumer, message):
+            message.enable_async()
+            gevent.spawn(consumer.give_up, message, make())
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    @staticmethod
+    def answered_by_a_thread(make, *arguments, **options):
+        def handle(consumer, message):
+            message.enable_async()
+            threading.Thread(target=consumer.give_up, args=(message, make())).start()
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    @staticmethod
+    def queued(make, *arguments, **options):
+        queue = QueueHandler()
+        consumer = Consumer(*arguments, message_handler=queue, **options)
+
+        def work():
+            for message in queue:
+                consumer.give_up(message, make())
+
+        consumer.on_close.connect(lambda consumer: queue.put(StopIteration), weak=False)
+        gevent.spawn(work)
+        return consumer
+
+    @staticmethod
+    def override_of_handle_message(make, *arguments, **options):
+        class Mine(Consumer):
+            def handle_message(self, conn, message):
+                raise make()
+
+        return Mine(*arguments, **options)
+
+    @staticmethod
+    def override_of_handle_messages(make, *arguments, **options):
+        class Mine(Consumer):
+            def handle_messages(self, messages):
+                raise make()
+
+        return Mine(*arguments, **options)
+
+    @staticmethod
+    def message_of_a_batch(make, *arguments, **options):
+        def handle_message(message):
+            raise make()
+
+        return Consumer(*arguments, message_handler=BatchHandler(1, print, handle_message), **options)
+
+    @staticmethod
+    def batch(make, *arguments, **options):
+        def handle_batch(batch):
+            raise make()
+
+        return Consumer(*arguments, message_handler=BatchHandler(1, handle_batch), **options)
+
+
+KINDS = {name: value.__func__ for name, value in vars(Kinds).items() if isinstance(value, staticmethod)}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@pytest.fixture
+def begin(fakensqd):
+    """Start a consumer of a kind with dead_letter_topic; it is closed at the end."""
+    made = []
+
+    def start(kind=Kinds.handler, make=no_such_country, **options):
+        consumer = kind(make, "t", "c", fakensqd.tcp_address, **{"dead_letter_topic": "dead", **options})
+        made.append(consumer)
+        consumer.start(block=False)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close(5.0)
+
+
+@each_kind
+def test_message_is_given_up_at_once_with_a_letter_and_one_line(fakensqd, begin, kind, caplog):
+    given_up = []
+    consumer = begin(kind)
+    consumer.on_giving_up.connect(lambda consumer, message: given_up.append(message.body), weak=False)
+    consumer.on_exception.connect(lambda consumer, message, error: given_up.append(error), weak=False)
+    caplog.clear()
+    fakensqd.publish("t", b"body")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    (letter,) = letters(fakensqd)
+    assert (letter.error, letter.reason, letter.body) == ("NSQGiveUp", "no such country", b"body")
+    assert (letter.topic, letter.channel, letter.nsqd, letter.attempts) == ("t", "c", fakensqd.tcp_address, 1)
+    assert given_up == [b"body"]
+    stats = consumer.stats()
+    assert (stats.given_up, stats.failed, stats.counts.requeued, stats.backoff) == (1, 0, 0, "off")
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.message.startswith(f"t/c: message {letter.id.encode()!r} of {fakensqd.tcp_address}: given up")
+    assert "delivered 1 time; handed to topic dead, " in record.message
+    assert record.message.endswith("; reason: NSQGiveUp: no such country")
+    assert (record.topic, record.channel, record.attempt, record.exc_info) == ("t", "c", 1, None)
+
+
+@each_kind
+def test_message_is_requeued_if_its_letter_is_refused(fakensqd, begin, kind):
+    with fakensqd.add(on.command("PUB", topic="dead").first(2), error("E_PUB_FAILED")):
+        consumer = begin(kind, **AT_ONCE)
+        fakensqd.publish("t", b"body")
+        wait_until(lambda: consumer.stats().counts.finished)
+
+    (letter,) = letters(fakensqd)
+    assert (letter.body, letter.attempts) == (b"body", 2)
+    stats = consumer.stats()
+    assert (stats.given_up, stats.failed, stats.counts.requeued, stats.counts.finished) == (1, 1, 1, 1)
+
+
+@each_kind
+def test_letter_without_a_reply_is_published_again(fakensqd, begin, kind):
+    with fakensqd.add(on.reply("PUB", topic="dead"), disconnect()):
+        consumer = begin(kind, **AT_ONCE)
+        fakensqd.publish("t", b"body")
+        wait_until(lambda: consumer.stats().counts.finished)
+
+    assert [letter.attempts for letter in letters(fakensqd)] == [1, 2]
+    assert (consumer.stats().given_up, consumer.stats().counts.requeued) == (1, 1)
+
+
+@each_kind
+def test_exception_of_give_up_on_is_given_up_with_a_traceback(fakensqd, begin, kind, caplog):
+    consumer = begin(kind, lambda: UnicodeError("no text"), give_up_on=ValueError)
+    fakensqd.publish("t", b"body")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    (letter,) = letters(fakensqd)
+    assert (letter.error, letter.reason, letter.attempts) == ("UnicodeError", "no text", 1)
+    assert (consumer.stats().given_up, consumer.stats().backoff) == (1, "off")
+    # Code that gives a message up itself has no exception to show.
+    shown = [record for record in caplog.records if record.exc_info]
+    assert len(shown) == (kind not in (Kinds.answered_later, Kinds.answered_by_a_thread, Kinds.queued))
+
+
+def test_all_messages_of_a_call_that_raises_are_given_up(fakensqd, begin):
+    fakensqd.publish("t", *[b"%d" % number for number in range(20)])
+    consumer = begin(Kinds.override_of_handle_messages, max_in_flight=20)
+    wait_until(lambda: consumer.stats().counts.finished == 20)
+
+    assert sorted(letter.body for letter in letters(fakensqd)) == sorted(b"%d" % number for number in range(20))
+    assert (consumer.stats().given_up, consumer.stats().counts.requeued) == (20, 0)
+
+
+def test_other_messages_of_a_batch_are_handled(fakensqd, begin):
+    batches = []
+
+    def parse(message):
+        if message.body == b"bad":
+            raise NSQGiveUp("no JSON")
+        return message.body
+
+    def make(_, *arguments, **options):
+        return Consumer(*arguments, message_handler=BatchHandler(3, batches.append, parse), max_in_flight=10, **options)
+
+    consumer = begin(make)
+    fakensqd.publish("t", b"1", b"bad", b"2")
+    wait_until(lambda: consumer.stats().counts.finished == 3)
+
+    assert batches == [[b"1", b"2"]]
+    assert [letter.body for letter in letters(fakensqd)] == [b"bad"]
+
+
+# --- the rules -------------------------------------------------------------------------------------------------------
+
+SCHEMA, DATABASE = ValueError("bad"), ConnectionError("away")
+
+
+@pytest.mark.parametrize(
+    ("options", "raised", "is_given_up"),
+    [
+        pytest.param({}, SCHEMA, False, id="default"),
+        pytest.param({"give_up_on": ValueError}, SCHEMA, True, id="one class"),
+        pytest.param({"give_up_on": (KeyError, ValueError)}, SCHEMA, True, id="several"),
+        pytest.param({"give_up_on": ValueError}, DATABASE, False, id="another"),
+        pytest.param({"retry_on": OSError}, DATABASE, False, id="retried subclass"),
+        pytest.param({"retry_on": (OSError,)}, SCHEMA, True, id="not retried"),
+        pytest.param({"retry_on": Exception, "give_up_on": ValueError}, SCHEMA, True, id="both: given up"),
+        pytest.param({"retry_on": OSError, "give_up_on": ConnectionError}, DATABASE, True, id="both: subclass"),
+        pytest.param({"retry_on": OSError, "give_up_on": ValueError}, KeyError("k"), True, id="both: neither"),
+        pytest.param({"retry_on": OSError}, NSQRequeueMessage(), False, id="requeue comes first"),
+        pytest.param({"retry_on": NSQException}, no_such_country(), True, id="give-up comes first"),
+        pytest.param({"retry_on": OSError}, NSQTimeout("handler_timeout"), True, id="timeout that is not in retry_on"),
+        pytest.param({"retry_on": gevent.Timeout}, gevent.Timeout(1), False, id="gevent.Timeout"),
+    ],
+)
+def test_exceptions_after_which_a_message_is_given_up(begin, fakensqd, options, raised, is_given_up):
+    consumer = begin(make=lambda: raised, **options)
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().counts.finished + consumer.stats().counts.requeued)
+
+    assert consumer.stats().given_up == is_given_up
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"dead_letter_topic": "a b"}, ValueError, "dead_letter_topic: topic name 'a b' is not valid: 1 to 64"),
+        ({"dead_letter_topic": "d" * 65}, ValueError, "dead_letter_topic: .* has 65 characters, the limit is 64"),
+        ({"dead_letter_topic": ""}, ValueError, "dead_letter_topic: topic name '' is not valid"),
+        ({"dead_letter_topic": 5}, TypeError, "dead_letter_topic must be str or None, not 5"),
+        ({"dead_letter_topic": "d#ephemeral"}, ValueError, "dead_letter_topic 'd#ephemeral' is ephemeral"),
+        ({"dead_letter_topic": "t"}, ValueError, "dead_letter_topic 't' is the topic that this consumer receives"),
+        ({"give_up_on": "ValueError"}, TypeError, "give_up_on must be a class of exceptions or a tuple of them, not "),
+        (
+            {"give_up_on": ValueError("x")},
+            TypeError,
+            "give_up_on must be a class of exceptions or a tuple of them, not ",
+        ),
+        ({"retry_on": (int,)}, TypeError, "retry_on must be a class of exceptions or a tuple of them, not "),
+        ({"retry_on": (KeyError, UnicodeError), "give_up_on": ValueError}, ValueError, "retry_on UnicodeError has no"),
+        ({"max_age": 0}, ValueError, "max_age 0 must be at least 0.001 s"),
+    ],
+    ids=str,
+)
+def test_wrong_option_is_refused(options, kind, words):
+    with pytest.raises(kind, match=words):
+        Consumer("t", "c", "127.0.0.1:4150", **options)
+
+
+# --- max_tries and max_age -------------------------------------------------------------------------------------------
+
+
+def test_message_above_max_tries_has_its_last_error_in_its_letter(begin, fakensqd):
+    consumer = begin(make=lambda: OSError("the database is away"), max_tries=2, **AT_ONCE)
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    (letter,) = letters(fakensqd)
+    assert (letter.attempts, letter.error, letter.reason) == (3, "OSError", "the database is away")
+
+
+@pytest.fixture
+def old_nsqd():
+    """An nsqd whose clock is an hour late, so that its messages are an hour old."""
+    with FakeNsqd(clock=ManualClock(time.time_ns() - 3600 * 10**9)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", ["handler", "override_of_handle_messages"])
+@pytest.mark.parametrize(("max_age", "given_up"), [(1800.0, 1), (7200.0, 0)])
+def test_message_older_than_max_age_does_not_reach_the_handler(old_nsqd, caplog, kind, max_age, given_up):
+    handled, clock = [], old_nsqd.clock
+    options = {"dead_letter_topic": "dead", "max_age": max_age, "clock": clock}
+    consumer = KINDS[kind](lambda: handled.append(1) or NSQRequeueMessage(), "t", "c", old_nsqd.tcp_address, **options)
+    consumer.start(block=False)
+    clock.advance(0.0)
+    old_nsqd.publish("t", b"old")
+    clock.advance(2.0)
+
+    assert (consumer.stats().given_up, len(handled) > 0) == (given_up, not given_up)
+    assert [letter.reason[:17] for letter in letters(old_nsqd)] == ["published 3600 s "] * given_up
+    assert ("ago, max_age is 1800 s" in caplog.text) == given_up
+    gevent.spawn(consumer.close, 0.0)
+    clock.advance(40.0)
+
+
+def test_old_message_has_its_last_error_in_its_letter(begin, fakensqd):
+    consumer = begin(make=lambda: OSError("the database is away"), max_age=0.3, max_tries=0, **AT_ONCE)
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    (letter,) = letters(fakensqd)
+    assert "max_age is 0.3 s; last error: OSError: the database is away" in letter.reason
+
+
+# --- give-up handlers beside the topic -------------------------------------------------------------------------------
+
+
+def test_letter_is_published_before_a_give_up_handler_may_finish_the_message(begin, fakensqd):
+    seen = []
+
+    def keep(consumer, message):
+        seen.append((len(fakensqd.messages("dead")), consumer.dead_letter(message).reason))
+        message.finish()
+
+    consumer = begin()
+    consumer.on_giving_up.connect(keep, weak=False)
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    assert seen == [(1, "no such country")]
+    assert consumer.stats().given_up == 1
+
+
+def test_message_whose_give_up_handler_raises_is_requeued(begin, fakensqd):
+    failing = [OSError("no disk")]
+
+    def keep(consumer, message):
+        if failing:
+            raise failing.pop()
+
+    consumer = begin(**AT_ONCE)
+    consumer.on_giving_up.connect(keep, weak=False)
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    assert len(letters(fakensqd)) == 2
+    assert (consumer.stats().failed, consumer.stats().given_up) == (1, 1)
+
+
+def test_message_that_is_answered_already_is_not_given_up(begin, fakensqd):
+    def make(_, *arguments, **options):
+        def handle(consumer, message):
+            message.finish()
+            raise NSQGiveUp("too late")
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    consumer = begin(make)
+    fakensqd.publish("t", b"1")
+    fakensqd.publish("t", b"2")
+    wait_until(lambda: consumer.stats().counts.finished == 2)
+
+    assert consumer.stats().given_up == 0
+    assert not fakensqd.messages("dead")
+
+
+# --- the nsqds and their connections ---------------------------------------------------------------------------------
+
+
+def test_consumer_that_gives_nothing_up_opens_no_further_connection(fakensqd, consume):
+    consumer = consume(lambda consumer, message: None, dead_letter_topic="dead")
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    assert len(fakensqd.sessions) == 1
+
+
+def test_connections_of_letters_end_with_the_consumer(fakensqd, begin):
+    consumer = begin()
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().given_up)
+    assert len(fakensqd.sessions) == 2
+
+    consumer.close()
+    wait_until(lambda: len(fakensqd.sessions) == 0)
+
+
+def test_message_waits_while_its_nsqd_is_away(fakensqd, begin):
+    def make(_, *arguments, **options):
+        def handle(consumer, message):
+            if message.attempts == 1:
+                fakensqd.down()
+            raise NSQGiveUp("no")
+
+        return Consumer(*arguments, message_handler=handle, reconnect_initial=0.05, msg_timeout=1.0, **options)
+
+    consumer = begin(make)
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: not consumer.stats().connections)
+    fakensqd.up()
+    wait_until(lambda: consumer.stats().counts.finished, 20)
+
+    assert {letter.body for letter in letters(fakensqd)} == {b"x"}
+    wait_until(lambda: is_settled(fakensqd))
+
+
+def test_letters_go_to_the_nsqds_that_are_connected_now():
+    with FakeCluster(nsqds=2, lookupds=1).in_thread() as cluster:
+        first, second = cluster.nsqds
+        options = {"dead_letter_topic": "dead", "lookupd_poll_interval": 0.05, "max_in_flight": 10}
+        first.publish("t", b"1")
+        with Kinds.handler(no_such_country, "t", "c", (), cluster.lookupd_http_addresses, **options) as consumer:
+            wait_until(lambda: consumer.stats().given_up == 1)
+            assert len(letters(first)) == 1
+            second.publish("t", b"2")
+            wait_until(lambda: consumer.stats().given_up == 2)
+            first.down()
+            wait_until(lambda: len(consumer.stats().connections) == 1)
+            second.publish("t", b"3")
+            wait_until(lambda: consumer.stats().given_up == 3)
+
+        assert b"3" in [letter.body for letter in letters(second)]
+
+
+def test_letters_use_tls_and_the_secret_of_the_consumer(tmp_path):
+    certificates = Certificates(tmp_path)
+    certificate, key = certificates.server()
+    grants = {"secret": [Grant(topic=".*")]}
+    with FakeAuthServer(grants).in_thread() as auth:
+        server = {
+            "tls_cert": certificate,
+            "tls_key": key,
+            "tls_required": True,
+            "auth_http_addresses": (auth.http_address,),
+        }
+        with FakeNsqd(**server).in_thread() as nsqd:
+            options = {"tls_v1": True, "tls_options": {"ca_certs": certificates.ca}, "auth_secret": b"secret"}
+            nsqd.publish("t", b"x")
+            kind = Kinds.handler
+            with kind(no_such_country, "t", "c", nsqd.tcp_address, dead_letter_topic="dead", **options) as consumer:
+                wait_until(lambda: consumer.stats().given_up == 1)
+
+            assert [letter.body for letter in letters(nsqd)] == [b"x"]
+
+
+def test_secret_that_may_not_publish_stops_no_other_message(lines):
+    grants = {"secret": [Grant(topic="^t$")]}
+    with (
+        FakeAuthServer(grants).in_thread() as auth,
+        FakeNsqd(auth_http_addresses=(auth.http_address,)).in_thread() as nsqd,
+    ):
+        handled, errors = [], []
+
+        def handle(consumer, message):
+            if message.body == b"bad":
+                raise NSQGiveUp("no")
+            handled.append(message.body)
+
+        options = {"auth_secret": b"secret", "dead_letter_topic": "dead", "max_backoff_duration": 0}
+        consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=handle, **options)
+        consumer.on_exception.connect(lambda consumer, message, error: errors.append(error), weak=False)
+        nsqd.publish("t", b"bad", b"good")
+        with consumer:
+            wait_until(lambda: handled and errors)
+
+            assert isinstance(errors[0], NSQUnauthorized)
+            assert (consumer.stats().given_up, consumer.stats().counts.requeued) == (0, 1)
+            assert len(consumer.stats().connections) == 1
+    (line,) = [line for line in lines(logging.ERROR) if "no dead letter" in line]
+    assert "no dead letter in topic dead, message is requeued: " in line
+    assert "E_UNAUTHORIZED" in line
+
+
+def test_letter_without_a_reply_ends_after_ten_seconds(nsqd, clock, publish, started):
+    errors = []
+
+    def handle(consumer, message):
+        raise NSQGiveUp("no")
+
+    consumer = started(handle, nsqd, dead_letter_topic="dead")
+    consumer.on_exception.connect(lambda consumer, message, error: errors.append(error), weak=False)
+    with nsqd.add(on.command("PUB", topic="dead").first(1), drop()):
+        publish(nsqd, b"x")
+        clock.advance(9.9)
+        assert not errors
+        clock.advance(0.2)
+
+    assert isinstance(errors[0], NSQUnknown)
+    assert channel(nsqd).requeue_count == 1
+    clock.advance(10.0)
+    assert [letter.attempts for letter in letters(nsqd)] == [2]
+
+
+@pytest.mark.fakensqd(max_msg_size=100)
+def test_body_whose_envelope_is_too_large_is_published_without_it(fakensqd, begin, lines):
+    consumer = begin()
+    NsqdHTTPClient.from_url(fakensqd.http_address).publish("t", b"x" * 100)
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    assert fakensqd.messages("dead") == [b"x" * 100]
+    (line,) = [line for line in lines() if "without its envelope" in line]
+    assert "published to dead without its envelope" in line
+    assert line.endswith("last error: NSQGiveUp no such country")
+
+
+def test_close_requeues_a_message_whose_letter_is_not_confirmed(fakensqd, begin):
+    with fakensqd.add(on.command("PUB", topic="dead"), drop()):
+        consumer = begin()
+        fakensqd.publish("t", b"x")
+        wait_until(lambda: "PUB" in fakensqd.transcript.commands())
+        consumer.close(0.2)
+
+    assert consumer.stats().counts.finished == 0
+    assert channel_stats(fakensqd, "t", "c")["depth"] == 1
