@@ -48,7 +48,18 @@ def finished(nsqd, topic, channel):
 
 @contextlib.contextmanager
 def to_file(nsqd, topic, directory, *arguments):
-    command = [sys.executable, "-m", "gnsq", "to-file", topic, str(directory), "--nsqd", nsqd.tcp_address, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "gnsq",
+        "to-file",
+        topic,
+        "-d",
+        str(directory),
+        "--nsqd",
+        nsqd.tcp_address,
+        *arguments,
+    ]
     with child(*command) as process:
         yield process
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shlex
@@ -219,7 +218,7 @@ class _Change:
         if self._verb.name == "create":
             topic = self._names[0]
             return f"no nsqd{where} has a topic {topic}: create it before, by gnsq topic create {topic}"
-        if self._verb.name == "delete" and self._names[-1] in _registered(self._poller, *self._names[:-1]):
+        if self._verb.name == "delete" and self._names[-1] in self._poller.registered(*self._names[:-1]):
             return None
         return f"no nsqd{where} has a {self.name}"
 
@@ -360,23 +359,13 @@ def _list_channels(cluster: Cluster, stop: StopSignals, topic: str) -> int:
 def _list(cluster: Cluster, stop: StopSignals, topic: str | None) -> int:
     poller = NodePoller(cluster, topic)
     snapshot = until_signal(stop, poller.poll)
-    registered = until_signal(stop, _registered, poller, *([] if topic is None else [topic]))
+    registered = until_signal(stop, poller.registered, *([] if topic is None else [topic]))
     if snapshot is None or registered is None:
         return _signal_status(stop)
     rows = snapshot.topics if topic is None else [channel for each in snapshot.topics for channel in each.channels]
     for name in sorted({row.channel or row.topic for row in rows}.union(registered)):
         click.echo(name)
     return report(snapshot, topic, None)
-
-
-def _registered(poller: NodePoller, *topic: str) -> set[str]:
-    """Return the names of the topics, or of a topic's channels, that nsqlookupds know. One that fails knows none."""
-    names: set[str] = set()
-    for lookupd in poller.lookupds:
-        with contextlib.suppress(NSQHttpError):
-            answer = (lookupd.channels if topic else lookupd.topics)(*topic)
-            names.update(answer.get("channels" if topic else "topics") or ())
-    return names
 
 
 topic, channel = _group("topic"), _group("channel")

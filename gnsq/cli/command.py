@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -113,12 +114,13 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-def until_signal(stop: StopSignals, function: Callable[..., T], *arguments: Any) -> T | None:
+def until_signal(stop: StopSignals, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T | None:
     """Call a function in a greenlet, and return its result. A signal ends it: then return None.
 
     Any: the function's own arguments.
     """
-    greenlet = spawn("gnsq-until-signal", function, *arguments, on_failure=None)
+    call = functools.partial(function, *arguments, **keywords)
+    greenlet = spawn("gnsq-until-signal", call, on_failure=None)
     try:
         gevent.wait([greenlet, stop.requested], count=1)
         result: T | None = greenlet.get() if greenlet.ready() else None

@@ -13,12 +13,11 @@ from gnsq.addresses import format_address, parse_address
 from gnsq.cli.cluster import Cluster, target_of
 from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
-from gnsq.cli.parameters import COUNT, PAUSE, RATE
+from gnsq.cli.parameters import COUNT, IDLE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.republish import BATCH, Outcome, Publication, Republisher
-from gnsq.cli.topics import CHANNEL, TOPIC
-from gnsq.message import finish_all
+from gnsq.cli.topics import CHANNEL, TOPIC, Topics
 from gnsq.producer import Producer
 from gnsq.producer.publish import is_topic_error
 from gnsq.running import StopSignals
@@ -41,7 +40,7 @@ LOOP_CHECK_INTERVAL = 1.0
 @click.argument("target_topic", metavar="[TARGET]", required=False, type=TOPIC)
 @click.option("--channel", default="copy", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of SOURCE.")
 @COUNT
-@click.option("--idle", metavar="TIME", type=PAUSE, help="End when no message has come for this time: 10s, 10m or 2h.")
+@IDLE
 @filter_options
 @RATE
 @click.option("--to-nsqd", multiple=True, metavar="HOST:PORT", help="TCP address of a target nsqd. Repeat.")
@@ -82,18 +81,18 @@ def copy(
         raise click.UsageError(f"source and target are the same topic of the nsqd {shown}: give another TARGET")
     with (target or cluster).producer(batch_messages=BATCH) as producer:
         receiver = Receiver(
-            *(cluster, [source], channel, stop, Counter("copied")),
+            *(cluster, Topics((source,)), channel, stop, Counter("copied")),
             max_in_flight=MAX_IN_FLIGHT,
             batch=BATCH,
             count=count,
-            is_filtered=bool(body_filter),
+            body_filter=body_filter,
             idle=idle,
             rate=rate,
             max_backoff_duration=MAX_PAUSE,
             reconnect_initial=RETRY_DELAY,
             reconnect_maximum=MAX_PAUSE,
         )
-        decide = _Decision(topic, body_filter, producer if topic == source else None)
+        decide = _Decision(topic, producer if topic == source else None)
         copier = Republisher(
             *(receiver, producer, decide),
             refused_delay=REFUSED_DELAY,
@@ -105,32 +104,27 @@ def copy(
             copier.run()
         finally:
             parts = [receiver.counter.summary()]
-            if decide.finished:
-                parts.append(f"{counted(decide.finished, 'message', spec=',')} not chosen, and finished")
+            if receiver.skipped:
+                parts.append(f"{counted(receiver.skipped, 'message', spec=',')} not chosen, and finished")
             click.echo("; ".join([*parts, *copier.summary()]), err=True)
     return receiver.status() or (1 if copier.counts[Outcome.REFUSED] else 0)
 
 
 class _Decision:
-    """Decides which messages are copied, and finishes the others.
+    """Decides where a message is copied to.
 
     Args:
         loops_to: The producer, if the topic has the same name: then the target must not have an nsqd of the source.
-
-    Attributes:
-        finished: Number of messages that were not chosen.
     """
 
-    def __init__(self, topic: str, body_filter: BodyFilter, loops_to: Producer | None) -> None:
-        self.finished = 0
+    def __init__(self, topic: str, loops_to: Producer | None) -> None:
         self._topic = topic
-        self._filter = body_filter
         self._producer = loops_to
         self._targets: set[tuple[str, int]] = set()
         self._checked = -LOOP_CHECK_INTERVAL
 
-    def __call__(self, received: Received) -> Publication | None:
-        """Return the copy, if the message is chosen.
+    def __call__(self, received: Received) -> Publication:
+        """Return the copy.
 
         Raises:
             click.ClickException: If the nsqd of the message is one of the target's.
@@ -141,10 +135,7 @@ class _Decision:
                 f"source and target have the nsqd {message.nsqd}, so its topic {self._topic} would be copied onto "
                 "itself: give another TARGET"
             )
-        if self._filter.chooses(message.body):
-            return Publication(self._topic, message.body)
-        self.finished += not finish_all([message])
-        return None
+        return Publication(self._topic, message.body)
 
     def _target_addresses(self, producer: Producer) -> set[tuple[str, int]]:
         if (now := time.monotonic()) - self._checked >= LOOP_CHECK_INTERVAL:

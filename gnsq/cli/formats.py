@@ -17,7 +17,7 @@ from gnsq.cli.receiving import Received
 from gnsq.message import Message
 from gnsq.texts import id_text
 
-__all__ = ["Format", "as_json", "as_raw", "for_terminal", "harmless", "message_record", "meta_line"]
+__all__ = ["Format", "as_json", "as_raw", "for_terminal", "harmless", "message_record", "meta_line", "record_body"]
 
 Format = Callable[[Received], bytes]
 
@@ -50,6 +50,24 @@ def message_record(topic: str, message: Message) -> dict[str, object]:
     except UnicodeDecodeError:
         record["body_base64"] = base64.b64encode(message.body).decode()
     return record
+
+
+def record_body(line: bytes) -> bytes:
+    """Return the body in a line that message_record() has made.
+
+    Raises:
+        ValueError: If the line has no body.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    body, encoded = (record.get("body"), record.get("body_base64")) if isinstance(record, dict) else (None, None)
+    if isinstance(body, str) and encoded is None:
+        return body.encode()
+    if isinstance(encoded, str) and body is None:
+        return base64.b64decode(encoded, validate=True)
+    raise ValueError("not an object with a text in either body or body_base64, as gnsq to-file --format json writes it")
 
 
 def as_json(received: Received) -> bytes:

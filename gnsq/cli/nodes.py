@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -96,6 +97,15 @@ class NodePoller:
     def client(self, address: str) -> NsqdHTTPClient:
         """Return the client of an nsqd that a snapshot names."""
         return self._polled[address].client
+
+    def registered(self, *topic: str) -> set[str]:
+        """Return the names of the topics, or of a topic's channels, that nsqlookupds know; without those that fail."""
+        names: set[str] = set()
+        for lookupd in self.lookupds:
+            with contextlib.suppress(NSQHttpError):
+                answer = (lookupd.channels if topic else lookupd.topics)(*topic)
+                names.update(answer.get("channels" if topic else "topics") or ())
+        return names
 
     def poll(self, limit: float | None = None) -> Snapshot:
         """Ask all nsqds, each with the timeout, and wait for all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 from collections.abc import Iterable
@@ -14,7 +15,8 @@ from gnsq.settings import Field, flag_name, is_list, read_value
 from gnsq.texts import nearest
 
 __all__ = [
-    *("COUNT", "DURATION", "FILE", "FilePath", "PAUSE", "RATE", "SIZE", "setting_option", "warn_of_unknown_variables"),
+    *("COUNT", "DELIMITER", "DURATION", "FILE", "FilePath", "IDLE", "PAUSE", "RATE", "SIZE"),
+    *("setting_option", "warn_of_unknown_variables"),
 ]
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,23 @@ class FilePath(click.Path):
             return super().convert(value, param, ctx)
         except (OSError, ValueError) as error:
             self.fail(f"{value!r}: {error}", param, ctx)
+
+
+class _Byte(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A character of one byte, or an escape of one, such as ``\\t``, ``\\0`` or ``\\x1e``."""
+
+    name = "byte"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:  # Any: click's
+        if isinstance(value, bytes):
+            return value
+        try:
+            found: bytes = codecs.escape_decode(os.fsencode(value))[0]
+        except ValueError:
+            found = b""
+        if len(found) != 1:
+            self.fail(f"{value!r} is not one byte, such as ',', '\\t', '\\0' or '\\x1e'", param, ctx)
+        return found
 
 
 class _Value(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -60,6 +79,15 @@ RATE = click.option(
     metavar="N",
     type=_number("rate", "messages a second", 0.001),
     help="Limit of messages a second.",
+)
+DELIMITER = click.option(
+    "--delimiter",
+    metavar="BYTE",
+    type=_Byte(),
+    help="The byte after each message in place of a newline, such as '\\0', '\\t' or '\\x1e'.",
+)
+IDLE = click.option(
+    "--idle", metavar="TIME", type=PAUSE, help="End when no message has come for this time: 10s, 10m or 2h."
 )
 COUNT = click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N messages.")
 

@@ -1,4 +1,4 @@
-"""gnsq pub: publishes the lines of a file or of stdin."""
+"""gnsq pub: publishes messages of the command line, or the lines of a file or of stdin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import click
@@ -15,7 +15,8 @@ from gevent.socket import wait_read
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, until_signal
-from gnsq.cli.parameters import DURATION, RATE, FilePath
+from gnsq.cli.formats import record_body
+from gnsq.cli.parameters import DELIMITER, DURATION, RATE, FilePath
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.topics import TOPIC
 from gnsq.errors import NSQErrorCode, NSQException, NSQInvalid, NSQUnknown
@@ -68,7 +69,17 @@ class _Stopped(Exception):
 @click.command(cls=Command, says_why=True)
 @click.argument("topic", type=TOPIC)
 @click.argument("file", default="-", type=FilePath(exists=True, dir_okay=False, allow_dash=True))
+@click.option("-m", "--message", "messages", metavar="TEXT", multiple=True, help="Publish this text. Repeat.")
 @click.option("--raw", is_flag=True, help="Publish the whole input as one message.")
+@click.option(
+    "--format",
+    "kind",
+    default="lines",
+    show_default=True,
+    type=click.Choice(["lines", "json"]),
+    help="json: each line is an object, as to-file --format json and tail --json write it; its body is published.",
+)
+@DELIMITER
 @click.option("--defer", metavar="TIME", type=DURATION, help="Let nsqd deliver the messages later.")
 @click.option("--from-line", default=1, metavar="N", type=click.IntRange(min=1), help="Begin with this line.")
 @RATE
@@ -77,7 +88,10 @@ def pub(
     stop: StopSignals,
     topic: str,
     file: str,
+    messages: tuple[str, ...],
     raw: bool,
+    kind: str,
+    delimiter: bytes | None,
     defer: float | None,
     from_line: int,
     rate: float | None,
@@ -85,27 +99,50 @@ def pub(
     """Publish each line of FILE, or of stdin, as a message; without its newline. Empty lines are left out.
 
     Ends when nsqd has confirmed all messages. If a line can't be published, says which one, and how to go on there.
+    With -m no file is read, and each -m counts as a line.
     """
-    if raw and from_line != 1:
-        raise click.UsageError("--raw has one message, and no lines: leave out --from-line")
+    is_json = kind == "json"
+    _check_options(file=file, messages=messages, raw=raw, is_json=is_json, delimiter=delimiter, from_line=from_line)
     defer_ms = None if defer is None else round(defer * 1000)
     with contextlib.ExitStack() as opened:
-        descriptor = 0
+        source: int | list[bytes] = [os.fsencode(message) for message in messages] or 0
         if file != "-":
             # Without O_NONBLOCK, opening a named pipe that no process writes would wait, also after a signal.
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            opened.callback(os.close, descriptor)
-        elif sys.stdin is None:
+            source = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.callback(os.close, source)
+        elif source == 0 and sys.stdin is None:
             raise click.ClickException("stdin is closed; give the command a FILE, or a pipe to read")
-        elif os.isatty(descriptor):
+        elif source == 0 and os.isatty(0):
             click.echo("reading lines from the terminal; Ctrl-D ends", err=True)
-        size = os.fstat(descriptor).st_size if _is_file(descriptor) else None
+        size = os.fstat(source).st_size if isinstance(source, int) and _is_file(source) else None
         counter = opened.enter_context(Counter("published", size))
         with cluster.producer() as producer:
             limiter = RateLimiter(rate, stop.requested)
-            publisher = _Publisher(producer, topic, defer_ms, counter, limiter, stop, raw, from_line)
-            publisher.publish(descriptor)
+            decode = record_body if is_json else None
+            publisher = _Publisher(
+                producer, topic, defer_ms, counter, limiter, stop, raw, from_line, delimiter or b"\n", decode
+            )
+            publisher.publish(source)
         return publisher.report()
+
+
+def _check_options(
+    *, file: str, messages: tuple[str, ...], raw: bool, is_json: bool, delimiter: bytes | None, from_line: int
+) -> None:
+    if raw and from_line != 1:
+        raise click.UsageError("--raw has one message, and no lines: leave out --from-line")
+    if raw and (is_json or delimiter is not None):
+        raise click.UsageError("--raw has one message, and no lines: leave out --format and --delimiter")
+    if is_json and delimiter is not None:
+        raise click.UsageError("--format json has a newline after each object: leave out --delimiter")
+    if not messages:
+        return
+    if file != "-":
+        raise click.UsageError("-m and FILE exclude each other")
+    if raw or is_json or delimiter is not None:
+        raise click.UsageError("-m has whole messages: leave out --raw, --format and --delimiter")
+    if "" in messages:
+        raise click.UsageError("-m is empty; nsqd takes no empty message")
 
 
 def _is_file(descriptor: int) -> bool:
@@ -118,6 +155,7 @@ class _Publisher:
 
     Attributes:
         defer: Milliseconds; None: publish without a delay.
+        decode: Returns the body in a line, or raises ValueError; None: a line is a body.
         empty: Number of lines that were left out.
         line: Number of the last line that was published or left out.
         failure: Why not all lines were published.
@@ -132,32 +170,34 @@ class _Publisher:
     stop: StopSignals
     is_raw: bool
     from_line: int
+    delimiter: bytes
+    decode: Callable[[bytes], bytes] | None
     empty: int = 0
     line: int = 0
     failure: _Stopped | None = None
     is_complete: bool = False
 
-    def publish(self, descriptor: int) -> None:
-        """Publish the input until its end, a failure, or a signal."""
+    def publish(self, source: int | Sequence[bytes]) -> None:
+        """Publish a file, or lines, until the end, a failure, or a signal."""
         try:
-            if self.is_raw:
-                body = b"".join(self._reads(descriptor))
+            if not isinstance(source, int):
+                self._publish_some(source)
+                self._check_from_line()
+            elif self.is_raw:
+                body = b"".join(self._reads(source))
                 if self.stop.number is None:
                     self._publish([(1, body)])
             else:
-                self._publish_lines(descriptor)
+                self._publish_lines(source)
             self.is_complete = self.stop.number is None
         except _Stopped as stopped:
             self.failure = stopped
 
     def _publish_lines(self, descriptor: int) -> None:
-        step = DEFERRED_AT_ONCE if self.defer is not None else None
-        if self.limiter.step is not None:
-            step = min(self.limiter.step, step or self.limiter.step)
         begun: list[bytes] = []  # parts of a line whose end was not read yet
         size = 0  # their bytes
         for data in self._reads(descriptor):
-            first, *others = data.split(b"\n")
+            first, *others = data.split(self.delimiter)
             if self.line + 1 < self.from_line:
                 first = first[:1]  # it is not published: whether it is empty is enough
             begun.append(first)
@@ -168,30 +208,52 @@ class _Publisher:
             if others:
                 *lines, rest = b"".join(begun), *others
                 begun, size = [rest], len(rest)
-                self._publish_some(lines, step)
+                self._publish_some(lines)
             self.counter.add(0, len(data))
         if self.stop.number is not None:
             return
         if any(begun):
-            self._publish_some([b"".join(begun)], step)
+            self._publish_some([b"".join(begun)])
+        self._check_from_line()
+
+    def _check_from_line(self) -> None:
         # After the last line nothing is left to do, as when "without this line" was advised for it.
-        if self.line + 1 < self.from_line:
+        if self.stop.number is None and self.line + 1 < self.from_line:
             text = f"there is no line {self.from_line}: the input has {counted(self.line, 'line')}"
             raise click.ClickException(text)
 
-    def _publish_some(self, lines: Sequence[bytes], step: int | None) -> None:
+    def _publish_some(self, lines: Sequence[bytes]) -> None:
+        """Publish lines in steps of the rate, and of what waits for its response.
+
+        Raises:
+            _Stopped: If one of them is not published.
+        """
         numbered = [(number, line) for number, line in enumerate(lines, self.line + 1) if number >= self.from_line]
         wanted = [(number, line) for number, line in numbered if line]
         self.empty += len(numbered) - len(wanted)
-        step = step or len(wanted) or 1
+        limits = (self.limiter.step, None if self.defer is None else DEFERRED_AT_ONCE, len(wanted))
+        step = min((limit for limit in limits if limit), default=1)
         for start in range(0, len(wanted), step):
             some = wanted[start : start + step]
             self.limiter.wait(len(some))
             if self.stop.number is not None:
                 self.line = some[0][0] - 1
                 return
-            self._publish(some)
+            self._publish(some if self.decode is None else self._decoded(some, self.decode))
         self.line += len(lines)
+
+    def _decoded(
+        self, lines: Sequence[tuple[int, bytes]], decode: Callable[[bytes], bytes]
+    ) -> Sequence[tuple[int, bytes]]:
+        """Return the bodies in lines. If a line has none, publish those before it, and raise _Stopped."""
+        bodies: list[tuple[int, bytes]] = []
+        for number, line in lines:
+            try:
+                bodies.append((number, decode(line)))
+            except ValueError as error:
+                self._publish(bodies)
+                raise _Stopped(number, number, error) from error
+        return bodies
 
     def _publish(self, lines: Sequence[tuple[int, bytes]]) -> None:
         """Publish numbered lines.

@@ -14,9 +14,9 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #     what cannot be undone later. Then it starts the consumer, and waits until it is ready.
 #  5. The consumer calls `_Consumer.handle_messages` with all messages that it has read. The first comment in
 #     nsqd/connection.py has the steps before. `Inbox.add` pauses the consumer if too many bytes wait.
-#  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes it
-#     to `Republisher._handle` in cli/republish.py.
-#  7. `_Decision.__call__` in cli/copy.py chooses the messages to copy. `Receiver.pace` waits for the rate.
+#  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes what
+#     `Receiver._chosen` leaves of it to `Republisher._handle` in cli/republish.py.
+#  7. `_Decision.__call__` in cli/copy.py says where to. `Receiver.pace` waits for the rate.
 #     `Republisher._publish` in cli/republish.py publishes them at the same time, and waits for each response of nsqd.
 #     The first comment in producer/dispatcher.py has the steps of a publish.
 #  8. `Receiver.done` counts what is confirmed, and ends the run after the last one of --count. After that,
@@ -43,15 +43,22 @@ import gevent
 from gevent.event import Event
 
 from gnsq.cli.cluster import Cluster
+from gnsq.cli.command import until_signal
+from gnsq.cli.filters import BodyFilter
+from gnsq.cli.nodes import NodePoller
 from gnsq.cli.progress import Counter, RateLimiter
 from gnsq.cli.starting import start
+from gnsq.cli.table import failures
+from gnsq.cli.topics import Topics
 from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
-from gnsq.message import Message
+from gnsq.message import Message, finish_all
 from gnsq.running import StopSignals
 
 __all__ = ["Inbox", "Received", "Receiver", "requeue_all"]
+
+logger = logging.getLogger(__name__)
 
 # Bytes of bodies. Above the first limit, no more messages are requested until half of them are taken: a number of
 # messages is no limit of the memory. At most the second limit, or one message, is taken at a time.
@@ -156,7 +163,8 @@ class Receiver:
         counter: Shows the count.
         max_in_flight: Limit for each topic.
         count: End after this number of messages that are done; None: no limit.
-        is_filtered: True if not all messages count, so that more than count are needed.
+        body_filter: Chooses the messages that are passed to the command. The others are finished. None: all.
+        is_filtered: True if the command itself does not count all messages, so that more than count are needed.
         idle: End when no message has come for this number of seconds; None: go on.
         rate: Limit of the messages a second that pace() lets pass.
         linger: Seconds that a message may wait for others, so that they are handled together. After a signal, all that
@@ -167,6 +175,7 @@ class Receiver:
     Attributes:
         batch: Limit of the messages that are passed at a time.
         counter: Counts the messages that are done.
+        skipped: Number of messages that the filter has not chosen.
         is_complete: True if run() has ended by itself, and not by a signal or an error.
         is_idle: True if it has ended since no message came.
         was_starved: True if at the end an nsqd had delivered nearly all messages that may be in flight.
@@ -177,7 +186,7 @@ class Receiver:
     def __init__(
         self,
         cluster: Cluster,
-        topics: Iterable[str],
+        topics: Topics,
         channel: str,
         stop: StopSignals,
         counter: Counter,
@@ -185,6 +194,7 @@ class Receiver:
         max_in_flight: int,
         batch: int,
         count: int | None = None,
+        body_filter: BodyFilter | None = None,
         is_filtered: bool = False,
         idle: float | None = None,
         rate: float | None = None,
@@ -193,13 +203,15 @@ class Receiver:
     ) -> None:
         self.batch = batch
         self.counter = counter
+        self.skipped = 0
         self.is_complete = self.is_idle = self.was_starved = False
         self.requeued = 0
         self.failures: dict[str, str] = {}
         self._cluster = cluster
         self._stop = stop
         self._count = self._left = count
-        self._is_filtered = is_filtered
+        self._filter = body_filter
+        self._is_filtered = is_filtered or bool(body_filter)
         self._idle = idle
         self._limiter = RateLimiter(rate, stop.requested)
         self._linger = linger
@@ -214,21 +226,23 @@ class Receiver:
         # Monotonic time of the last message, later than now if requeued messages are expected; and time at which all
         # consumers had a connection. Before the start nothing is idle.
         self._active_at = self._ready_at = math.inf
-        self.consumers = [
-            cluster.consumer(
-                *(topic, channel, functools.partial(_Consumer, self._accept)),
-                max_tries=0,
-                max_in_flight=self._wanted(max_in_flight),
-                **options,
-            )
-            for topic in dict.fromkeys(topics)
-        ]
         self._max_in_flight = max_in_flight
+        self._topics = topics
+        self._channel = channel
+        self._options = options
+        self.consumers = [self._make_consumer(topic) for topic in topics.names]
+
+    def _make_consumer(self, topic: str) -> Consumer:
+        make = functools.partial(_Consumer, self._accept)
+        most = self._wanted(self._max_in_flight)
+        return self._cluster.consumer(topic, self._channel, make, max_tries=0, max_in_flight=most, **self._options)
 
     # --- what a command calls
 
     def run(self, handle: Callable[[list[Received]], object], workers: int = 1) -> None:
         """Pass messages to a function, which answers them, until the end. Then give the others back, and close.
+
+        The function is called with an empty list if the filter has chosen none of some messages.
 
         Messages that the function leaves unanswered stay in flight until the end.
 
@@ -244,13 +258,20 @@ class Receiver:
         number = workers if self._count is None and self._limiter.step is None else 1
         started = [spawn("gnsq-handle", self._work, handle, on_failure=self.fail) for _ in range(number)]
         watcher = spawn("gnsq-watch", self._watch, on_failure=self.fail)
+        follower = None
         try:
             with self.counter:
+                if self._topics.pattern is not None:
+                    poller = NodePoller(self._cluster)
+                    until_signal(self._stop, self._find_topics, poller, is_first=True)
+                    follower = spawn("gnsq-topics", self._follow_topics, poller, on_failure=self.fail)
                 start(self._cluster, self.consumers, self._stop)
                 self._active_at = self._ready_at = time.monotonic()
                 if self._stop.number is None:
                     self._is_over.wait()
         finally:
+            if follower is not None:
+                follower.kill()
             self._close(started)
             watcher.kill()
         if self._error is not None:
@@ -323,6 +344,32 @@ class Receiver:
             return 1
         return 0
 
+    # --- topics that match a pattern
+
+    def _find_topics(self, poller: NodePoller, *, is_first: bool) -> list[Consumer]:
+        """Ask for topics, and return consumers of those that are new.
+
+        Raises:
+            NSQException: The first time, if no server has answered.
+        """
+        snapshot = poller.poll()
+        names = poller.registered().union(row.topic for row in snapshot.topics)
+        known = {consumer.topic for consumer in self.consumers}
+        new = [self._make_consumer(name) for name in self._topics.matching(names - known)]
+        self.consumers += new
+        if is_first and not self.consumers:
+            if not snapshot.reached and all(snapshot.lookupds.values()):
+                raise NSQException(f"no nsqd can be reached: {'; '.join(failures(snapshot))}")
+            click.echo(f"there are no {self._topics} yet; asking again every {self._topics.refresh:g} s", err=True)
+        return new
+
+    def _follow_topics(self, poller: NodePoller) -> None:
+        while True:
+            gevent.sleep(self._topics.refresh)
+            for consumer in self._find_topics(poller, is_first=False):
+                logger.info("topic %s is new", consumer.topic)
+                consumer.start(False)
+
     # --- from the consumers to the command
 
     def _accept(self, consumer: Consumer, messages: list[Message]) -> None:
@@ -342,11 +389,23 @@ class Receiver:
             self._passed.append(messages)
             try:
                 if received:
-                    handle(received)
+                    handle(self._chosen(received, self._filter) if self._filter else received)
             finally:
                 self._keep([message for message in messages if not message.has_responded()])
                 self._passed.remove(messages)
                 self.expect(0)
+
+    def _chosen(self, received: list[Received], body_filter: BodyFilter) -> list[Received]:
+        """Return the messages that the filter chooses, and finish the others."""
+        chosen, others = [], []
+        for each in received:
+            if body_filter.chooses(each.message.body):
+                chosen.append(each)
+            else:
+                others.append(each.message)
+        self.skipped += len(others)
+        finish_all(others)
+        return chosen
 
     def _keep(self, messages: list[Message]) -> None:
         for message in messages:

@@ -19,7 +19,7 @@ from gnsq.cli.parameters import COUNT, DURATION, PAUSE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver, requeue_all
 from gnsq.cli.republish import BATCH, Outcome, Publication, Republisher
-from gnsq.cli.topics import CHANNEL, TOPIC
+from gnsq.cli.topics import CHANNEL, TOPIC, Topics
 from gnsq.dead_letter import DeadLetter, decode_dead_letter
 from gnsq.errors import NSQNotSent
 from gnsq.message import Message
@@ -98,7 +98,7 @@ def requeue_dead(
         raise click.UsageError(f"--to {to} is the topic of the dead letters: give another topic")
     with contextlib.ExitStack() as opened:
         receiver = Receiver(
-            *(cluster, [dead_topic], channel, stop, Counter("requeued")),
+            *(cluster, Topics((dead_topic,)), channel, stop, Counter("requeued")),
             max_in_flight=MAX_DRY_RUN if dry_run else MAX_IN_FLIGHT,
             batch=BATCH,
             count=None if dry_run else count,

@@ -1,6 +1,7 @@
 """RotatingFile: writes records durably to files that are complete at a size or a time. Knows no NSQ.
 
-A record is bytes that end with a newline. All functions block, and raise OSError with the path in it.
+A record is bytes that end with a newline, or with another byte. All functions block, and raise OSError with the path in
+it.
 """
 
 # The life of a file. A process holds a lock (flock) on each file that it writes; the lock ends with the process.
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gnsq.localfiles import sync_directory
+from gnsq.localfiles import make_directory, sync_directory
 
 __all__ = ["COMPRESSIONS", "Compression", "Recovery", "RotatingFile", "file_stem", "recover"]
 
@@ -51,13 +52,14 @@ class Compression:
 
     Attributes:
         suffix: End of the names of files.
-        complete_size: Returns the size of all complete records or members of an open file, for recover().
+        complete_size: Returns the size of all complete records or members of an open file, for recover(). Its second
+            argument is the last byte of each record.
         levels: The lowest and the highest level, and the default; None: it has none.
         encoder: Makes, for a level, the function that returns the bytes to store.
     """
 
     suffix: str
-    complete_size: Callable[[int], int]
+    complete_size: Callable[[int, bytes], int]
     levels: tuple[int, int, int] | None = None
     encoder: Callable[[int], Callable[[bytes], bytes]] = lambda level: lambda data: data
 
@@ -88,14 +90,16 @@ class Compression:
 
 
 def file_stem(template: str, fields: Mapping[str, str], now: float) -> str:
-    """Return the name of a file without its suffix.
+    """Return the path of a file below a directory, without its suffix.
 
     Args:
         template: Directives of strftime, such as ``%H``, for the time in UTC; and names of fields in braces.
+        fields: Their values, which may have directives, too.
         now: Unix time.
 
     Raises:
-        ValueError: If a field is unknown, or the name would be empty or have a slash.
+        ValueError: If a field is unknown, or the path would be empty, absolute, or lead out of the directory, which a
+            topic with the name ``..`` may do.
     """
     # Not str.format(): it would also evaluate {topic.__class__}, or {topic:>999999999}.
     filled = re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), template)
@@ -103,8 +107,8 @@ def file_stem(template: str, fields: Mapping[str, str], now: float) -> str:
         known = ", ".join(f"{{{name}}}" for name in fields)
         raise ValueError(f"name {template!r} is not valid; it may have {known} and %Y, %m and so on")
     stem = datetime.fromtimestamp(now, UTC).strftime(filled)
-    if not stem or "/" in stem or "\0" in stem:
-        raise ValueError(f"name {template!r} gives {stem!r}, which is no file name: leave out /")
+    if "\0" in stem or not {"", ".", ".."}.isdisjoint(stem.split("/")):
+        raise ValueError(f"name {template!r} gives {stem!r}, which is not a path below the directory")
     return stem
 
 
@@ -143,14 +147,15 @@ class RotatingFile:
 
     Args:
         directory: An existing directory.
-        stem: Returns the name of a new file without suffix, for the Unix time at which it is begun. If the directory
-            has this name already, a number is added: no file is ever replaced.
+        stem: Returns the path of a new file below the directory, without suffix, for the Unix time at which it is
+            begun. If there is such a file already, a number is added: no file is ever replaced.
         kind: Suffix of the names before that of the compression: .log or .jsonl.
         level: Of the compression; None: its default.
         max_size: Bytes. No file is larger than this, unless one record is.
         interval: Seconds. A file is complete at the first multiple of this since 1970-01-01 UTC: 3600 is the full hour.
         clock: Returns the Unix time.
         on_complete: Called with the path and the size of each complete file.
+        delimiter: Last byte of each record.
 
     Attributes:
         completed: Number of complete files.
@@ -168,6 +173,7 @@ class RotatingFile:
         interval: float | None = None,
         clock: Callable[[], float] = time.time,
         on_complete: Callable[[Path, int], object] = lambda path, size: None,
+        delimiter: bytes = b"\n",
     ) -> None:
         self.completed = 0
         self._directory = directory
@@ -179,6 +185,8 @@ class RotatingFile:
         self._interval = interval
         self._clock = clock
         self._on_complete = on_complete
+        # recover() of a process with other options must know where records end.
+        self._part = ".part" if delimiter == b"\n" else f".part-{delimiter.hex()}"
         self._file: _OpenFile | None = None
 
     @property
@@ -271,14 +279,18 @@ class RotatingFile:
         with _path_in_error(file.part):
             os.fsync(file.descriptor)
             if not file.synced:
-                sync_directory(self._directory)
+                sync_directory(file.part.parent)
         file.synced = file.size
 
     def _begin(self) -> _OpenFile:
         now = self._clock()
         for name in _numbered(self._stem(now), self._suffix):
-            part = self._directory / f".{name}.part"
+            path = self._directory / name
+            part = path.with_name(f".{path.name}{self._part}")
             with _path_in_error(part):
+                if part.parent != self._directory:
+                    self._directory.stat()  # that is not made here: a disk may be missing there
+                    make_directory(part.parent)
                 try:
                     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 except FileExistsError:
@@ -289,8 +301,8 @@ class RotatingFile:
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
                     if _is_at(descriptor, part):
                         # After the lock, no other process of this program can take the name.
-                        if not os.path.lexists(self._directory / name):
-                            return _OpenFile(descriptor, part, name, self._period(now))
+                        if not os.path.lexists(path):
+                            return _OpenFile(descriptor, part, path.name, self._period(now))
                         part.unlink()
                 except BaseException:
                     os.close(descriptor)
@@ -362,24 +374,27 @@ class Recovery:
     error: OSError | None = None
 
 
-def recover(directory: Path, kinds: Iterable[str]) -> list[Recovery]:
+def recover(directory: Path, kinds: Iterable[str], levels: int = 0) -> list[Recovery]:
     """Complete the files that killed processes have left in a directory. Leave files alone that a process writes.
 
     Args:
         kinds: The kinds of RotatingFile. A .part file that has none of them is another program's, and is left alone.
+        levels: How far below the directory there may be files: the number of slashes in the template of their paths.
 
-    A file that is not compressed is cut after its last newline. So if records have newlines themselves, the beginning
-    of one that was not synced may stay.
+    A file that is not compressed is cut after its last newline, or the delimiter that it has. So if records have
+    newlines themselves, the beginning of one that was not synced may stay.
     """
     by_suffix = {each.suffix: each for each in COMPRESSIONS.values()}
     any_kind, any_compression = ("|".join(map(re.escape, suffixes)) for suffixes in (kinds, by_suffix))
-    pattern = re.compile(rf"\.(.+((?:{any_kind})({any_compression})))\.part")
-    found = [(part, match) for part in sorted(directory.iterdir()) if (match := pattern.fullmatch(part.name))]
+    pattern = re.compile(rf"\.(.+((?:{any_kind})({any_compression})))\.part(?:-([0-9a-f]{{2}}))?")
+    os.listdir(directory)  # glob() finds nothing if this is refused
+    parts = sorted(part for level in range(levels + 1) for part in directory.glob("*/" * level + ".*.part*"))
+    found = [(part, match) for part in parts if (match := pattern.fullmatch(part.name))]
     recoveries = []
     for part, match in found:
-        name, suffix, compressed = match.groups()
+        name, suffix, compressed, delimiter = match.groups()
         try:
-            recovery = _recover(part, name, suffix, by_suffix[compressed])
+            recovery = _recover(part, name, suffix, by_suffix[compressed], bytes.fromhex(delimiter or "0a"))
         except OSError as error:
             recovery = Recovery(part, error=error)
         if recovery is not None:
@@ -387,7 +402,7 @@ def recover(directory: Path, kinds: Iterable[str]) -> list[Recovery]:
     return recoveries
 
 
-def _recover(part: Path, name: str, suffix: str, compression: Compression) -> Recovery | None:
+def _recover(part: Path, name: str, suffix: str, compression: Compression, delimiter: bytes) -> Recovery | None:
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -406,7 +421,7 @@ def _recover(part: Path, name: str, suffix: str, compression: Compression) -> Re
                 # The process was killed between the two steps of _give_name().
                 part.unlink()
                 return Recovery(part, path, found)
-            size = compression.complete_size(descriptor)
+            size = compression.complete_size(descriptor, delimiter)
             if not size:
                 part.unlink()
                 return Recovery(part, cut=found)
@@ -421,18 +436,18 @@ def _recover(part: Path, name: str, suffix: str, compression: Compression) -> Re
 # --- the compressions. Of an open file, each function holds only a part in memory at a time.
 
 
-def _size_to_last_newline(descriptor: int) -> int:
+def _size_to_last_delimiter(descriptor: int, delimiter: bytes) -> int:
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - _READ_SIZE)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
+        last = os.pread(descriptor, end - start, start).rfind(delimiter)
+        if last >= 0:
+            return start + last + 1
         end = start
     return 0
 
 
-def _size_of_gzip_members(descriptor: int) -> int:
+def _size_of_gzip_members(descriptor: int, delimiter: bytes) -> int:
     decoder, position, complete = zlib.decompressobj(31), 0, 0
     with contextlib.suppress(zlib.error):
         while data := os.pread(descriptor, _READ_SIZE, position):
@@ -446,7 +461,7 @@ def _size_of_gzip_members(descriptor: int) -> int:
     return complete
 
 
-def _size_of_zstd_frames(descriptor: int) -> int:
+def _size_of_zstd_frames(descriptor: int, delimiter: bytes) -> int:
     """Decode one block at a time: a block has up to 128 KB, but the decoder has no limit for what a call returns.
 
     Source: RFC 8878, 3.1.1, Zstandard Frames.
@@ -489,7 +504,7 @@ def _zstd_encoder(level: int) -> Callable[[bytes], bytes]:
 
 
 COMPRESSIONS = {
-    "none": Compression("", _size_to_last_newline),
+    "none": Compression("", _size_to_last_delimiter),
     "gzip": Compression(".gz", _size_of_gzip_members, (1, 9, 6), _gzip_encoder),
     "zstd": Compression(".zst", _size_of_zstd_frames, (1, 22, 3), _zstd_encoder),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -41,27 +40,26 @@ def start(cluster: Cluster, consumers: Sequence[Consumer], stop: StopSignals) ->
     Raises:
         NSQException: If none of the consumers can reach a server.
     """
+    if not consumers:
+        return  # of topics that do not exist yet
     with _held_log() as log:
         if (error := until_signal(stop, _start, cluster, consumers)) is not None:
             log.buffer.clear()  # the error says the same, and nothing is tried again
             raise error
 
 
-_spawned = functools.partial(spawn, "gnsq-start", on_failure=None)
-
-
 def _start(cluster: Cluster, consumers: Sequence[Consumer]) -> NSQException | None:
     """Ask, start, and return why no server can be reached; None if one can."""
-    asking = [_spawned(NodePoller(cluster, each.topic).poll, QUESTION_LIMIT) for each in consumers]
-    gevent.joinall(asking, raise_error=True)
+    snapshot = NodePoller(cluster, consumers[0].topic if len(consumers) == 1 else None).poll(QUESTION_LIMIT)
     unknown = []
-    for consumer, asked in zip(consumers, asking, strict=True):
-        note, is_known = _note(asked.value, consumer, is_given=bool(cluster.nsqds))
+    for consumer in consumers:
+        note, is_known = _note(snapshot, consumer, is_given=bool(cluster.nsqds))
         if is_known and note:
             click.echo(note, err=True)
         elif note:
             unknown.append(note)
-    gevent.joinall([_spawned(consumer.start, False) for consumer in consumers], raise_error=True)
+    starts = [spawn("gnsq-start", consumer.start, False, on_failure=None) for consumer in consumers]
+    gevent.joinall(starts, raise_error=True)
     deadline = time.monotonic() + cluster.timeout
     while not any(consumer.is_ready for consumer in consumers):
         if time.monotonic() > deadline or all(_has_failed(consumer) for consumer in consumers):

@@ -14,10 +14,10 @@ from gnsq.cli.command import Command
 from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import Format, as_json, as_raw, for_terminal, meta_line
 from gnsq.cli.output import Output
-from gnsq.cli.parameters import COUNT, RATE
+from gnsq.cli.parameters import COUNT, IDLE, RATE
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
-from gnsq.cli.topics import CHANNEL, TOPIC
+from gnsq.cli.topics import CHANNEL, Topics, topics_argument
 from gnsq.message import Message, finish_all
 from gnsq.running import StopSignals
 from gnsq.texts import counted
@@ -32,9 +32,10 @@ FIRST_BATCH = 3
 
 
 @click.command(cls=Command)
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, type=TOPIC)
+@topics_argument
 @click.option("--channel", metavar="NAME", type=CHANNEL, help="Default: a new one, which nsqd deletes at the end.")
 @COUNT
+@IDLE
 @click.option("--raw", is_flag=True, help="Unchanged bodies and newlines. Default unless stdout is a terminal.")
 @click.option("--json", "is_json", is_flag=True, help="A line of JSON for each message, with its id, topic and so on.")
 @click.option("--meta", is_flag=True, help="Before each body, a line with time, id, attempts, nsqd and topic.")
@@ -44,9 +45,10 @@ FIRST_BATCH = 3
 def tail(
     cluster: Cluster,
     stop: StopSignals,
-    topics: tuple[str, ...],
+    topics: Topics,
     channel: str | None,
     count: int | None,
+    idle: float | None,
     raw: bool,
     is_json: bool,
     meta: bool,
@@ -75,17 +77,18 @@ def tail(
         max_in_flight=FIRST_BATCH,
         batch=FIRST_BATCH,
         count=count,
-        is_filtered=bool(body_filter),
+        idle=idle,
+        body_filter=body_filter,
         rate=rate,
         # nsqd takes 100 % as a part that is not valid.
         sample_rate=0 if sample in (None, 100) else sample,
     )
     write = _format(console, is_json=is_json, meta=meta)
-    printer = _Printer(receiver, output, write, body_filter, BATCH if console is None else TERMINAL_BATCH)
+    printer = _Printer(receiver, output, write, BATCH if console is None else TERMINAL_BATCH)
     with output.watch(receiver.end):
         receiver.run(printer.handle)
     if sys.stderr.isatty() and not sys.stdout.isatty():
-        skipped = f"; {counted(printer.skipped, 'other', spec=',')} not chosen" if body_filter else ""
+        skipped = f"; {counted(receiver.skipped, 'other', spec=',')} not chosen" if body_filter else ""
         click.echo(receiver.counter.summary() + skipped, err=True)
     return receiver.status()
 
@@ -96,35 +99,22 @@ def _format(console: Console | None, *, is_json: bool, meta: bool) -> Format:
 
 
 class _Printer:
-    """Writes the messages of a Receiver to stdout.
+    """Writes the messages of a Receiver to stdout."""
 
-    Attributes:
-        skipped: Number of messages that the filter has not chosen.
-    """
-
-    def __init__(
-        self, receiver: Receiver, output: Output, write: Format, body_filter: BodyFilter, max_batch: int
-    ) -> None:
-        self.skipped = 0
+    def __init__(self, receiver: Receiver, output: Output, write: Format, max_batch: int) -> None:
         self._receiver = receiver
         self._output = output
         self._write = write
-        self._filter = body_filter
         self._max_batch = max_batch
         self._in_flight = FIRST_BATCH
 
     def handle(self, received: Sequence[Received]) -> None:
-        """Write the messages that the filter chooses, and finish all that are written or not chosen."""
-        chosen = [each for each in received if self._filter.chooses(each.message.body)]
-        if len(chosen) < len(received):
-            self.skipped += len(received) - len(chosen)
-            kept = {id(each.message) for each in chosen}
-            finish_all(each.message for each in received if id(each.message) not in kept)
-        if chosen and self._receiver.pace(len(chosen)):
-            self._write_messages([each.message for each in chosen], [self._write(each) for each in chosen])
+        """Write messages, and finish those that are written."""
+        if received and self._receiver.pace(len(received)):
+            self._write_messages([each.message for each in received], [self._write(each) for each in received])
         # A reader such as head may want three lines, but what is written is finished, and what is in flight then counts
         # as an attempt. So the first batches are small.
-        done = self._receiver.counter.count + self.skipped
+        done = self._receiver.counter.count + self._receiver.skipped
         self._receiver.batch = min(self._max_batch, FIRST_BATCH + done // 4)
         if done >= self._in_flight < MAX_IN_FLIGHT:
             self._in_flight = min(2 * self._in_flight, MAX_IN_FLIGHT)

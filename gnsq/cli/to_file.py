@@ -1,7 +1,9 @@
-"""gnsq to-file: writes the messages of a topic to files."""
+"""gnsq to-file: writes the messages of topics to files."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -9,6 +11,7 @@ import os
 import re
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,12 +20,13 @@ import gevent
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command
+from gnsq.cli.filters import BodyFilter, filter_options
 from gnsq.cli.formats import message_record
-from gnsq.cli.parameters import COUNT, DURATION, SIZE, FilePath
+from gnsq.cli.parameters import COUNT, DELIMITER, DURATION, IDLE, SIZE, FilePath
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.rotating_file import COMPRESSIONS, Recovery, RotatingFile, file_stem, recover
-from gnsq.cli.topics import CHANNEL, TOPIC
+from gnsq.cli.topics import CHANNEL, Topics, topics_argument
 from gnsq.concurrency.greenlets import spawn
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.localfiles import make_directory
@@ -43,25 +47,31 @@ CLOCK_CHECK_INTERVAL = 1.0
 DISK_GRACE = 5.0
 
 
-def _encode_line(topic: str, message: Message) -> bytes:
-    return message.body + b"\n"
+def _encode_line(topic: str, message: Message, delimiter: bytes) -> bytes:
+    return message.body + delimiter
 
 
-def _encode_json(topic: str, message: Message) -> bytes:
-    return json.dumps(message_record(topic, message), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+def _encode_json(topic: str, message: Message, delimiter: bytes) -> bytes:
+    return json.dumps(message_record(topic, message), ensure_ascii=False, separators=(",", ":")).encode() + delimiter
 
 
 # Suffix of the names of files, and what makes a record of a message. Files that a killed process has left are found by
 # these suffixes.
-FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
+FORMATS: Mapping[str, tuple[str, Callable[[str, Message, bytes], bytes]]] = {
     "lines": (".log", _encode_line),
     "json": (".jsonl", _encode_json),
 }
 
 
 @click.command("to-file", cls=Command)
-@click.argument("topic", type=TOPIC)
-@click.argument("directory", default=".", type=FilePath(file_okay=False, path_type=Path))
+@topics_argument
+@click.option(
+    "-d",
+    "--directory",
+    default=".",
+    type=FilePath(file_okay=False, path_type=Path),
+    help="Where the files are. Default: the current directory.",
+)
 @click.option(
     "--channel",
     default="to-file",
@@ -76,8 +86,10 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
     show_default=True,
     type=click.Choice(list(FORMATS)),
     help="lines: each body and a newline. json: one object in each line, with id, timestamp (ns), attempts, nsqd, "
-    "topic, and body, or body_base64 if the body is not UTF-8.",
+    "topic, and body, or body_base64 if the body is not UTF-8. gnsq pub --format json publishes them again.",
 )
+@DELIMITER
+@filter_options
 @click.option("--rotate-size", metavar="BYTES", type=SIZE, help="Let no file get larger, such as 100M or 1G.")
 @click.option(
     "--rotate-interval",
@@ -104,7 +116,8 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
     metavar="TEMPLATE",
     default=NAME,
     help="Name of a file before its suffix: strftime in UTC for the time at which the file is begun, and {topic}, "
-    f"{{channel}}, {{host}} and {{pid}}.  [default: {NAME}]",
+    "{channel}, {host}, {pid} and {date}, such as 2026-11-26. It may have directories: {topic}/{date}/%H-{pid}.  "
+    f"[default: {NAME}]",
 )
 @click.option(
     "--sync-interval",
@@ -123,13 +136,16 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
     help="Limit of the messages that wait for fsync.",
 )
 @COUNT
+@IDLE
 def to_file(
     cluster: Cluster,
     stop: StopSignals,
-    topic: str,
+    topics: Topics,
     directory: Path,
     channel: str,
     kind: str,
+    delimiter: bytes | None,
+    body_filter: BodyFilter,
     rotate_size: float | None,
     rotate_interval: float,
     compress: str,
@@ -138,57 +154,83 @@ def to_file(
     sync_interval: float,
     max_in_flight: int,
     count: int | None,
-) -> None:
-    """Write the messages of TOPIC to files in DIRECTORY, by default the current one.
+    idle: float | None,
+) -> int:
+    """Write the messages of topics to files, for each topic files of its own.
 
     Runs until it is stopped. A message is finished after it is on the disk: a message may be in the files more than
-    once, but none is lost. A file has the name .NAME.part until it is complete. Files that a killed process has left
-    are completed at the start. No file is replaced, and none is empty.
+    once, but none is lost. Messages that --where and --contains do not choose are finished, too. A file has the name
+    .NAME.part until it is complete. Files that a killed process has left are completed at the start. No file is
+    replaced, and none is empty.
     """
-    fields = {"topic": topic, "channel": channel, "host": _host(), "pid": str(os.getpid())}
-    stem = functools.partial(file_stem, name, fields)
     if rotate_size is not None and rotate_size < 1:
         raise click.UsageError(f"--rotate-size {rotate_size:g} must be at least 1 byte")
+    if kind == "json" and delimiter is not None:
+        raise click.UsageError("--format json has a newline after each object: leave out --delimiter")
+    if "{topic}" not in name and (len(topics.names) > 1 or topics.pattern is not None):
+        raise click.UsageError(f"--name {name} needs {{topic}}, since each topic has files of its own")
     suffix, encode = FORMATS[kind]
-    try:
-        stem(time.time())
-        files = RotatingFile(
-            *(directory, stem, suffix, COMPRESSIONS[compress], level),
+    end = delimiter or b"\n"
+    fields = {"channel": channel, "host": _host(), "pid": str(os.getpid()), "date": "%Y-%m-%d"}
+
+    def make_files(topic: str, template: str = name) -> RotatingFile:
+        return RotatingFile(
+            *(directory, functools.partial(file_stem, template, {"topic": topic, **fields}), suffix),
+            *(COMPRESSIONS[compress], level),
             max_size=None if rotate_size is None else int(rotate_size),
             interval=rotate_interval or None,
             on_complete=_log_complete,
+            delimiter=end,
         )
+
+    def is_usable(topic: str) -> bool:
+        try:
+            file_stem(name, {"topic": topic, **fields}, time.time())
+        except ValueError as error:
+            logger.warning("topic %s is left out: %s", topic, error)
+            return False
+        return True
+
+    try:
+        for topic in topics.names or ("topic",):
+            file_stem(name, {"topic": topic, **fields}, time.time())
+        # Without the directories of the template: those stay, and there may be no message for them.
+        probes = [make_files(topic, name.rpartition("/")[2]) for topic in topics.names or ("topic",)]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     io_thread = BlockingIOThread()
-    for recovery in io_thread.call(_prepare, directory, files):
+    for recovery in io_thread.call(_prepare, directory, name.count("/"), probes):
         click.echo(_recovery_text(recovery), err=True)
     receiver = Receiver(
-        *(cluster, [topic], channel, stop, Counter("written")),
+        *(cluster, dataclasses.replace(topics, is_usable=is_usable), channel, stop, Counter("written")),
         max_in_flight=max_in_flight,
         batch=max_in_flight,
         count=count,
+        body_filter=body_filter,
+        idle=idle,
         linger=sync_interval,
     )
-    writer = _FileWriter(receiver, files, io_thread, functools.partial(encode, topic))
+    writer = _FileWriter(receiver, make_files, io_thread, lambda topic, message: encode(topic, message, end))
     failure = writer.run()
-    click.echo(
-        f"{receiver.counter.summary()}, to {counted(files.completed, 'file', spec=',')} in {directory}", err=True
-    )
+    completed = counted(sum(each.completed for each in writer.files.values()), "file", spec=",")
+    skipped = f"; {counted(receiver.skipped, 'other', spec=',')} not chosen, and finished" if body_filter else ""
+    click.echo(f"{receiver.counter.summary()}, to {completed} in {directory}{skipped}", err=True)
     if failure:
         raise click.ClickException(failure)
+    return receiver.status()
 
 
 def _host() -> str:
     return re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII) or "localhost"
 
 
-def _prepare(directory: Path, files: RotatingFile) -> list[Recovery]:
-    """Make the directory, complete what is in it, and check that files can be made there."""
+def _prepare(directory: Path, levels: int, files: Sequence[RotatingFile]) -> list[Recovery]:
+    """Make the directory, complete what is in it and some levels below, and check that files can be made there."""
     try:
         make_directory(directory)
-        recoveries = recover(directory, [suffix for suffix, _ in FORMATS.values()])
-        files.check()
+        recoveries = recover(directory, [suffix for suffix, _ in FORMATS.values()], levels)
+        for each in files:
+            each.check()
     except OSError as error:
         raise ValueError(
             f"no file can be made in {directory} ({error.filename}: {error.strerror}): give another directory, or "
@@ -214,14 +256,23 @@ class _FileWriter:
     """Writes the messages of a Receiver to files, and finishes each batch after it is on the disk.
 
     Args:
+        make_files: Makes the files of a topic.
         encode: Returns the record of a message.
+
+    Attributes:
+        files: The files of each topic of which a message has come.
     """
 
     def __init__(
-        self, receiver: Receiver, files: RotatingFile, io_thread: BlockingIOThread, encode: Callable[[Message], bytes]
+        self,
+        receiver: Receiver,
+        make_files: Callable[[str], RotatingFile],
+        io_thread: BlockingIOThread,
+        encode: Callable[[str, Message], bytes],
     ) -> None:
         self._receiver = receiver
-        self._files = files
+        self.files: dict[str, RotatingFile] = {}
+        self._make_files = make_files
         self._io_thread = io_thread
         self._encode = encode
 
@@ -247,7 +298,7 @@ class _FileWriter:
         """Complete the last file. Return why that failed, if it did."""
         with gevent.Timeout(DISK_GRACE, False):
             try:
-                self._io_thread.call(self._files.close)
+                self._io_thread.call(self._close)
             except OSError as error:
                 return f"{error.filename}: not completed: {error.strerror}. The next start of gnsq to-file completes it"
             return ""
@@ -256,22 +307,35 @@ class _FileWriter:
             "again that are not finished; the next start completes the file"
         )
 
+    def _close(self) -> None:
+        """Complete the last file of each topic, in the I/O thread. If that fails for some, raise the last error."""
+        with contextlib.ExitStack() as closing:
+            for files in self.files.values():
+                closing.callback(files.close)
+
     def _handle(self, received: Sequence[Received]) -> None:
         messages = [each.message for each in received]
-        self._io_thread.call(self._write, messages)
+        self._io_thread.call(self._write, received)
         self._receiver.done(len(messages))
         if unfinished := finish_all(messages):
             text = "%s not finished, as the connection is lost: nsqd delivers them again, and the files have them twice"
             logger.warning(text, counted(len(unfinished), "written message is", "written messages are"))
 
-    def _write(self, messages: Sequence[Message]) -> None:
+    def _write(self, received: Sequence[Received]) -> None:
         """Write a batch, in the I/O thread."""
-        self._files.write([self._encode(message) for message in messages])
+        records = defaultdict(list)
+        for topic, message in received:
+            records[topic].append(self._encode(topic, message))
+        for topic, some in records.items():
+            if topic not in self.files:
+                self.files[topic] = self._make_files(topic)
+            self.files[topic].write(some)
 
     def _rotate_loop(self) -> None:
         """Complete files whose time is over, also while no message comes."""
         while True:
-            left = self._files.seconds_left
-            gevent.sleep(CLOCK_CHECK_INTERVAL if left is None else min(left, CLOCK_CHECK_INTERVAL))
-            if self._files.seconds_left == 0.0:
-                self._io_thread.call(self._files.write, ())  # which completes it, unless another call has
+            left = [each.seconds_left for each in list(self.files.values())]
+            gevent.sleep(min([CLOCK_CHECK_INTERVAL, *(seconds for seconds in left if seconds is not None)]))
+            for files in list(self.files.values()):
+                if files.seconds_left == 0.0:
+                    self._io_thread.call(files.write, ())  # which completes it, unless another call has

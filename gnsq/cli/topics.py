@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from gnsq.cli.cluster import given_settings, load_cluster
 from gnsq.cli.nodes import NodePoller
+from gnsq.cli.parameters import PAUSE
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
-__all__ = ["CHANNEL", "TOPIC"]
+__all__ = ["CHANNEL", "TOPIC", "Topics", "topics_argument"]
 
 # Seconds after the questions that a person waits for the answers. The start of Python does not count: on a busy machine
 # it takes longer than the answers.
 LIMIT = 2.0
+# Seconds between two questions for new topics.
+REFRESH = 15.0
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -62,3 +69,75 @@ def _server_names(context: click.Context, topic: str | None) -> Iterator[str]:
 
 TOPIC = _Name("topic")
 CHANNEL = _Name("channel")
+
+
+# --- several topics
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Topics by their names, and all that match a pattern.
+
+    Attributes:
+        names: Topics that need not exist yet.
+        pattern: Regular expression for others that exist; also those that are created later.
+        refresh: Seconds between two questions for those.
+        is_usable: Returns False for a topic that must not be used though it matches.
+    """
+
+    names: tuple[str, ...]
+    pattern: re.Pattern[str] | None = None
+    refresh: float = REFRESH
+    is_usable: Callable[[str], bool] = lambda name: True
+
+    def __str__(self) -> str:
+        return ", ".join(self.names) if self.pattern is None else f"topics that match {self.pattern.pattern}"
+
+    def matching(self, names: Iterable[str]) -> list[str]:
+        """Return the topics that the pattern chooses."""
+        pattern = self.pattern
+        return (
+            [] if pattern is None else [each for each in sorted(names) if pattern.search(each) and self.is_usable(each)]
+        )
+
+
+class _Pattern(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    name = "pattern"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> re.Pattern[str]:  # Any: click's
+        try:
+            return re.compile(value)
+        except (re.error, RecursionError, OverflowError) as error:
+            self.fail(f"{value!r} is not a regular expression: {error}", param, ctx)
+
+
+def topics_argument(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: a command's function
+    """Add TOPIC... and --topic-pattern to a command's function, which gets ``topics``, a Topics, in their place."""
+
+    @click.argument("names", metavar="TOPIC...", nargs=-1, type=TOPIC)
+    @click.option(
+        "--topic-pattern",
+        metavar="REGEX",
+        type=_Pattern(),
+        help="Also all topics in whose names this is found, and those that are created later. ^orders begins the name.",
+    )
+    @click.option(
+        "--topic-refresh",
+        metavar="TIME",
+        default=f"{REFRESH:g}s",
+        show_default=True,
+        type=PAUSE,
+        help="Time between two questions for new topics, with --topic-pattern.",
+    )
+    @functools.wraps(function)
+    def with_topics(**values: Any) -> Any:  # Any: click's
+        topics = Topics(
+            tuple(dict.fromkeys(values.pop("names"))), values.pop("topic_pattern"), values.pop("topic_refresh")
+        )
+        if not topics.names and topics.pattern is None:
+            raise click.UsageError("no topic is given: give one or more, or --topic-pattern")
+        return function(topics=topics, **values)
+
+    return with_topics

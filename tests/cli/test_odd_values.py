@@ -23,7 +23,7 @@ REQUIRED = {
     "pub": ["t", os.devnull],
     "requeue-dead": ["t", "--all", "--dry-run"],
     "tail": ["t"],
-    "to-file": ["t", "."],
+    "to-file": ["t", "-d", "."],
     "stats": ["--once"],
     "completion": ["bash"],
 }

@@ -97,6 +97,53 @@ def test_raw_input_is_one_message(fakensqd, pub):
     assert fakensqd.messages("t") == [text]
 
 
+def test_messages_of_the_command_line(fakensqd, gnsq):
+    result = gnsq("pub", "t", "-m", "1\n2", "-m", "grün", "--nsqd", fakensqd.tcp_address)
+
+    assert (result.exit_code, fakensqd.messages("t")) == (0, [b"1\n2", "grün".encode()])
+    assert "2 messages published" in result.stderr
+
+
+@pytest.mark.fakensqd(max_msg_size=10)
+def test_refused_message_of_the_command_line_is_named(fakensqd, gnsq):
+    words = ["pub", "t", "-m", "1", "-m", "x" * 11, "-m", "3", "--nsqd", fakensqd.tcp_address]
+
+    stopped, rest = gnsq(*words), gnsq(*words, "--from-line", 3)
+
+    assert (stopped.exit_code, rest.exit_code) == (1, 0)
+    assert "stopped at line 2" in stopped.stderr
+    assert fakensqd.messages("t") == [b"1", b"3"]
+
+
+def test_delimiter_takes_the_place_of_the_newline(fakensqd, pub):
+    result = pub(b"1\n\0\x002\0", "--delimiter", r"\0")
+
+    assert fakensqd.messages("t") == [b"1\n", b"2"]
+    assert "; 1 empty line left out" in result.stderr
+
+
+NOT_RECORDS = [
+    pytest.param(b"x", "not JSON: ", id="text"),
+    pytest.param(b"[]", "not an object with a text in either body or body_base64", id="list"),
+    pytest.param(b'{"body": 1}', "not an object with a text", id="number"),
+    pytest.param(b'{"body": "1", "body_base64": "MQ=="}', "not an object with a text", id="two"),
+    pytest.param(b'{"body_base64": "?"}', "base64", id="base64"),
+    pytest.param(b'{"body": "\\ud800"}', "surrogates not allowed", id="surrogate"),
+    pytest.param(b"[" * 100_000, "not JSON: ", id="nested"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), NOT_RECORDS)
+def test_line_that_is_no_record_is_named(fakensqd, pub, line, reason):
+    result = pub(b'{"body": "1"}\n' + line + b'\n{"body": "3"}\n', "--format", "json")
+
+    assert result.exit_code == 1
+    assert "stopped at line 2: " in result.stderr
+    assert reason in result.stderr
+    assert "without this line: --from-line 3" in result.stderr
+    assert fakensqd.messages("t") == [b"1"]
+
+
 def test_deferred_messages_wait_in_nsqd(fakensqd, pub):
     result = pub(b"".join(b"%d\n" % number for number in range(500)), "--defer", "0.05")
     deferred = [command for command in fakensqd.transcript.commands() if command == "DPUB"]
@@ -153,6 +200,9 @@ def test_rate_is_not_exceeded(fakensqd, pub):
 
 REFUSED = [
     pytest.param(["--raw", "--from-line", "2"], "--raw has one message, and no lines", id="raw"),
+    pytest.param(["--raw", "--delimiter", ","], "--raw has one message, and no lines", id="raw delimiter"),
+    pytest.param(["--format", "json", "--delimiter", ","], "leave out --delimiter", id="json delimiter"),
+    pytest.param(["-m", "1"], "-m and FILE exclude each other", id="message and file"),
     pytest.param(["--defer", "-1"], "time -1.0 must be at least 0 s", id="defer"),
     pytest.param(["--rate", "0"], "rate 0 must be at least 0.001 messages a second", id="rate"),
     pytest.param(["--from-line", "0"], "0 is not in the range x>=1", id="from-line"),

@@ -7,6 +7,7 @@ import pytest
 from gnsq.cli.cluster import load_cluster
 from gnsq.cli.progress import Counter
 from gnsq.cli.receiving import Inbox, Receiver
+from gnsq.cli.topics import Topics
 from gnsq.message import Message
 from gnsq.running import StopSignals
 
@@ -72,7 +73,9 @@ def test_idle_time_begins_when_the_consumer_is_ready(fakensqd):
     for _ in range(2):  # the first start takes longer, since it imports modules
         started = time.monotonic()
         with StopSignals() as stop:
-            receiver = Receiver(cluster, ["t"], "c", stop, Counter("done"), max_in_flight=10, batch=10, idle=0.5)
+            receiver = Receiver(
+                cluster, Topics(("t",)), "c", stop, Counter("done"), max_in_flight=10, batch=10, idle=0.5
+            )
             receiver.run(lambda received: None)
         seconds.append(time.monotonic() - started)
 
@@ -87,6 +90,6 @@ def test_handler_that_raises_ends_the_run_with_its_error(fakensqd):
     fakensqd.publish("t", b"1")
     cluster = load_cluster(None, None, {"nsqd": (fakensqd.tcp_address,)})
     with StopSignals() as stop, pytest.raises(RuntimeError, match="broken"):
-        Receiver(cluster, ["t"], "c", stop, Counter("done"), max_in_flight=10, batch=10).run(fail)
+        Receiver(cluster, Topics(("t",)), "c", stop, Counter("done"), max_in_flight=10, batch=10).run(fail)
 
     assert fakensqd.messages("t", "c") == [b"1"]

@@ -128,10 +128,44 @@ def test_name_has_fields_and_the_time_in_utc():
     assert file_stem("{topic}.%Y-%m-%dT%H", {"topic": "clicks"}, NOW) == "clicks.2023-11-14T22"
 
 
-@pytest.mark.parametrize("template", ["{user}", "{topic", "a/b", "", "{topic.__class__}", "{topic:>9}", "{}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{user}",
+        "{topic",
+        "/a",
+        "a//b",
+        "a/",
+        "../a",
+        "a/../b",
+        "a/.",
+        "..",
+        "",
+        "{topic.__class__}",
+        "{topic:>9}",
+        "{}",
+    ],
+)
 def test_name_that_is_not_valid_is_refused(template):
     with pytest.raises(ValueError, match="name '"):
         file_stem(template, {"topic": "clicks"}, NOW)
+
+
+@pytest.mark.parametrize("topic", ["..", "."])
+def test_topic_can_not_lead_out_of_the_directory(topic):
+    with pytest.raises(ValueError, match="which is not a path below the directory"):
+        file_stem("{topic}/%Y", {"topic": topic}, NOW)
+
+
+def test_name_may_have_directories(make, tmp_path):
+    files = make(template="a/%Y/x")
+
+    files.write([b"1\n"])
+    files.rotate()
+    files.write([b"2\n"])
+    files.close()
+
+    assert [content(tmp_path / "a/2023" / name) for name in ("x.log", "x_0001.log")] == [b"1\n", b"2\n"]
 
 
 # --- rotation
@@ -337,6 +371,32 @@ def test_recovery_of_a_small_file_takes_little_memory(leave, tmp_path, compress,
 
     assert (recovery.path, recovery.cut) == (tmp_path / f"x{suffix}", 0)
     assert highest < 4 << 20
+
+
+def test_file_with_another_delimiter_is_cut_after_it(make, names, tmp_path):
+    files = make(delimiter=b"\0")
+    files.write([b"1\n2\0"])
+    (part,) = names()
+    with (tmp_path / part).open("ab") as file:
+        file.write(b"torn\n")
+    fcntl.flock(files._file.descriptor, fcntl.LOCK_UN)  # as at the end of the process
+
+    (recovery,) = recover(tmp_path, KINDS)
+    files._file = None
+
+    assert (part, recovery.cut) == (".x.221320.log.part-00", 5)
+    assert recovery.path.read_bytes() == b"1\n2\0"
+
+
+def test_files_in_directories_are_recovered_as_deep_as_the_template(leave, tmp_path):
+    for folder in ("a", "a/b"):
+        (tmp_path / folder).mkdir()
+        leave(b"1\n").rename(tmp_path / folder / ".x.log.part")
+
+    (recovery,) = recover(tmp_path, KINDS, 1)
+
+    assert recovery.path == tmp_path / "a/x.log"
+    assert (tmp_path / "a/b/.x.log.part").exists()
 
 
 def test_file_without_a_complete_record_is_deleted(leave, names, tmp_path):

@@ -80,7 +80,7 @@ COMMANDS = [
     pytest.param(["copy", "t", "u", "-n", "1"], 128, id="copy -n"),
     pytest.param(["tail", "t"], 0, id="tail"),
     pytest.param(["copy", "t", "u"], 0, id="copy"),
-    pytest.param(["to-file", "t", "."], 0, id="to-file"),
+    pytest.param(["to-file", "t", "-d", "."], 0, id="to-file"),
 ]
 
 

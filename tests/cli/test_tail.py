@@ -156,7 +156,7 @@ def test_nsqd_that_can_not_be_asked_is_reported(fakensqd):
 
 
 @pytest.mark.parametrize("option", ["--nsqd", "--lookupd"])
-@pytest.mark.parametrize("words", ["tail t", "to-file t DIRECTORY", "copy t u", "requeue-dead t --all"])
+@pytest.mark.parametrize("words", ["tail t", "to-file t -d DIRECTORY", "copy t u", "requeue-dead t --all"])
 def test_first_connect_that_fails_is_an_error(tmp_path, option, words):
     address = f"127.0.0.1:{refused_port()}"
 
@@ -351,3 +351,32 @@ def test_signal_ends_a_write_that_waits_and_counts_what_is_written():
     with open(reader, "rb") as file, open(writer, "w") as pipe, contextlib.redirect_stdout(pipe):
         assert Output(stop).write([b"x" * 100, b"y" * 5000]) == 1
         file.read(5100)  # so that the thread ends before the pipe is closed
+
+
+# --- end and topics
+
+
+def test_idle_ends_the_command(fakensqd):
+    fakensqd.publish("t", b"1")
+
+    result = gnsq(fakensqd, "tail", "t", "--idle", "0.2")
+
+    assert (result.exit_code, result.stdout) == (0, "1\n")
+
+
+def test_pattern_chooses_topics(fakensqd):
+    for topic in ("order-a", "order-b", "clicks"):
+        fakensqd.publish(topic, topic.encode())
+
+    result = gnsq(fakensqd, "tail", "clicks", "--topic-pattern", "-b$", "-n", "2")
+
+    assert result.exit_code == 0
+    assert sorted(result.stdout.split()) == ["clicks", "order-b"]
+    assert list(fakensqd.broker.topics["order-a"].channels) == []
+
+
+def test_no_topic_is_a_wrong_command_line(fakensqd):
+    result = gnsq(fakensqd, "tail")
+
+    assert result.exit_code == 2
+    assert "no topic is given: give one or more, or --topic-pattern" in result.stderr

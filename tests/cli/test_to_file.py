@@ -26,7 +26,7 @@ def to_file(invoke, fakensqd, tmp_path):
     """Run gnsq to-file in this process, and return its result."""
 
     def run(*arguments, topic="t"):
-        return invoke("to-file", topic, str(tmp_path / "out"), *servers_of(fakensqd), *arguments)
+        return invoke("to-file", topic, "-d", str(tmp_path / "out"), *servers_of(fakensqd), *arguments)
 
     return run
 
@@ -253,7 +253,12 @@ def test_place_where_no_file_can_be_made_is_an_error_before_a_message_comes(fake
     [
         (["--level", "3"], "level 3 needs a compression"),
         (["--compress", "gzip", "--level", "11"], "level 11 must be 1 to 9"),
-        (["--name", "a/b"], "leave out /"),
+        (["--name", "../b"], "which is not a path below the directory"),
+        (["--name", "/b"], "which is not a path below the directory"),
+        (["--name", "x", "u"], "--name x needs {topic}, since each topic has files of its own"),
+        (["--topic-pattern", "("], "'(' is not a regular expression"),
+        (["--delimiter", "ab"], "'ab' is not one byte"),
+        (["--delimiter", ",", "--format", "json"], "leave out --delimiter"),
         (["--rotate-size", "10X"], "such as 500000, 100M or 1G, not '10X'"),
         (["--rotate-size", "0"], "must be at least 1 byte"),
         (["--rotate-interval", "1y"], "not '1y'"),
@@ -275,7 +280,18 @@ def start(fakensqd, out):
     """Start gnsq to-file as a process; at the end of the block it is stopped, and must end with status 0."""
 
     def command(*arguments):
-        return [sys.executable, "-m", "gnsq", "to-file", "t", str(out), "--nsqd", fakensqd.tcp_address, *arguments]
+        return [
+            sys.executable,
+            "-m",
+            "gnsq",
+            "to-file",
+            "t",
+            "-d",
+            str(out),
+            "--nsqd",
+            fakensqd.tcp_address,
+            *arguments,
+        ]
 
     class Started:
         def __init__(self, *arguments, number=signal.SIGTERM):
@@ -370,3 +386,116 @@ def test_kill_loses_no_message(fakensqd, start, out, compress):
 
     assert set(lines(out)) == set(bodies(total))
     assert [path for path in out.iterdir() if path.name.startswith(".")] == []
+
+
+# --- several topics, filters, delimiters, and back again
+
+
+def test_each_topic_has_files_of_its_own_in_its_directory(fakensqd, invoke, out):
+    fakensqd.publish("a", b"1", b"2")
+    fakensqd.publish("b", b"3")
+
+    result = invoke(*words(fakensqd, out, "a", "b", "-n", "3", "--name", "{topic}/{date}/%H"))
+
+    found = {path.relative_to(out).parts[0]: path.read_bytes() for path in out.rglob("*.log")}
+    assert result.exit_code == 0, result.output
+    assert found == {"a": b"1\n2\n", "b": b"3\n"}
+    assert all(len(path.relative_to(out).parts) == 3 for path in out.rglob("*.log"))
+    assert "3 messages written" in result.output
+    assert "to 2 files in" in result.output
+
+
+def words(nsqd, out, *arguments):
+    return ["to-file", *arguments, "-d", str(out), *servers_of(nsqd)]
+
+
+@pytest.mark.subprocess
+def test_pattern_finds_topics_that_are_created_later(fakensqd, out):
+    fakensqd.publish("order-a", b"1")
+    fakensqd.publish("clicks", b"2")
+    arguments = words(fakensqd, out, "--topic-pattern", "^order", "--topic-refresh", "0.1", "-n", "2")
+
+    with child(sys.executable, "-m", "gnsq", *arguments, limit=30) as process:
+        fakensqd.wait_until(lambda nsqd: nsqd.transcript.delivered("order-a"))
+        fakensqd.publish("order-b", b"3")
+        _, err = process.communicate(timeout=20)
+
+    assert process.returncode == 0, err
+    assert {path.name.partition(".")[0]: path.read_bytes() for path in files(out)} == {
+        "order-a": b"1\n",
+        "order-b": b"3\n",
+    }
+
+
+def test_pattern_without_a_topic_waits_and_ends_at_idle(fakensqd, invoke, out):
+    result = invoke(*words(fakensqd, out, "--topic-pattern", "x", "--idle", "0.2"))
+
+    assert result.exit_code == 0
+    assert "there are no topics that match x yet; asking again every 15 s" in result.output
+    assert fakensqd.broker.topics == {}
+
+
+def test_topic_that_leads_out_of_the_directory_is_refused_or_left_out(fakensqd, invoke, out):
+    fakensqd.publish("..", b"1")
+    fakensqd.publish("a", b"2")
+
+    named = invoke(*words(fakensqd, out, "..", "--name", "{topic}/x"))
+    matching = invoke(*words(fakensqd, out, "--topic-pattern", ".", "--name", "{topic}/x", "--idle", "0.2"))
+
+    assert named.exit_code == 2
+    assert "gives '../x', which is not a path below the directory" in named.output
+    assert matching.exit_code == 0
+    assert "topic .. is left out" in matching.output
+    assert [str(path.relative_to(out.parent)) for path in out.parent.rglob("*.log")] == ["out/a/x.log"]
+
+
+def test_messages_that_are_not_chosen_are_finished_and_not_written(fakensqd, to_file, out):
+    fakensqd.publish("t", b'{"a": 1}', b'{"a": 2}', b'{"a": 1, "b": 2}')
+
+    result = to_file("--where", "a=1", "-n", "2")
+
+    assert lines(out) == [b'{"a": 1}', b'{"a": 1, "b": 2}']
+    assert fakensqd.transcript.finished("t") == 3
+    assert "; 1 other not chosen, and finished" in result.output
+
+
+BODIES = [b"1", "grün\n\u2028".encode(), b"\xff\x00", b'{"body": "x"}', bytes(range(256)), b"\xed\xa0\x80"]
+
+
+def test_pub_takes_back_json_byte_for_byte(fakensqd, to_file, invoke, out):
+    fakensqd.publish("t", *BODIES)
+    to_file("--format", "json", "-n", str(len(BODIES)))
+
+    (path,) = files(out)
+    result = invoke("pub", "back", str(path), "--format", "json", *servers_of(fakensqd))
+
+    assert result.exit_code == 0, result.output
+    assert fakensqd.messages("back") == BODIES
+
+
+def test_pub_takes_back_records_with_another_delimiter(fakensqd, to_file, invoke, out):
+    fakensqd.publish("t", b"1\n2", b"3\n")
+    to_file("--delimiter", r"\0", "-n", "2")
+
+    (path,) = files(out)
+    result = invoke("pub", "back", str(path), "--delimiter", r"\x00", *servers_of(fakensqd))
+
+    assert path.read_bytes() == b"1\n2\x003\n\x00"
+    assert result.exit_code == 0, result.output
+    assert fakensqd.messages("back") == [b"1\n2", b"3\n"]
+
+
+@pytest.mark.subprocess
+def test_kill_loses_no_record_with_another_delimiter_in_a_directory(fakensqd, invoke, out):
+    options = ["t", "--name", "{topic}/x", "--sync-interval", "0.01"]
+    fakensqd.publish("t", b"1")
+    arguments = words(fakensqd, out, *options, "--delimiter", ",")
+
+    with child(sys.executable, "-m", "gnsq", *arguments, limit=30) as process:
+        fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished("t"), 1)
+        process.kill()
+        process.wait(10)
+    result = invoke(*words(fakensqd, out, *options, "--idle", "0.1"))
+
+    assert f"recovered {out}/t/x.log" in result.output
+    assert (out / "t/x.log").read_bytes() == b"1,"

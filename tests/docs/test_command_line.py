@@ -12,7 +12,7 @@ from gnsq.cli.main import command_line
 from tests.docs.prose import FOLDER, blocks
 
 PAGE = "guides/command-line.md"
-FILES = ("orders.jsonl", "photo.png", "later.txt", "client.pem", "secret")
+FILES = ("orders.jsonl", "saved.jsonl", "photo.png", "later.txt", "client.pem", "secret")
 
 
 def command_lines():
