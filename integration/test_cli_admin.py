@@ -1,5 +1,6 @@
-"""gnsq topic and gnsq channel with a real nsqlookupd and two real nsqds, one of which stops."""
+"""gnsq topic, gnsq channel and gnsq bench with a real nsqlookupd and two real nsqds."""
 
+import json
 import sys
 
 import pytest
@@ -65,3 +66,13 @@ def test_topic_that_is_published_again_after_its_deletion_is_found(nsqds, gnsq, 
     wait_until(lambda: topic in lookupd.topics()["topics"])
     assert len(lookupd.lookup(topic)["producers"]) == 1
     assert bodies(first, topic) == [b"1"]
+
+
+def test_bench_uses_all_nsqds_and_leaves_nothing(nsqds, gnsq, real_lookupd):
+    result = gnsq("bench", "-n", "20000", "--json")
+
+    document = json.loads(result.stdout)
+    assert (result.returncode, document["nsqds"], document["received"]) == (0, 2, 20_000), result.stderr
+    assert not any(name.startswith("bench") for nsqd in nsqds for name in topics(nsqd))
+    lookupd = LookupdClient.from_url(real_lookupd.http_address)
+    wait_until(lambda: not any(name.startswith("bench") for name in lookupd.topics()["topics"]))

@@ -6,6 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from gnsq.cli.admin import channel, topic
+from gnsq.cli.bench import bench
 from gnsq.cli.copy import copy
 from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
@@ -66,5 +67,5 @@ def completion(context: click.Context, shell: str) -> None:  # the text of --hel
     click.echo(script.source_template % script.source_vars(), nl=False)
 
 
-for _command in (channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):
+for _command in (bench, channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):
     command_line.add_command(_command)
