@@ -32,6 +32,8 @@ __all__ = [
     "changes",
     "checkpoint_id",
     "checkpoint_of",
+    "delete_checkpoint",
+    "delete_read",
     "hash_of",
     "identify",
     "last_batch",
@@ -115,6 +117,25 @@ def _planned(location: str) -> int:
     return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
 
 
+def delete_read(query: Query, location: str) -> None:
+    """Delete from a query's spool what committed batches of a checkpoint have read. The query must not run.
+
+    Raises:
+        ValueError: As open_location().
+        OSError: If a file system fails.
+    """
+    committed = last_batch(location)
+    if committed < 0:
+        return
+    # Without the end of this batch, Spark would run it again, and need its messages.
+    sync_checkpoint(location, committed + 1)
+    filesystem, root = open_location(location)
+    with filesystem.open_input_stream(f"{root}/offsets/{committed}") as file:
+        *_, offset = file.read().decode().splitlines()
+    spool = Spool(query.spool)
+    spool.prune(spool.listing(), decode_offset(json.loads(offset), query.read_options.source))
+
+
 # --- epochs
 
 
@@ -156,6 +177,18 @@ def checkpoint_of(query: Query, epoch: int) -> str:
     """Return the location of Spark's checkpoint of an epoch."""
     base = query.checkpoint
     return join_uri(base, str(epoch)) if ":/" in base else str(Path(base, str(epoch)))
+
+
+def delete_checkpoint(location: str) -> None:
+    """Delete a checkpoint that is needed no more; if that fails, log it: the next start tries again."""
+    filesystem, root = open_location(location)
+    try:
+        # The file metadata must not go before: without it, other files make the checkpoint a damaged one.
+        if filesystem.get_file_info(f"{root}/offsets").type != fs.FileType.NotFound:
+            filesystem.delete_dir(f"{root}/offsets")
+        filesystem.delete_dir(root)
+    except OSError as error:
+        logger.warning("checkpoint %s, which is needed no more, not deleted: %s", redact_uri(location), error)
 
 
 def read_epoch(query: Query) -> int:
@@ -216,12 +249,7 @@ def _next_epoch(query: Query, epoch: int, changed: list[str]) -> int:
             f"{subject}, but batch {planned} was begun with the settings of before and is not done: start the job with "
             "these and --once, then with the new ones"
         )
-    if committed >= 0:
-        filesystem, root = open_location(location)
-        with filesystem.open_input_stream(f"{root}/offsets/{committed}") as file:
-            *_, offset = file.read().decode().splitlines()
-        spool = Spool(query.spool)
-        spool.prune(spool.listing(), decode_offset(json.loads(offset), query.read_options.source))
+    delete_read(query, location)
     logger.warning("%s, and begins epoch %d with it", subject, epoch + 1)
     return epoch + 1
 

@@ -131,11 +131,11 @@ def plan(messages: DataFrame, table: TableSettings) -> Events:
     return _Plan(messages, table).events()
 
 
-def check_streaming(frame: DataFrame, subject: str, output_mode: str = "append") -> None:
+def check_streaming(frame: DataFrame, section: str, output_mode: str = "append") -> None:
     """Refuse what Spark can't run as a streaming query.
 
     Raises:
-        ValueError: The text begins with the subject.
+        SettingError: Of this section of the settings.
     """
     jvm = frame.sparkSession._jvm
     mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.title())()
@@ -143,7 +143,7 @@ def check_streaming(frame: DataFrame, subject: str, output_mode: str = "append")
     try:
         checker.checkForStreaming(_analyzed(frame), mode)
     except PySparkException as error:
-        raise ValueError(f"{subject}: {_one_line(error)}") from error
+        raise SettingError(_one_line(error), section) from error
 
 
 def computed(sql: str) -> Column:

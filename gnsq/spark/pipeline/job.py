@@ -39,6 +39,8 @@ from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import (
     checkpoint_id,
     checkpoint_of,
+    delete_checkpoint,
+    delete_read,
     identify,
     last_batch,
     read_epoch,
@@ -180,7 +182,7 @@ class RunningQuery:
             F.max(F.unix_micros("_published_at")).alias("latest"),
         )
         if query.metric is None:
-            _check_streaming(rows, query.section, "append")
+            check_streaming(rows, query.section)
             sink = load_function(settings.sink, "sink", query.section)
             return rows, ArchiveBatches(query, events, sink=sink, take_over=take_over, check_lock=self._check_lock)
         try:
@@ -188,7 +190,7 @@ class RunningQuery:
             counts = aggregated(right, query.metric, deduplicate=query.deduplicate > 0)
         except (PySparkException, Py4JError) as error:
             raise SettingError(f"keys or aggregates: {root_cause(str(error))}", query.section) from error
-        _check_streaming(counts, query.section, "update")
+        check_streaming(counts, query.section, "update")
         return counts, MetricBatches(query, counts, take_over=take_over, check_lock=self._check_lock)
 
     def settle(self) -> None:
@@ -208,7 +210,8 @@ class RunningQuery:
             self._location = checkpoint_of(query, epoch)
             owner, committed = checkpoint_id(self._location), last_batch(self._location)
             # The tables may still belong to the checkpoint of an epoch before.
-            former = [old for each in range(1, epoch) if (old := checkpoint_id(checkpoint_of(query, each)))]
+            places = [checkpoint_of(query, each) for each in range(1, epoch)]
+            former = {place: old for place in places if (old := checkpoint_id(place))}
         except SettingError:
             raise
         except ValueError as error:
@@ -216,12 +219,15 @@ class RunningQuery:
             return
         except OSError as error:
             raise JobFailed(f"query {query.name}: its checkpoint can't be read: {error}") from error
-        if any(table.exists() and any(map(table.is_owned, former)) for table in self.tables):
+        if any(table.exists() and any(map(table.is_owned, former.values())) for table in self.tables):
             self._batches.take_over = True
         try:
             self._batches.claim(owner, committed=committed)
         except SettingError as error:
             raise SettingError(error.text, query.section) from error
+        if committed >= 0:  # the tables belong to this checkpoint
+            for place in former:
+                delete_checkpoint(place)
 
     def look_for_messages(self) -> None:
         """With once, before anything is read: note how many messages there are."""
@@ -305,6 +311,15 @@ class RunningQuery:
         logger.warning("query %s has failed, and starts again in %g s: %s", self.query.name, pause, reason)
         self._next_start = now + pause
 
+    def empty_spool(self) -> None:
+        """After the end without failure: delete what is read from the spool. Else the next batch would, days later."""
+        if self._failure:
+            return
+        try:
+            delete_read(self.query, self._location)
+        except (OSError, ValueError) as error:
+            logger.warning("query %s: what is read stays in the spool until its next batch: %s", self.query.name, error)
+
     def handle_progress(self, progress: Any) -> None:  # Any: Spark's JSON
         """Take the progress of a batch."""
         [source] = progress["sources"]
@@ -360,13 +375,6 @@ def _loaded_source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame
                 raise JobFailed(f"the source can't be loaded: {reason}") from error
             logger.warning("the source is loaded again: %s", reason)
     raise AssertionError("unreachable")
-
-
-def _check_streaming(rows: DataFrame, section: str, mode: str) -> None:
-    try:
-        check_streaming(rows, section, mode)
-    except ValueError as error:
-        raise SettingError(str(error).removeprefix(f"{section}: "), section) from error
 
 
 def load_function(name: str, setting: str, section: str = "") -> Callable[..., Any] | None:
@@ -515,7 +523,9 @@ class Job:
             self._report(running.status.record)
 
     def maintain(self) -> None:
-        """Maintain the tables if a vacuum is due (once a day). Call this after the queries have ended."""
+        """Empty the spools, and maintain the tables if a vacuum is due (once a day), after the queries have ended."""
+        for running in self.queries:
+            running.empty_spool()
         self._maintenance.run_daily()
 
     def release(self) -> None:

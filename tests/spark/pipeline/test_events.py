@@ -496,6 +496,6 @@ def test_a_stream_is_planned_and_checked(session):
     stream = session.readStream.format("rate").load().selectExpr(*columns, "timestamp AS published_at")
     events = plan(deduplicated(stream, 60), table(schema="at TIMESTAMP", time="at", where="at IS NULL"))
 
-    check_streaming(events.frame, "[tables.clicks]")
-    with pytest.raises(ValueError, match=r"\[tables.clicks\]: Sorting is not supported on streaming"):
-        check_streaming(events.frame.orderBy("_time"), "[tables.clicks]")
+    check_streaming(events.frame, "tables.clicks")
+    with pytest.raises(SettingError, match=r"^\[tables.clicks\] Sorting is not supported on streaming"):
+        check_streaming(events.frame.orderBy("_time"), "tables.clicks")

@@ -163,6 +163,10 @@ def test_changed_metric_begins_an_epoch_and_counts_no_message_twice(run_once, fa
 
     rows = table_rows(tmp_path / "output" / "pages")
     assert sorted((row["_epoch"], row["count"]) for row in rows) == [(1, 30)] + [(2, 1)] * 10
+    # The next start finds that the table belongs to the new checkpoint.
+    assert {path.name for path in (tmp_path / "work/pages/checkpoint").iterdir()} == {"1", "2"}
+    run_once(settings_of(table(), metric(keys=("page", "user"))))
+    assert {path.name for path in (tmp_path / "work/pages/checkpoint").iterdir()} == {"2"}
     with pytest.raises(SettingError, match=r"^\[metrics.pages\] window 120 s: the metric has a table with window 60 s"):
         run_once(settings_of(table(), metric(window=120)))
     with pytest.raises(SettingError, match=r"^\[tables.clicks\] columns do not fit: .* has column ms of type integer"):
@@ -350,6 +354,7 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
         archived = running.result(60)
 
     assert counted.finished
+    assert not any(Spool(query.spool).listing().segments for query in counting.queries)
     assert {name: record.total.rows for name, record in counted.queries.items()} == {"clicks": 32, "pages": 32}
     assert sorted(row["_body"] for row in table_rows(join_uri(output, "clicks"))) == sorted(GOOD)
     assert sum(row["count"] for row in table_rows(join_uri(output, "pages"))) == len(GOOD)
