@@ -288,7 +288,8 @@ def check_nsq(settings: JobSettings, found: Survey, *, once: bool, new_topic: bo
             once: only if all answer); with once, also if none answers.
     """
     if found.failures and len(found.failures) == found.asked:
-        reason = f"neither nsqd nor nsqlookupd answers: {'; '.join(found.failures)}"
+        failures = "; ".join(found.failures)
+        reason = f"no answer of {_asked(settings)}: {failures}: start what is down, or correct the addresses"
         if once:
             raise JobFailed(reason)
         logger.warning("%s; waiting for them", reason)
@@ -311,13 +312,16 @@ def _named_topics(settings: JobSettings) -> list[str]:
 def _unknown(settings: JobSettings, topics: Sequence[str], found: Survey) -> str:
     close = [name for topic in topics for name in difflib.get_close_matches(topic, found.topics, 3)]
     near = f", near it are {', '.join(dict.fromkeys(close))}" if close else ""
-    names = ("nsqd_http_addresses", "lookupd_http_addresses")
-    places = " or ".join(name for name in names if getattr(settings, name))
     tables = [f"[tables.{table.name}]" for table in settings.tables.values() if {*topics} & {*table.topics}]
     return (
-        f"no nsqd of {places} has the topic {', '.join(topics)}{near}: correct topics of {' and '.join(tables)}, or "
-        "give --new-topic if it is still to come"
+        f"no nsqd of {_asked(settings)} has the topic {', '.join(topics)}{near}: correct topics of "
+        f"{' and '.join(tables)}, or give --new-topic if it is still to come"
     )
+
+
+def _asked(settings: JobSettings) -> str:
+    names = ("nsqd_http_addresses", "lookupd_http_addresses")
+    return " or ".join(name for name in names if getattr(settings, name))
 
 
 def create_channels(

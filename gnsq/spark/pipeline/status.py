@@ -277,7 +277,9 @@ class Status:
             return text
         # Without spool_rows the source has not told yet. PySpark 4.1 never asks it.
         if not text and self._is_asked and "spool_rows" in source and "waiting" not in source:
-            text = "no rows, and what waits at nsqd is not known: nsqd or nsqlookupd does not answer"
+            options = self._query.read_options
+            asked = ", ".join((*options.nsqd_http_addresses, *options.lookupd_http_addresses))
+            text = f"no rows, and what waits at nsqd is not known: no full answer of {asked}, or of the nsqds it knows"
         if not text and source.get("waiting"):
             text = f"{counted(source['waiting'], 'message waits', 'messages wait', spec=',')} at nsqd, and none comes"
         self._silent = self._silent + 1 if text else 0
@@ -357,7 +359,7 @@ def _json(text: Any) -> Any:
 def batch_line(record: QueryStatus) -> str:
     """Format the last batch of a query as one line of text."""
     rows = counted(record.last.rows, "row", spec="9,")
-    parts = [f"{record.name:8} batch {record.committed:6}: {rows}, {record.rate or 0.0:9,.0f} rows/s"]
+    parts = [f"{record.name:8} batch {record.committed:6}: {rows} in {record.seconds or 0.0:6,.1f} s"]
     parts += [f"{table} {_rows_in_files(*numbers)}" for table, numbers in sorted(record.tables.items())]
     places = ((record.waiting, "at nsqd"), (record.spooled, "in the spool"))
     backlog = " + ".join(f"{number:,} {place}" for number, place in places if number is not None)
@@ -446,9 +448,6 @@ def _spool_text(query: Query, offset: Any, now: float) -> str:  # Any: JSON
         segments = counted(len(contents.quarantined), "segment", spec=",")
         rows = counted(contents.rows_quarantined, "row", spec=",")
         parts.append(f"{segments} with {rows} set aside as unreadable")
-    # Receivers that have not ended in order: they run, or were killed.
-    if receivers := len(contents.receivers - contents.closed):
-        parts.append(f"{counted(receivers, 'receiver')} not closed")
     return ", ".join(parts)
 
 

@@ -179,10 +179,10 @@ NOBODY = Survey(1, ["127.0.0.1:1: refused"])
 
 
 def test_run_for_ever_waits_for_who_does_not_answer_and_one_that_ends_fails(tmp_path, caplog):
-    settings = job(tmp_path)
+    settings = job(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
     check_nsq(settings, NOBODY, once=False)
-    assert "neither nsqd nor nsqlookupd answers: 127.0.0.1:1: refused; waiting for them" in caplog.text
-    with pytest.raises(JobFailed, match="neither nsqd nor nsqlookupd answers: 127"):
+    assert "no answer of nsqd_http_addresses: 127.0.0.1:1: refused: start what is down, or correct" in caplog.text
+    with pytest.raises(JobFailed, match="no answer of nsqd_http_addresses: 127"):
         check_nsq(settings, NOBODY, once=True)
 
 

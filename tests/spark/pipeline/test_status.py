@@ -290,7 +290,7 @@ RECORD = QueryStatus(
     name="clicks",
     committed=7,
     last=Counts(50_000),
-    rate=20_000.0,
+    seconds=2.5,
     lag=3.26,
     waiting=1200,
     spooled=300,
@@ -300,15 +300,15 @@ RECORD = QueryStatus(
 
 def test_batch_is_one_line():
     assert batch_line(RECORD) == (
-        "clicks   batch      7:    50,000 rows,    20,000 rows/s, clicks 49,996 rows in 2 files, "
+        "clicks   batch      7:    50,000 rows in    2.5 s, clicks 49,996 rows in 2 files, "
         "clicks_dead 4 rows in 1 file, backlog 1,200 at nsqd + 300 in the spool, lag 3.3 s"
     )
 
 
 def test_what_is_not_known_is_left_out():
-    record = QueryStatus(name="pages", committed=0, last=Counts(5))
+    record = QueryStatus(name="pages", committed=0, last=Counts(5), seconds=0.4)
 
-    assert batch_line(record) == "pages    batch      0:         5 rows,         0 rows/s"
+    assert batch_line(record) == "pages    batch      0:         5 rows in    0.4 s"
 
 
 def fill(query):
@@ -402,7 +402,7 @@ def test_where_a_query_stands(fakensqd, tmp_path):
     assert ", started again 1 time, since 2026-01-01 01:00:00 UTC" in lines[3]
     assert lines[4] == "         state 1,200 rows, 3.0 MiB"
     assert lines[5].startswith("         spool 4 rows, ")
-    assert lines[5].endswith(" bytes waiting, the oldest for 0:02:00, 1 receiver not closed")
+    assert lines[5].endswith(" bytes waiting, the oldest for 0:02:00")
     assert lines[6:] == [
         "         nsqd 3 messages waiting or in flight",
         "pages    no batch yet",
