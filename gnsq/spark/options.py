@@ -136,9 +136,9 @@ class ReadOptions(ConnectOptions):
     channel: str = option("", "channel to read; it is created if it does not exist; required")
     other_channels: str = option(
         "",
-        "with topicPattern, what other queries read, as TOPIC,TOPIC/CHANNEL or /PATTERN//CHANNEL, separated by blanks: "
-        "a new topic is read after those of these channels exist whose queries read it, too, since nsqd gives what "
-        "waits in a topic to its first channel alone",
+        "what other queries read, as TOPIC,TOPIC/CHANNEL or /PATTERN//CHANNEL, separated by blanks: their channels are "
+        "created with this one in the topics that both read, and before a new topic of topicPattern is read, since "
+        "nsqd gives what waits in a topic to its first channel alone",
     )
     nsqd_http_addresses: tuple[str, ...] = option(
         (),

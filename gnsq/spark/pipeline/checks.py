@@ -10,7 +10,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -373,16 +373,14 @@ def _try_create(settings: JobSettings, shared: Sequence[str], *, once: bool, new
         if not found.failures:
             raise JobFailed(_unknown(settings, unknown, found))
         return "; ".join(found.failures)
-    channels: dict[str, dict[str, list[str]]] = {}
-    for topic in sorted({*found.topics, *_named_topics(settings)}):
-        if readers := _readers(settings, topic):
-            first, *others = [query.channel for query in readers]
-            channels.setdefault(first, {})[topic] = others
-    try:
-        for channel, topics in channels.items():
-            _create(settings, channel, topics)
-    except NSQException as error:
-        return str(error)
+    for query in settings.queries:
+        client = ChannelClient(query.read_options)
+        try:
+            client.create()
+        except NSQException as error:
+            return str(error)
+        finally:
+            client.close()
     if settings.nsqd_http_addresses:
         return ""
     # With nsqlookupd alone, nothing was done for a topic that no nsqd has. One that the job has read before may be gone
@@ -399,16 +397,6 @@ def _try_create(settings: JobSettings, shared: Sequence[str], *, once: bool, new
             )
         return ""
     return f"no nsqd has the topic {', '.join(missing)}" if missing else ""
-
-
-def _create(settings: JobSettings, channel: str, topics: Mapping[str, Sequence[str]]) -> None:
-    """Create a channel and others of topics at all nsqds."""
-    options = replace(settings.queries[0].read_options, topic=",".join(topics), topic_pattern="", channel=channel)
-    client = ChannelClient(options)
-    try:
-        client.create(topics)
-    finally:
-        client.close()
 
 
 def _readers(settings: JobSettings, topic: str) -> list[Query]:

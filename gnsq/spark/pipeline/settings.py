@@ -616,16 +616,16 @@ class JobSettings(_Settings):
     def _source_options(self, table: TableSettings, channel: str, spool: str, checkpoint: str) -> dict[str, str]:
         topics = {"topic": ",".join(table.topics)}
         if table.topic_pattern:
-            queries = {**self.tables, **{name: self.tables[metric.table] for name, metric in self.metrics.items()}}
-            sources = {self.channel_prefix + name: self._topics(each) for name, each in queries.items()}
-            others = " ".join(f"{source}/{each}" for each, source in sources.items() if each != channel)
-            topics = {"topicPattern": self._topics(table)[1:-1], "otherChannels": others}
+            topics = {"topicPattern": self._topics(table)[1:-1]}
+        queries = {**self.tables, **{name: self.tables[metric.table] for name, metric in self.metrics.items()}}
+        sources = {self.channel_prefix + name: self._topics(each) for name, each in queries.items()}
         waiting = {"minRowsPerBatch": str(self.max_rows_per_batch), "maxTriggerDelay": str(self.trigger_interval)}
         return {
             **(waiting if self.trigger_interval else {}),
             **self._options(ReadOptions),
             **topics,
             "channel": channel,
+            "otherChannels": " ".join(f"{source}/{each}" for each, source in sources.items() if each != channel),
             "nsqdTcpAddresses": ",".join(self.nsqd_tcp_addresses),
             "lookupdHttpAddresses": ",".join(self.lookupd_http_addresses),
             "nsqdHttpAddresses": ",".join(self.nsqd_http_addresses),

@@ -9,8 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import gevent
@@ -58,13 +57,11 @@ class ChannelClient:
         """True if an HTTP address of nsqd or nsqlookupd is configured, so that the depth can be asked for."""
         return bool(self._configured or self._lookupds)
 
-    def create(self, others: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+    def create(self) -> None:
         """Create topics and channel at each configured nsqd; at other nsqds, create the channel in existing topics.
 
-        Args:
-            others: Topic -> further channels, which get the same messages as the first; default: those of the
-                options. nsqd gives the messages that wait in a topic only to the topic's first channel. So a topic
-                without channels is paused until all channels exist.
+        Also create the other channels of the options. nsqd gives the messages that wait in a topic only to the topic's
+        first channel. So a topic without channels is paused until all channels exist.
 
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails. Known nsqds without a failure have the channel then.
@@ -76,7 +73,7 @@ class ChannelClient:
                 for topic in topics:
                     if address in self._configured:
                         nsqd.create_topic(topic)
-                    self._create_channels(nsqd, topic, others.get(topic) or self._options.others_of(topic))
+                    self._create_channels(nsqd, topic, self._options.others_of(topic))
             except NSQHttpError as error:
                 failures.append(error)
         if failures:

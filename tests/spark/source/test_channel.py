@@ -37,7 +37,7 @@ def test_named_nsqds_get_topic_and_channel(fakensqd, hub, ask):
 def test_channels_created_together_both_get_the_waiting_messages(fakensqd, hub, ask):
     publish(fakensqd, "clicks", numbered(7))
 
-    hub.call(ask((fakensqd.http_address,)).create, {"clicks": ["metrics"]})
+    hub.call(ask((fakensqd.http_address,), other_channels="clicks,views/metrics views/views").create)
 
     wait_for(lambda: [channel_stats(fakensqd, "clicks", name)["depth"] for name in ("archive", "metrics")] == [7, 7])
 
@@ -46,7 +46,7 @@ def test_topic_that_has_channels_is_not_paused(fakensqd, hub, ask):
     hub.call(ask((fakensqd.http_address,)).create)
     publish(fakensqd, "clicks", numbered(3))
 
-    hub.call(ask((fakensqd.http_address,)).create, {"clicks": ["metrics"]})
+    hub.call(ask((fakensqd.http_address,), other_channels="clicks,views/metrics views/views").create)
 
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 3
     assert channel_stats(fakensqd, "clicks", "metrics")["depth"] == 0
