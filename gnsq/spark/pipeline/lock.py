@@ -40,7 +40,7 @@ from gnsq.spark.spool.ownership import try_lock, write_text
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 
-__all__ = ["Lease", "LeaseHeld", "LeaseLost", "LeaseTimes", "WorkLock", "describe"]
+__all__ = ["Lease", "LeaseLost", "LeaseTimes", "WorkLock", "describe"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,6 @@ _PAUSE, _PAUSES = 0.05, 100
 _RETRY_TIME = 20
 # OSError: no credentials were found.
 _FAILURES = (BaseError, OSError)
-
-
-class LeaseHeld(JobFailed):
-    """Another process holds the lease, and renews it.
-
-    What to do: stop the other job, or give this one a ``work`` directory of its own.
-    """
 
 
 class LeaseLost(JobFailed):
@@ -230,8 +223,8 @@ class Lease:
             False if wait() has returned True.
 
         Raises:
-            LeaseHeld: If another process holds and renews the lease.
-            JobFailed: If the store fails, or ignores the conditions of a PUT.
+            JobFailed: If another process holds and renews the lease, if the store fails, or ignores the conditions of a
+                PUT.
         """
         try:
             return self._acquire(wait)
@@ -250,7 +243,7 @@ class Lease:
                 continue
             if version != watched:
                 if watched is not None:
-                    raise LeaseHeld(
+                    raise JobFailed(
                         f"{self._shown} is held by {found}, which renews it: stop that process, or give this job a "
                         "work directory and channels of its own"
                     )
@@ -307,12 +300,6 @@ class Lease:
             with contextlib.suppress(*_FAILURES):  # then it runs out
                 self._object.write(self._holder(run=""), self._version)
         self._version = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
 
     def _renew_until_end(self) -> None:
         pause = self._times.renewal

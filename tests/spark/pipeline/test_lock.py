@@ -19,7 +19,6 @@ import pytest
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.lock import (
     Lease,
-    LeaseHeld,
     LeaseLost,
     LeaseTimes,
     WorkLock,
@@ -97,8 +96,13 @@ def proxy(s3):
         yield proxy
 
 
+@contextlib.contextmanager
 def lease(location, **times):
-    return Lease(location, NAME, dataclasses.replace(TIMES, **times))
+    made = Lease(location, NAME, dataclasses.replace(TIMES, **times))
+    try:
+        yield made
+    finally:
+        made.release()
 
 
 def wait(seconds):
@@ -131,7 +135,7 @@ def test_lease_that_is_renewed_is_refused(location):
     with lease(location, **KEPT) as holder, lease(location, **KEPT) as other:
         holder.acquire(wait)
 
-        with pytest.raises(LeaseHeld, match=rf"/job\.json is held by process {os.getpid()} on .*, which renews it"):
+        with pytest.raises(JobFailed, match=rf"/job\.json is held by process {os.getpid()} on .*, which renews it"):
             other.acquire(wait)
         holder.check()
 
@@ -160,7 +164,7 @@ def test_lease_of_a_killed_process_is_taken_when_it_was_watched_for_as_long(loca
 
 
 def test_start_that_waits_for_a_lease_can_be_stopped(location):
-    _Object(location, NAME).write(dataclasses.replace(lease(location)._holder(), lease=1e6), None)
+    _Object(location, NAME).write(dataclasses.replace(Lease(location, NAME)._holder(), lease=1e6), None)
 
     with lease(location) as other:
         assert not other.acquire(lambda seconds: True)
@@ -174,7 +178,7 @@ def test_one_of_many_takes_a_lease(location):
         with lease(location) as each:
             try:
                 found.append(each.acquire(wait))
-            except LeaseHeld:
+            except JobFailed:
                 found.append(False)
             ended.wait(20)
 
@@ -232,7 +236,7 @@ def test_lease_that_was_taken_is_lost(location, caplog):
         def replace():
             _, version = thief.read()
             with contextlib.suppress(Exception):  # the holder has renewed it meanwhile
-                return thief.write(dataclasses.replace(lease(location)._holder(), host="elsewhere"), version)
+                return thief.write(dataclasses.replace(Lease(location, NAME)._holder(), host="elsewhere"), version)
 
         wait_for(replace)
         wait_for(lambda: is_lost(holder))
@@ -283,7 +287,7 @@ def test_store_that_fails_is_told_without_secrets(proxy, tmp_path):
     proxy.has_expired = True
     location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
 
-    for use in (lambda: lease(location).acquire(wait), lambda: read_holder(location, NAME)):
+    for use in (lambda: Lease(location, NAME).acquire(wait), lambda: read_holder(location, NAME)):
         with pytest.raises(JobFailed, match=r"job\.json can't be ") as failure:
             use()
         assert "SECRET" not in str(failure.value)
