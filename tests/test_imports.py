@@ -76,7 +76,7 @@ FOLDERS = {
     "nsqd": NSQD,
     "consumer": {*CLIENT, "dead_letter", "producer"},
     "producer": CLIENT,
-    "contrib": {*CLIENT, "consumer", "producer"},
+    "contrib": {*CLIENT, "consumer", "dead_letter", "producer"},
     "cli": {*CLIENT, "consumer", "contrib", "dead_letter", "producer", "running"},
     "spark": {
         *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult"],

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import gevent
 
 from gnsq.addresses import parse_address
+from gnsq.dead_letter import encode_dead_letter
 from gnsq.errors import NSQException
 from gnsq.localfiles import PRIVATE, check_mode, make_directory, write_file
 from gnsq.nsqd import NsqdHTTPClient
@@ -79,11 +80,20 @@ class JSONLogGiveupHandler(LogGiveupHandler):
 
     def format_message(self, message: Message) -> str | bytes:
         """Return the JSON of a message, without newline; may be overridden."""
-        return json.dumps(_record(message))
+        record: dict[str, object] = {
+            "timestamp": message.timestamp,
+            "attempts": message.attempts,
+            "id": id_text(message.id),
+        }
+        try:
+            record["body"] = message.body.decode()
+        except UnicodeDecodeError:
+            record |= {"body": base64.b64encode(message.body).decode(), "encoding": "base64"}
+        return json.dumps(record)
 
 
 class DirectoryGiveupHandler:
-    """Write each message to a file of its own: the JSON of JSONLogGiveupHandler, plus topic, channel and nsqd.
+    """Write the dead letter of each message to a file of its own, as gnsq.dead_letter describes it.
 
     A file gets its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, when it is complete. It is on the disk when the handler
     returns. If a message is given up again, its file is replaced.
@@ -108,8 +118,7 @@ class DirectoryGiveupHandler:
 
     def format_message(self, consumer: Consumer, message: Message) -> bytes:
         """Return the content of the file; may be overridden."""
-        source = {"topic": consumer.topic, "channel": consumer.channel, "nsqd": message.nsqd}
-        return json.dumps({**source, **_record(message)}).encode() + b"\n"
+        return encode_dead_letter(consumer.dead_letter(message)) + b"\n"
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
         """Write the file of a message, in another thread, since disks may be slow.
@@ -128,7 +137,7 @@ class DirectoryGiveupHandler:
 
 
 class NsqdGiveupHandler:
-    """Publish the body of each message to a topic, over HTTP. A consumer with ``dead_letter_topic`` needs none.
+    """Publish the body of each message to a topic, over HTTP, unless the topic is the consumer's ``dead_letter_topic``.
 
     Each message goes to the next of the hosts. If this host fails, the others are tried. A host that did not answer may
     have stored the message, so the message may be stored twice.
@@ -166,6 +175,8 @@ class NsqdGiveupHandler:
         Raises:
             NSQException: If no nsqd accepts it. The text has the error of each nsqd.
         """
+        if consumer.options.dead_letter_topic == self.topic:
+            return  # the consumer has published it
         body = self.format_message(message)
         first = self._turn % len(self.nsqds)
         self._turn += 1
@@ -179,21 +190,6 @@ class NsqdGiveupHandler:
                 else:
                     return
         raise NSQException(f"no nsqd has taken a given-up message for topic {self.topic}: {'; '.join(failures)}")
-
-
-def _record(message: Message) -> dict[str, object]:
-    """Return an object for JSON, from which a message's timestamp, attempts, id and body can be restored."""
-    record: dict[str, object] = {
-        "timestamp": message.timestamp,
-        "attempts": message.attempts,
-        "id": id_text(message.id),
-    }
-    try:
-        record["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        record["body"] = base64.b64encode(message.body).decode()
-        record["encoding"] = "base64"
-    return record
 
 
 def _file_name(message_id: bytes) -> str:

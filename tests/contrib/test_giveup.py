@@ -142,7 +142,7 @@ def test_directory_gets_a_file_with_all_of_a_message(fakensqd, give_up, tmp_path
     (path,) = directory.iterdir()
     record = json.loads(path.read_text())
     assert (record["topic"], record["channel"], record["nsqd"]) == ("t", "c", fakensqd.tcp_address)
-    assert record["attempts"] == 2
+    assert (record["attempts"], record["reason"]) == (2, "never")
     assert base64.b64decode(record["body"]) == b"\xffbody"
     assert path.name == f"t.c.{record['timestamp']}.{record['id']}.json"
     wait_until(lambda: settled(fakensqd))
