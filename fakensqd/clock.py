@@ -40,9 +40,6 @@ class Timer(Protocol):
 class Clock(ClientClock, Protocol):
     """Source of time for servers and clients."""
 
-    def time_ns(self) -> int:
-        """Nanoseconds since 1970."""
-
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Call the callback when this clock has advanced by ``seconds``. The callback must not block."""
 
@@ -62,8 +59,6 @@ class _HubTimer:
 
 class RealClock(RealClientClock):
     """Real time."""
-
-    time_ns = staticmethod(time.time_ns)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Call the callback in the hub's own greenlet after ``seconds``. The callback must not block."""

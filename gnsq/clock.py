@@ -1,4 +1,4 @@
-"""Monotonic time, sleeps and timeouts. Tests replace the real clock by another one."""
+"""The time, sleeps and timeouts. Tests replace the real clock by another one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return the seconds since a fixed point in time."""
+
+    def time_ns(self) -> int:
+        """Return the nanoseconds since 1970."""
 
     def sleep(self, seconds: float) -> None:
         """Suspend the calling greenlet for some seconds."""
@@ -34,6 +37,7 @@ class RealClock:
     """The time of the machine, with gevent's sleeps and timeouts."""
 
     monotonic = staticmethod(time.monotonic)
+    time_ns = staticmethod(time.time_ns)
     sleep = staticmethod(gevent.sleep)
     timeout = staticmethod(gevent.Timeout)
 

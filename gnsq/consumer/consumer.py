@@ -363,7 +363,8 @@ class Consumer(ConsumerSignals, Client):
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
         """Call the handlers, then finish or requeue the message unless it is answered or async. A worker greenlet calls
-        the override of a subclass instead of the handlers. conn is None if the connection is lost."""
+        the override of a subclass instead of the handlers; max_tries and max_age have an effect only if it calls this
+        method. conn is None if the connection is lost."""
         self._runtime.runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
@@ -372,7 +373,8 @@ class Consumer(ConsumerSignals, Client):
 
         Messages that the override leaves unanswered become async. If it raises, they are requeued: this counts as one
         failure, and on_exception is sent with the first of them (not for an NSQRequeueMessage). Messages with more
-        attempts than max_tries are not in the list. handler_timeout is the limit of the whole call.
+        attempts than max_tries, or older than max_age, are not in the list. handler_timeout is the limit of the whole
+        call.
         """
         for message in messages:
             self._runtime.dispatcher.handle_one(message)

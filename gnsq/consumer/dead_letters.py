@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Collection
 from typing import Any
 
@@ -17,30 +16,13 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.options import ConnectionOptions
 from gnsq.producer import Producer
-from gnsq.texts import id_text
 
-__all__ = ["DeadLetterPublisher", "make_dead_letter"]
+__all__ = ["DeadLetterPublisher"]
 
 logger = logging.getLogger(__name__)
 
 # Seconds. Shorter than the default of close_timeout, so that a close can still requeue a message without its letter.
 PUBLISH_TIMEOUT = 10.0
-
-
-def make_dead_letter(topic: str, channel: str, message: Message, error: str, reason: str) -> DeadLetter:
-    """Make the dead letter of a message that a consumer of this topic and channel gives up now."""
-    return DeadLetter(
-        topic=topic,
-        channel=channel,
-        nsqd=message.nsqd,
-        id=id_text(message.id),
-        timestamp=message.timestamp,
-        attempts=message.attempts,
-        given_up_at=time.time(),
-        error=error,
-        reason=reason,
-        body=message.body,
-    )
 
 
 class DeadLetterPublisher:

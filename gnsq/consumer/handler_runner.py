@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import gevent
 
 from gnsq.clock import Clock
-from gnsq.consumer.dead_letters import DeadLetterPublisher, make_dead_letter
+from gnsq.consumer.dead_letters import DeadLetterPublisher
 from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.worker_pool import RunningHandler
@@ -27,7 +27,7 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message, enable_async_all
 from gnsq.nsqd.connection import Connection
 from gnsq.signals import ExceptionReceiver, TypedSignal, notify
-from gnsq.texts import counted
+from gnsq.texts import counted, id_text
 
 __all__ = ["HandlerRunner"]
 
@@ -191,8 +191,8 @@ class HandlerRunner:
         others. Those left unanswered become async; if it raises, they are requeued or given up. Return the messages
         that are answered, not async."""
         options = self._consumer.options
-        limit, age = options.max_tries or math.inf, options.max_age
-        due = [message for message in messages if message.attempts <= limit and (age is None or message.age <= age)]
+        limit, oldest = options.max_tries or math.inf, self._oldest()
+        due = [message for message in messages if message.attempts <= limit and message.timestamp >= oldest]
         if len(due) < len(messages):
             rest = set(messages).difference(due)
             for message in [message for message in messages if message in rest]:
@@ -421,18 +421,31 @@ class HandlerRunner:
     def dead_letter(self, message: Message) -> DeadLetter:
         """Return the dead letter of a message that is given up now."""
         failure = self._failures.get((message.nsqd, message.id), UNSEEN)
-        return make_dead_letter(self._consumer.topic, self._consumer.channel, message, *failure)
+        return DeadLetter(
+            topic=self._consumer.topic,
+            channel=self._consumer.channel,
+            nsqd=message.nsqd,
+            id=id_text(message.id),
+            timestamp=message.timestamp,
+            attempts=message.attempts,
+            given_up_at=self._clock.time_ns() / 1e9,
+            error=failure.type,
+            reason=failure.text,
+            body=message.body,
+        )
 
     def _refuse_old(self, consumer: object, /, *, message: Message) -> None:
-        if error := self._too_old(message):
-            raise error
+        if message.timestamp < self._oldest():
+            raise self._too_old(message)
 
-    def _too_old(self, message: Message) -> NSQGiveUp | None:
-        """Return why a message is older than max_age; None if it is not."""
+    def _oldest(self) -> float:
+        """Return the timestamp of a message whose age is max_age; -inf: there is no limit."""
         limit = self._consumer.options.max_age
-        if limit is None or message.age <= limit:
-            return None
-        reason = f"published {message.age:.0f} s ago, max_age is {limit:g} s"
+        return -math.inf if limit is None else self._clock.time_ns() - limit * 1e9
+
+    def _too_old(self, message: Message) -> NSQGiveUp:
+        age = (self._clock.time_ns() - message.timestamp) / 1e9
+        reason = f"published {age:.0f} s ago, max_age is {self._consumer.options.max_age:g} s"
         failure = self.noted_failure(message.nsqd or "", message.id)
         return NSQGiveUp(f"{reason}; last error: {failure}" if failure else reason)
 

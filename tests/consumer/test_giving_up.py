@@ -2,16 +2,16 @@
 
 import logging
 import threading
-import time
+from datetime import timedelta
 
 import gevent
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant, on
-from fakensqd.clock import ManualClock
 from fakensqd.faults import disconnect, drop, error
 from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp
 from gnsq.contrib.batch import BatchHandler
+from gnsq.contrib.giveup import NsqdGiveupHandler
 from gnsq.contrib.opentelemetry import traced
 from gnsq.contrib.queue import QueueHandler
 from gnsq.dead_letter import decode_dead_letter
@@ -323,27 +323,20 @@ def test_message_above_max_tries_has_its_last_error_in_its_letter(begin, fakensq
     assert (letter.attempts, letter.error, letter.reason) == (3, "OSError", "the database is away")
 
 
-@pytest.fixture
-def old_nsqd():
-    """An nsqd whose clock is an hour late, so that its messages are an hour old."""
-    with FakeNsqd(clock=ManualClock(time.time_ns() - 3600 * 10**9)) as made:
-        yield made
-
-
 @pytest.mark.parametrize("kind", ["handler", "override_of_handle_messages"])
-@pytest.mark.parametrize(("max_age", "given_up"), [(1800.0, 1), (7200.0, 0)])
-def test_message_older_than_max_age_does_not_reach_the_handler(old_nsqd, caplog, kind, max_age, given_up):
-    handled, clock = [], old_nsqd.clock
-    options = {"dead_letter_topic": "dead", "max_age": max_age, "clock": clock}
-    consumer = KINDS[kind](lambda: handled.append(1) or NSQRequeueMessage(), "t", "c", old_nsqd.tcp_address, **options)
+@pytest.mark.parametrize(("age", "given_up"), [(1799.0, 0), (1801.0, 1)])
+def test_message_older_than_max_age_does_not_reach_the_handler(nsqd, clock, publish, caplog, kind, age, given_up):
+    handled = []
+    options = {"dead_letter_topic": "dead", "max_age": timedelta(minutes=30), "clock": clock}
+    consumer = KINDS[kind](lambda: handled.append(1) or NSQRequeueMessage(), "t", "c", nsqd.tcp_address, **options)
+    publish(nsqd, b"old")
+    clock.advance(age)
     consumer.start(block=False)
-    clock.advance(0.0)
-    old_nsqd.publish("t", b"old")
-    clock.advance(2.0)
+    clock.advance(0.5)
 
-    assert (consumer.stats().given_up, len(handled) > 0) == (given_up, not given_up)
-    assert [letter.reason[:17] for letter in letters(old_nsqd)] == ["published 3600 s "] * given_up
-    assert ("ago, max_age is 1800 s" in caplog.text) == given_up
+    assert (consumer.stats().given_up, len(handled)) == (given_up, not given_up)
+    assert [letter.reason for letter in letters(nsqd)] == ["published 1801 s ago, max_age is 1800 s"] * given_up
+    assert ("NSQGiveUp: published 1801 s ago" in caplog.text) == given_up
     gevent.spawn(consumer.close, 0.0)
     clock.advance(40.0)
 
@@ -409,6 +402,17 @@ def test_message_that_is_answered_already_is_not_given_up(begin, fakensqd):
     assert not fakensqd.messages("dead")
 
 
+def test_handler_that_publishes_to_the_same_topic_is_left_out(begin, fakensqd):
+    consumer = begin()
+    for topic in ("dead", "other"):
+        consumer.on_giving_up.connect(NsqdGiveupHandler(topic, fakensqd.http_address), weak=False)
+    fakensqd.publish("t", b"x")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    assert [letter.body for letter in letters(fakensqd)] == [b"x"]
+    assert fakensqd.messages("other") == [b"x"]
+
+
 # --- the nsqds and their connections ---------------------------------------------------------------------------------
 
 
@@ -420,8 +424,9 @@ def test_consumer_that_gives_nothing_up_opens_no_further_connection(fakensqd, co
     assert len(fakensqd.sessions) == 1
 
 
-def test_connections_of_letters_end_with_the_consumer(fakensqd, begin):
-    consumer = begin()
+@pytest.mark.parametrize("kind", ["handler", "threaded", "batch"])
+def test_connections_of_letters_end_with_the_consumer(fakensqd, begin, kind):
+    consumer = begin(KINDS[kind])
     fakensqd.publish("t", b"x")
     wait_until(lambda: consumer.stats().given_up)
     assert len(fakensqd.sessions) == 2
