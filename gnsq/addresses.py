@@ -89,7 +89,8 @@ def is_host(host: str) -> bool:
 
 
 def _shown(address: str) -> str:
-    return f"address {address!r}" if "@" not in address else "an address with an @ (not shown: it may have a password)"
+    shown = shown_argument(address)
+    return f"address {shown}" if shown == repr(address) else shown.replace("a text", "an address", 1)
 
 
 def is_port(port: object) -> bool:

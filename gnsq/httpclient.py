@@ -102,11 +102,13 @@ class HTTPClient:
     def from_url(cls, url: str, **keywords: Unpack[HttpClientOptionsDict]) -> Self:
         """Make a client from a URL or ``host[:port]``; missing parts have the defaults of the class.
 
-        A path in the URL becomes the prefix of the path of each endpoint. A user and password become ``auth``.
+        A path in the URL becomes the prefix of the path of each endpoint. A user and password become ``auth``, and a
+        query becomes ``query``.
 
         Raises:
             TypeError: If the URL is not a str, and in the cases of the constructor.
-            ValueError: If the URL can't be used, a password is given twice, and in the cases of the constructor.
+            ValueError: If the URL can't be used, a password or query is given twice, and in the cases of the
+                constructor.
         """
         return cls(**arguments_of(url, dict(keywords)))
 
@@ -216,8 +218,8 @@ def arguments_of(url: str, keywords: dict[str, Any]) -> dict[str, Any]:  # Any: 
     """Return arguments of the constructor: the parts of a URL, and keywords."""
     if not isinstance(url, str):
         raise TypeError(f"URL must be a str, not {shown_argument(url)}")
-    # No error text shows a URL with a password.
-    shown = repr(url) if "@" not in url else "a URL (not shown: it holds a password)"
+    # No error text shows a URL with a password, or with a query, which may have a token.
+    shown = repr(url) if "@" not in url and "?" not in url else "a URL (not shown: it may hold a password)"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port, host = parts.port, parts.hostname
@@ -225,10 +227,14 @@ def arguments_of(url: str, keywords: dict[str, Any]) -> dict[str, Any]:  # Any: 
         raise ValueError(f"{shown}: port must be a number from 1 to 65535, IPv6 stands in brackets") from None
     if parts.scheme not in ("http", "https"):
         raise ValueError(f"{shown}: scheme must be http or https")
-    if "@" in parts.path:
+    if "@" in parts.path or "@" in parts.query:
         raise ValueError(f"{shown}: the characters / ? # @ of a password must be quoted with %")
-    if parts.query or parts.fragment:
-        raise ValueError(f"{shown}: must have neither a query (?) nor a fragment (#)")
+    if parts.fragment:
+        raise ValueError(f"{shown}: must not have a fragment (#)")
+    if parts.query:
+        if keywords.get("query") is not None:
+            raise ValueError("a query is given twice: in the URL and as query")
+        keywords["query"] = parts.query
     if parts.username is not None or parts.password is not None:
         if keywords.get("auth") is not None:
             raise ValueError("a password is given twice: in the URL and as auth")

@@ -81,11 +81,14 @@ def id_text(message_id: bytes) -> str:
 def shown_argument(value: object) -> str:
     """Write a wrong argument for an error text, but only its kind if a password may be in it.
 
-    That may be in the URL of a server, and so in any text with an @, and in a collection.
+    That may be in the URL of a server, and so in any text with an @ or a ?, and in a collection.
     """
-    if value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "@" not in value):
+    if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
-    return "a text with an @ (not shown: it may have a password)" if isinstance(value, str) else type(value).__name__
+    if not isinstance(value, str):
+        return type(value).__name__
+    marks = [name for mark, name in (("@", "an @"), ("?", "a ?")) if mark in value]
+    return f"a text with {' and '.join(marks)} (not shown: it may have a password)" if marks else repr(value)
 
 
 def without_secrets(url: str) -> str:

@@ -32,6 +32,8 @@ def test_errors_are_raised_and_not_printed(capfd):
         ("[::1]:2", "http://[::1]:2/"),
         ("http://host:2/nsq/one/", "http://host:2/nsq/one/"),
         ("http://user:secret@host:2", "http://host:2/"),
+        ("http://host:2/nsq?token=secret", "http://host:2/nsq/"),
+        ("host:2?token=secret", "http://host:2/"),
     ],
 )
 def test_url_parts_have_defaults(url, address):
@@ -49,8 +51,8 @@ def test_url_parts_have_defaults(url, address):
         ("http://host:70000", "port must be a number"),
         ("http://host:0", "port '0' of address 'host:0' is not a number from 1 to 65535"),
         ("http://[::1", "IPv6 stands in brackets"),
-        ("http://host:1/?topic=x", "must have neither a query"),
-        ("http://host:1/#x", "nor a fragment"),
+        ("http://host:1/?a b", "query (not shown: it may be secret) must be as in a URL"),
+        ("http://host:1/#x", "must not have a fragment"),
         ("http://ho st:1", "host must be a name"),
     ],
 )
@@ -103,7 +105,7 @@ def test_authorization_is_sent_and_not_shown(prefix, options, sent):
     [
         "ftp://user:s3cr3t@host:1",
         "http://user:s3cr3t@host:port",
-        "http://user:s3cr3t@host/?q",
+        "http://user:123?cr3t@host",
         "http://user:s3#cr3t@host",
         "http://user:s3/cr3t@host",
         "http://user:123/cr3t@host",
@@ -173,6 +175,19 @@ def test_parameters_and_headers_are_sent():
         "accept-encoding": "identity",
     }
     assert headers["accept"] == "application/vnd.nsq; version=1.0"
+
+
+@pytest.mark.parametrize(("params", "query"), [({"topic": "t"}, "topic=t&token=a%20b"), ({}, "token=a%20b")])
+def test_query_of_a_url_is_added_to_that_of_each_request(params, query):
+    with http_peer(lambda asked, sock: reply()) as served:
+        HTTPClient.from_url(f"http://{served.address}/nsq?token=a%20b").request("GET", "ping", params)
+
+    assert [(asked.line, asked.query) for asked in served.requests] == [("GET /nsq/ping", query)]
+
+
+def test_query_that_is_given_twice_is_refused():
+    with pytest.raises(ValueError, match="a query is given twice: in the URL and as query"):
+        HTTPClient.from_url("http://host:1/?a=1", query="a=1")
 
 
 def test_path_of_a_url_is_the_prefix_of_each_endpoint():

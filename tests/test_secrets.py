@@ -24,6 +24,7 @@ from tests.helpers import peer, refused_port
 SECRET = "pw-8f3a1c"
 URL = f"http://user:{SECRET}@127.0.0.1:4161"
 ADDRESS = f"user:{SECRET}@127.0.0.1"
+QUERY_URL = f"http://127.0.0.1:4161/?token={SECRET}"
 
 
 def texts_of(error):
@@ -71,6 +72,9 @@ HTTP = [
     {"key_password": SECRET, "cert_file": "missing", "ca_certs": "missing"},
     {"key_password": [SECRET]},
     {"ssl_context": SECRET},
+    {"query": f"token={SECRET}"},
+    {"query": f"token= {SECRET}"},
+    {"query": [SECRET]},
 ]
 CONNECTION = [
     {"auth_secret": SECRET.encode()},
@@ -87,7 +91,23 @@ CONNECTION = [
     {"tls_context": SECRET},
     {"unknown": SECRET},
 ]
-ADDRESSES = [URL, f"{URL}x", ADDRESS, f"{ADDRESS}:4150", [URL], {URL}, {URL: 1}, URL.encode(), [URL.encode()], [[URL]]]
+ADDRESSES = [
+    QUERY_URL,
+    f"{QUERY_URL} x",
+    f"{QUERY_URL}#x",
+    QUERY_URL.replace("4161", "x"),
+    [QUERY_URL],
+    URL,
+    f"{URL}x",
+    ADDRESS,
+    f"{ADDRESS}:4150",
+    [URL],
+    {URL},
+    {URL: 1},
+    URL.encode(),
+    [URL.encode()],
+    [[URL]],
+]
 # Each of these ends the constructor late or not at all.
 BESIDE = [{}, {"timeout": -1}, {"misspelt": 1}]
 CONSUMER = [
@@ -167,7 +187,7 @@ def auth_nsqd(request):
 @pytest.fixture
 def logged():
     """The whole log, with the tracebacks in it."""
-    logger, written = logging.getLogger("gnsq"), []
+    logger, written = logging.getLogger(), []  # urllib3 logs URLs, too
 
     class Handler(logging.Handler):
         def emit(self, record):
@@ -224,8 +244,18 @@ def _registry(client):
     return registry
 
 
-@pytest.mark.parametrize("options", [{"auth": ("user", SECRET)}, {"headers": {"X-Key": SECRET}}])
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 500 no\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1"])
+@pytest.mark.parametrize(
+    "options", [{"auth": ("user", SECRET)}, {"headers": {"X-Key": SECRET}}, {"query": f"token={SECRET}"}]
+)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 500 no\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1",
+        f"HTTP/1.1 301 moved\r\nLocation: http://u:{SECRET}@host/ping?token={SECRET}\r\n\r\n".encode(),
+    ],
+)
 def test_failed_request_shows_no_password(answer, options, logged):
     def reply(sock):
         sock.recv(4096)
@@ -240,7 +270,7 @@ def test_failed_request_shows_no_password(answer, options, logged):
 
 def test_unreachable_servers_show_no_password(logged):
     port = refused_port()
-    url = f"http://user:{SECRET}@127.0.0.1:{port}"
+    url = f"http://user:{SECRET}@127.0.0.1:{port}/?token={SECRET}"
     proxies = {"http": f"http://user:{SECRET}@127.0.0.1:{port}"}
 
     def consume():
@@ -270,10 +300,14 @@ def test_unreachable_servers_show_no_password(logged):
         "tail USER --nsqd 127.0.0.1:1",
         "ping --nsqd 127.0.0.1:1 --nsqd-http URL",
         "ping --lookupd URL --json",
+        "ping --lookupd URLx",
+        "topic delete t --yes --lookupd URL",
+        "topic list --lookupd URL",
+        "bench --lookupd URL",
     ],
 )
 def test_no_command_shows_a_password(words):
-    url = f"http://user:{SECRET}@127.0.0.1:{refused_port()}"
+    url = f"http://user:{SECRET}@127.0.0.1:{refused_port()}/?token={SECRET}"
 
     result = command(*words.replace("URL", url).replace("USER", ADDRESS).split(), "-vv")
 

@@ -135,6 +135,7 @@ class Call:
     Attributes:
         greenlet: The greenlet that waits for the call.
         deadline: The gevent.Timeout that is raised in the greenlet when the timeout is over or the client is closed.
+        query: What is added to the query of each request.
         sent: True if any byte of the current request may have been sent.
     """
 
@@ -144,6 +145,7 @@ class Call:
         self._timeout = timeout
         self.greenlet = gevent.getcurrent()
         self.deadline = gevent.Timeout.start_new(timeout)
+        self.query = connections.options.query
         self.sent = False
         # Bytes that were received for the current request, and how many of them belong to the body of its response.
         self._received = self._body_size = 0
@@ -315,6 +317,13 @@ class _Connection(urllib3.connection.HTTPConnection):
             _current_call.get().sent = False  # only CONNECT may have been sent, to a proxy
         # From now on the timeout of the whole call is the only limit.
         self.sock.settimeout(None)
+
+    def putrequest(self, method: str, url: str, *arguments: Any, **options: Any) -> None:  # Any: as above
+        # Only here, since the errors and log lines of urllib3 show its URL, and the query may be secret.
+        query = _current_call.get().query
+        if query:
+            url += ("&" if "?" in url else "?") + query
+        super().putrequest(method, url, *arguments, **options)
 
     def send(self, data: Any) -> None:
         if self.sock is None:

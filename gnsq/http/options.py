@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HttpClientOptionsDict", "HttpOptions", "HttpOptionsDict", "check_header"]
 
 _CERT_REQS = ("CERT_NONE", "CERT_OPTIONAL", "CERT_REQUIRED")
+_QUERY = re.compile(r"[!$-~]+")  # printable ASCII without " and #
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -37,6 +38,7 @@ class HttpOptionsDict(TypedDict, total=False):
     max_response_size: int
     headers: Mapping[str, str] | None
     auth: tuple[str, str] | str | None
+    query: str | None
     proxies: Mapping[str, str] | None
     ca_certs: str | os.PathLike[str] | None
     cert_reqs: str | int | None
@@ -83,6 +85,9 @@ class HttpOptions(Options):
     auth: tuple[str, str] | str | None = option(
         None, "user and password, or the whole value of the header Authorization", secret=True
     )
+    query: str | None = option(
+        None, "a query, such as `token=...`, that is added to that of each request; as it stands in a URL", secret=True
+    )
     proxies: Mapping[str, str] | None = option(
         None,
         "`http://` URLs of proxies by scheme, as for requests; https goes through a tunnel (CONNECT); proxies from the "
@@ -122,6 +127,8 @@ class HttpOptions(Options):
                     "proxies must be http:// URLs such as 'http://host:3128' (one is not; not shown, for passwords): "
                     "proxies for SOCKS, and those that speak TLS themselves, are not supported"
                 )
+        if self.query is not None and not _QUERY.fullmatch(self.query):
+            raise ValueError("query (not shown: it may be secret) must be as in a URL, without ? and #, quoted with %")
         if self.auth is not None:
             check_header("Authorization", self.authorization)
         if self.key_file is not None and self.cert_file is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gnsq.addresses import is_port
 from gnsq.errors import NSQHttpError
-from gnsq.texts import MAX_SHOWN, printable
+from gnsq.texts import MAX_SHOWN, printable, without_secrets
 
 __all__ = ["Response", "is_unknown_path", "parse_result", "shown"]
 
@@ -126,7 +126,7 @@ def _refusal(response: Response, status: int, text: str) -> NSQHttpError:
     hint = _hint(status, text, response.body)
     if response.location:
         # Not followed: another server must not get messages and passwords.
-        hint = f"redirects to {shown(response.location)}: give the client that address if it is right"
+        hint = f"redirects to {shown(without_secrets(response.location))}: give the client that address if it is right"
     reason = f"http error <{status}> {text}".rstrip()
     error = NSQHttpError(reason, status, response.body, code=code, hint=hint)
     if status == 413 or text in _OF_MESSAGE:
