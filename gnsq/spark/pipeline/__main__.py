@@ -18,8 +18,17 @@ import click
 
 from gnsq.cli.parameters import setting_option, warn_of_unknown_variables
 from gnsq.errors import NSQException
+from gnsq.settings import Field
 from gnsq.spark.errors import JobFailed, JobStopped
-from gnsq.spark.pipeline.settings import JobSettings, Query, SettingError, load_settings, options_of
+from gnsq.spark.pipeline.settings import (
+    JobSettings,
+    MetricSettings,
+    Query,
+    SettingError,
+    TableSettings,
+    load_settings,
+    options_of,
+)
 from gnsq.texts import counted, nearest
 
 if TYPE_CHECKING:
@@ -48,6 +57,27 @@ class _WrongSetting(click.ClickException):
     exit_code = 2
 
 
+class _Command(click.Command):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for name, settings in (("tables", TableSettings), ("metrics", MetricSettings)):
+            with formatter.section(f"Settings of [{name}.NAME], in the TOML file"):
+                formatter.write_dl([(name, _described(field)) for name, field in options_of(settings).items()])
+
+
+def _described(field: Field) -> str:
+    default, meaning = field.default, str(field.metadata["meaning"])
+    if not default:
+        return meaning
+    shown = (
+        ", ".join(default)
+        if isinstance(default, tuple)
+        else f"{default:g} s"
+        if isinstance(default, float)
+        else default
+    )
+    return f"{meaning}; default: {shown}"
+
+
 def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: click's own
     """Add one option for each setting to a click command. The parameter has the name of the setting."""
     for field in reversed(options_of(JobSettings).values()):
@@ -62,7 +92,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any:
     return command
 
 
-@click.command(context_settings={"auto_envvar_prefix": _PREFIX.removesuffix("_"), "show_default": False})
+@click.command(cls=_Command, context_settings={"auto_envvar_prefix": _PREFIX.removesuffix("_"), "show_default": False})
 @click.option(
     "--config",
     "config_file",

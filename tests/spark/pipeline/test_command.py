@@ -104,6 +104,13 @@ def test_wrong_setting_is_told_with_status_2(tmp_path, given, words):
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
 
+def test_help_has_all_settings():
+    shown = invoke(["--help"]).stdout
+
+    for name in ("--max-rows-per-batch", "  mismatch ", "  keep_windows "):
+        assert name in shown
+
+
 def test_unknown_variable_is_told(tmp_path, caplog):
     done = invoke(["--output", str(tmp_path)], env={"GNSQ_PIPELINE_WROK": "x", "GNSQ_PIPELINE_OUTPUT": "y"})
 
