@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
@@ -70,6 +70,7 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
+    from gnsq.running import StopSignals
     from gnsq.spark.pipeline.view import LiveView
 
 __all__ = ["Job", "load_function", "run", "run_queries"]
@@ -603,21 +604,11 @@ def run(
     )
 
 
-class Stop(Protocol):
-    """What asks a job to stop: a threading.Event, or StopSignals."""
-
-    def is_set(self) -> bool:
-        """Return True if the job must stop."""
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to timeout seconds; return True if the job must stop."""
-
-
 def run_queries(
     settings: JobSettings,
     open_spark: Callable[[], AbstractContextManager[SparkSession]],
     *,
-    stop: Stop,
+    stop: threading.Event | StopSignals,
     report: Callable[[str], object],
     log: str,
     once: bool,
