@@ -281,7 +281,10 @@ class Status:
             asked = ", ".join((*options.nsqd_http_addresses, *options.lookupd_http_addresses))
             text = f"no rows, and what waits at nsqd is not known: no full answer of {asked}, or of the nsqds it knows"
         if not text and source.get("waiting"):
-            text = f"{counted(source['waiting'], 'message waits', 'messages wait', spec=',')} at nsqd, and none comes"
+            waiting = counted(source["waiting"], "message waits", "messages wait", spec=",")
+            text = (
+                f"{waiting} at nsqd, and none comes: is the topic or channel paused, or have other consumers them all?"
+            )
         self._silent = self._silent + 1 if text else 0
         if self._silent == 2:
             logger.warning("query %s: %s; see %s", self._query.name, text, self._log)
