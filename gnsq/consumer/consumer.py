@@ -58,7 +58,8 @@ class Consumer(ConsumerSignals, Client):
         name: Name of the logger (default ``gnsq.consumer.TOPIC.CHANNEL``) and of the consumer in log lines (default
             ``TOPIC/CHANNEL``).
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. If it returns, the message
-            is finished, unless it is answered or async. If it raises, the message is requeued, unless it is answered.
+            is finished, unless it is answered or async. If it raises, the message is requeued, unless it is answered;
+            after NSQGiveUp, and what the options give_up_on and retry_on name, it is given up.
         threaded: True: run on a thread with its own gevent hub, for the Python prompt or programs that block their hub.
             Handlers run on that thread: a handler that blocks its hub delays other handlers and answers to heartbeats.
         keywords: Options of ConsumerOptions, ReconnectOptions and ConnectionOptions.

@@ -21,7 +21,8 @@ class Handler(Protocol):
     """Signature of message_handler, and of the receivers of a Consumer's on_message and on_giving_up.
 
     If the handler returns, the message is finished, unless it is answered or async. If it raises an exception, or
-    returns a coroutine or generator, the message is requeued, unless it is answered. Other results are not used.
+    returns a coroutine or generator, the message is requeued, unless it is answered or given up (NSQGiveUp). Other
+    results are not used.
     """
 
     def __call__(self, consumer: Any, /, *, message: Message) -> None:  # Any: a handler may want a subclass of Consumer
