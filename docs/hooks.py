@@ -316,12 +316,14 @@ def help_text(path: str, *words: str) -> str:
 
     Args:
         path: Such as ``fakensqd.cli.main.command_line``.
-        words: The command as users write it. Words after a single ``:`` are its arguments.
+        words: The command as users write it. Words after a single ``:`` are its arguments. Those of ``help`` are the
+            whole command line.
     """
     from click.testing import CliRunner
 
     program, _, arguments = " ".join(words).partition(" : ")
-    result = CliRunner().invoke(_named(path), [*arguments.split(), "--help"], prog_name=program)
+    line = arguments.split() if arguments.startswith("help ") else [*arguments.split(), "--help"]
+    result = CliRunner().invoke(_named(path), line, prog_name=program)
     if result.exit_code != 0:
         raise RuntimeError(f"{program} --help ends with status {result.exit_code}: {result.output}")
     text = result.output.replace(f"(default {socket.gethostname()})", "(default: the name of the host)")

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from gevent.socket import wait_read
 
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.command import Command, until_signal
+from gnsq.cli.command import Command, Group, until_signal
 from gnsq.cli.nodes import NodePoller, short_address
 from gnsq.cli.snapshot import Counts, Row, Snapshot
 from gnsq.cli.stats import report
@@ -93,7 +93,12 @@ def _group(name: str) -> click.Group:
     The nsqds are those that nsqlookupd names and those of --nsqd, which are asked at their HTTP ports. An nsqd that
     fails is named, with the command that repeats it there.
     """
-    group = click.Group(name, help=text)
+    lines = (
+        ["gnsq topic list", "gnsq topic create orders", "gnsq topic delete orders --cluster test --yes"]
+        if name == "topic"
+        else ["gnsq channel list orders", "gnsq channel pause orders billing", "gnsq channel empty orders billing"]
+    )
+    group = Group(name, help=text, examples="\n".join(lines))
     for verb in _VERBS:
         group.add_command(_changing_command(verb, kinds))
     group.add_command(_list_topics if name == "topic" else _list_channels)
@@ -118,7 +123,12 @@ def _changing_command(verb: _Verb, kinds: tuple[str, ...]) -> click.Command:
     ) -> int:
         return _run(verb, cluster, stop, topic, channel, only, is_sure=yes or not verb.destroys)
 
-    return Command(verb.name, callback=run, params=parameters, help=verb.helps[len(kinds) - 1], says_why=True)
+    names = "orders" if kinds == ("topic",) else "orders billing"
+    examples = f"gnsq {kinds[-1]} {verb.name} {names}"
+    if verb.destroys:
+        examples += f"\n{examples} --cluster test --yes"
+    text = verb.helps[len(kinds) - 1]
+    return Command(verb.name, callback=run, params=parameters, help=text, examples=examples, says_why=True)
 
 
 def _run(
@@ -337,7 +347,7 @@ def _command_line(only: Iterable[str] = ()) -> str:
 # --- lists
 
 
-@click.command("list", cls=Command)
+@click.command("list", cls=Command, examples="gnsq topic list --lookupd 127.0.0.1:4161")
 def _list_topics(cluster: Cluster, stop: StopSignals) -> int:
     """Print the names of all topics, one in each line.
 
@@ -346,7 +356,7 @@ def _list_topics(cluster: Cluster, stop: StopSignals) -> int:
     return _list(cluster, stop, None)
 
 
-@click.command("list", cls=Command)
+@click.command("list", cls=Command, examples="gnsq channel list orders")
 @click.argument("topic", type=TOPIC)
 def _list_channels(cluster: Cluster, stop: StopSignals, topic: str) -> int:
     """Print the names of TOPIC's channels, one in each line.

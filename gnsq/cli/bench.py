@@ -45,9 +45,13 @@ MAX_COUNT = 10_000_000
 CHECK_INTERVAL = 0.005
 # Seconds between two questions for the nsqds of the topic: it was made a moment ago.
 LOOKUP_INTERVAL = 0.5
+_EXAMPLES = """
+    gnsq bench --nsqd 127.0.0.1:4150
+    gnsq bench --cluster production --rate 1000 --time 10s
+"""
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, examples=_EXAMPLES)
 @click.option(
     "-n",
     "--count",

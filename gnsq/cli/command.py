@@ -1,4 +1,4 @@
-"""The frame in which all commands run: connection options, the log on stderr, signals, errors and the exit status."""
+"""The frame in which all commands run: connection options, help, the log on stderr, signals, errors and exit status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -17,12 +17,30 @@ from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
-from gnsq.texts import option_names
+from gnsq.texts import nearest, option_names
 
-__all__ = ["Command", "program", "until_signal"]
+__all__ = ["Command", "Group", "connection_help", "program", "until_signal"]
 
 T = TypeVar("T")
 
+_CONNECTION_HELP = """\b
+gnsq stats --nsqd 127.0.0.1:4150
+gnsq stats --lookupd lookupd-1:4161 --lookupd lookupd-2:4161
+gnsq stats --cluster production
+GNSQ_NSQD=127.0.0.1:4150 gnsq stats
+
+Options may be given to each command, as environment variables (GNSQ_NSQD, GNSQ_LOOKUPD, GNSQ_TLS_CA and so on), or in
+~/.config/gnsq.toml. The first place that has a setting counts. Addresses come from one place only.
+
+\b
+    cluster = "local"               # used without --cluster
+    [clusters.local]
+    nsqd = "127.0.0.1:4150"
+    [clusters.production]
+    lookupd = ["lookupd-1:4161", "lookupd-2:4161"]
+    tls_ca = "ca.pem"               # relative to this file
+    auth_secret_file = "secret"
+"""
 _VERBOSE = click.Option(
     ["-v", "--verbose"], count=True, help="Log connections, too. Twice: also each command and frame."
 )
@@ -61,8 +79,47 @@ def _show_cursor() -> None:
         os.write(2, b"\x1b[?25h")
 
 
-class Command(click.Command):
-    """A command with the connection options, which its help lists apart from its own.
+class _WithExamples(click.Command):
+    """Its help begins with examples.
+
+    Args:
+        examples: Command lines.
+        arguments, options: Those of click.Command.
+    """
+
+    def __init__(self, *arguments: Any, examples: str = "", **options: Any) -> None:  # Any: click's
+        super().__init__(*arguments, **options)
+        self.examples = [line.strip() for line in examples.strip().splitlines()]
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, and then the text."""
+        if self.examples:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                for line in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+        super().format_help_text(ctx, formatter)
+
+
+class Group(_WithExamples, click.Group):
+    """A group whose help has the whole first sentence of each command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, and what each does."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(1000)) for name, each in sorted(self.commands.items())])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command. For an unknown one, say which one has a similar name."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}{nearest(args[:1], sorted(self.commands), 'commands are')}")
+        return super().resolve_command(ctx, args)
+
+
+class Command(_WithExamples):
+    """A command with the connection options, which gnsq help connection shows.
 
     In place of their values, its function gets ``cluster`` and ``stop``: the Cluster, and the StopSignals of the
     program. It returns the exit status, or None for 0.
@@ -100,18 +157,30 @@ class Command(click.Command):
             raise click.ClickException(str(error)) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in two sections."""
-        own: list[tuple[str, str]] = []
-        connection: list[tuple[str, str]] = []
-        for parameter in self.get_params(ctx):
-            # click 8.5 has records of arguments, too, which the first line of the help shows.
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                (connection if parameter in _SHARED else own).append(record)
-        for title, records in (("Options", own), ("Connection (also GNSQ_... and in the file)", connection)):
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        """Write the options of this command alone."""
+        _write_options("Options", [each for each in self.get_params(ctx) if each not in _SHARED], ctx, formatter)
+        with formatter.section("Connection"):
+            formatter.write_text(
+                "--nsqd HOST:PORT, --lookupd HOST:PORT, --cluster NAME, and more: gnsq help connection"
+            )
+
+
+def connection_help(context: click.Context) -> str:
+    """Write the help of what all commands have in common."""
+    formatter = context.make_formatter()
+    with formatter.indentation():
+        formatter.write_text(_CONNECTION_HELP)
+    _write_options("Options of all commands that use servers", _SHARED, context, formatter)
+    return formatter.getvalue().rstrip("\n")
+
+
+def _write_options(
+    title: str, parameters: Iterable[click.Parameter], context: click.Context, formatter: click.HelpFormatter
+) -> None:
+    # click 8.5 has records of arguments, too, which the first line of the help shows.
+    records = [each.get_help_record(context) for each in parameters if isinstance(each, click.Option)]
+    with formatter.section(title):
+        formatter.write_dl([record for record in records if record is not None])
 
 
 def until_signal(stop: StopSignals, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T | None:

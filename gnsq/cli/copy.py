@@ -33,9 +33,13 @@ MAX_PAUSE = 10.0
 REFUSED_DELAY = 60.0
 # Seconds between two looks at the addresses of the target's nsqds.
 LOOP_CHECK_INTERVAL = 1.0
+_EXAMPLES = """
+    gnsq copy orders orders-test --where country=NO
+    gnsq copy orders --cluster production --to-cluster local --rate 100
+"""
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, examples=_EXAMPLES)
 @click.argument("source", type=TOPIC)
 @click.argument("target_topic", metavar="[TARGET]", required=False, type=TOPIC)
 @click.option("--channel", default="copy", show_default=True, metavar="NAME", type=CHANNEL, help="Channel of SOURCE.")

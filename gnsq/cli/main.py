@@ -1,4 +1,4 @@
-"""The group of all commands; and gnsq completion, which prints the script that lets a shell complete arguments."""
+"""The group of all commands; gnsq help; and gnsq completion, which prints the script that lets a shell complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from click.shell_completion import get_completion_class
 
 from gnsq.cli.admin import channel, topic
 from gnsq.cli.bench import bench
+from gnsq.cli.command import Group, connection_help
 from gnsq.cli.copy import copy
 from gnsq.cli.ping import ping
 from gnsq.cli.pub import pub
@@ -18,19 +19,16 @@ from gnsq.options import VERSION
 
 __all__ = ["command_line"]
 
+_EXAMPLES = """
+    gnsq pub orders -m '{"id": 1}' --nsqd 127.0.0.1:4150
+    gnsq tail orders --lookupd 127.0.0.1:4161
+    gnsq stats --cluster production
+    gnsq help tail
+    gnsq help connection
+"""
 _HELP = """Publish, read, watch and repair topics of NSQ.
 
-Addresses and other connection options may be given to each command, as environment variables (GNSQ_NSQD, GNSQ_LOOKUPD
-and so on), or in ~/.config/gnsq.toml:
-
-\b
-    cluster = "local"               # used without --cluster
-    [clusters.local]
-    nsqd = "127.0.0.1:4150"
-    [clusters.production]
-    lookupd = ["lookupd-1:4161", "lookupd-2:4161"]
-    tls_ca = "ca.pem"               # relative to this file
-    auth_secret_file = "secret"
+gnsq help connection shows how each command finds its servers.
 
 Exit status: 0 done, or stopped if the command runs until it is stopped; 1 failed, with the reason on stderr; 2 wrong
 options or settings; 130 or 143 stopped by Ctrl-C or SIGTERM before the end, or ended at once by a second one.
@@ -50,7 +48,7 @@ fish:
 """
 
 
-@click.group(help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, help=_HELP, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, message="%(prog)s %(version)s")
 def command_line() -> None:  # the text of --help is above
     pass
@@ -65,6 +63,23 @@ def completion(context: click.Context, shell: str) -> None:  # the text of --hel
     script = found(context.find_root().command, {}, "gnsq", "_GNSQ_COMPLETE")
     # The method source() would start bash, to see whether it is old.
     click.echo(script.source_template % script.source_vars(), nl=False)
+
+
+@command_line.command("help")
+@click.argument("words", metavar="[COMMAND...]", nargs=-1)
+@click.pass_context
+def help_command(context: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command, or of connection: what all commands have in common."""
+    shown = context.find_root()
+    if words == ("connection",):
+        click.echo(connection_help(shown))
+        return
+    for word in words:
+        found = shown.command.commands.get(word) if isinstance(shown.command, click.Group) else None
+        if found is None:
+            raise click.UsageError(f"{shown.command_path} has no command {word!r}: gnsq help lists them")
+        shown = click.Context(found, shown, word)
+    click.echo(shown.get_help())
 
 
 for _command in (bench, channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):

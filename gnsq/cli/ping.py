@@ -28,6 +28,10 @@ _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold re
 # Columns before the text of a step: the status, the step and the time.
 _INDENT = 36
 
+_EXAMPLES = """
+    gnsq ping --nsqd 127.0.0.1:4150
+    gnsq ping --cluster production --topic orders
+"""
 _HELP = """Check the whole way of a message, step by step, and say what is wrong and what to do.
 
 Asks each nsqlookupd for nsqds. For each nsqd: resolves its name, connects, sends IDENTIFY, starts TLS, sends AUTH,
@@ -55,7 +59,7 @@ class _Server:
     checks: Sequence[Check]
 
 
-@click.command(cls=Command, help=_HELP)
+@click.command(cls=Command, help=_HELP, examples=_EXAMPLES)
 @click.option(
     "--topic",
     metavar="NAME",

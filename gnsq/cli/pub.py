@@ -66,7 +66,14 @@ class _Stopped(Exception):
         )
 
 
-@click.command(cls=Command, says_why=True)
+_EXAMPLES = """
+    gnsq pub orders -m '{"id": 1}'
+    gnsq pub orders orders.jsonl --rate 500
+    tail -f access.log | gnsq pub accesses
+"""
+
+
+@click.command(cls=Command, says_why=True, examples=_EXAMPLES)
 @click.argument("topic", type=TOPIC)
 @click.argument("file", default="-", type=FilePath(exists=True, dir_okay=False, allow_dash=True))
 @click.option("-m", "--message", "messages", metavar="TEXT", multiple=True, help="Publish this text. Repeat.")
@@ -96,10 +103,10 @@ def pub(
     from_line: int,
     rate: float | None,
 ) -> int:
-    """Publish each line of FILE, or of stdin, as a message; without its newline. Empty lines are left out.
+    """Publish texts (-m), or each line of FILE or of stdin, as a message.
 
-    Ends when nsqd has confirmed all messages. If a line can't be published, says which one, and how to go on there.
-    With -m no file is read, and each -m counts as a line.
+    A line is published without its newline, and empty lines are left out. Ends when nsqd has confirmed all messages. If
+    a line can't be published, says which one, and how to go on there. Each -m counts as a line.
     """
     is_json = kind == "json"
     _check_options(file=file, messages=messages, raw=raw, is_json=is_json, delimiter=delimiter, from_line=from_line)

@@ -31,9 +31,13 @@ __all__ = ["requeue_dead"]
 MAX_IN_FLIGHT = 1000
 # nsqd's default limit of RDY. A dry run keeps its messages in flight until its end, so it sees no more than these.
 MAX_DRY_RUN = 2500
+_EXAMPLES = """
+    gnsq requeue-dead orders-dead --error TimeoutError --newer 2h --dry-run
+    gnsq requeue-dead orders-dead --all --rate 50
+"""
 
 
-@click.command("requeue-dead", cls=Command, says_why=True)
+@click.command("requeue-dead", cls=Command, says_why=True, examples=_EXAMPLES)
 @click.argument("dead_topic", type=TOPIC)
 @click.option("--all", "is_all", is_flag=True, help="All dead letters. Needed if no condition is given.")
 @click.option("--error", metavar="TYPE", help="Only if the last exception is of this class, such as ValueError.")

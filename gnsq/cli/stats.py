@@ -31,6 +31,11 @@ RESIZE_CHECK_INTERVAL = 0.25
 # Columns of a table that is not written to a terminal.
 FILE_WIDTH = 400
 
+_EXAMPLES = """
+    gnsq stats
+    gnsq stats orders --sort rate
+    gnsq stats --once --json
+"""
 _HELP = """Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.
 
 On a terminal the table is live until Ctrl-C; otherwise one table is printed, as with --once, and stderr says which
@@ -61,7 +66,7 @@ Exit status: 1 if no nsqd could be reached, with --once.
 """
 
 
-@click.command(cls=Command, help=_HELP)
+@click.command(cls=Command, help=_HELP, examples=_EXAMPLES)
 @click.argument("topic", required=False, type=TOPIC)
 @click.argument("channel", required=False, type=CHANNEL)
 @click.option(

@@ -29,9 +29,14 @@ MAX_IN_FLIGHT = 200
 BATCH = 200
 TERMINAL_BATCH = 10
 FIRST_BATCH = 3
+_EXAMPLES = """
+    gnsq tail orders
+    gnsq tail orders refunds -n 10 --json
+    gnsq tail orders --where country=NO --where items.0.price~9
+"""
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, examples=_EXAMPLES)
 @topics_argument
 @click.option("--channel", metavar="NAME", type=CHANNEL, help="Default: a new one, which nsqd deletes at the end.")
 @COUNT

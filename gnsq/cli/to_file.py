@@ -61,9 +61,14 @@ FORMATS: Mapping[str, tuple[str, Callable[[str, Message, bytes], bytes]]] = {
     "lines": (".log", _encode_line),
     "json": (".jsonl", _encode_json),
 }
+_EXAMPLES = """
+    gnsq to-file orders --directory /backup --compress zstd
+    gnsq to-file orders --where country=NO --format json --idle 10s
+    gnsq to-file --topic-pattern . --name '{topic}/{date}/%H-{pid}'
+"""
 
 
-@click.command("to-file", cls=Command)
+@click.command("to-file", cls=Command, examples=_EXAMPLES)
 @topics_argument
 @click.option(
     "-d",

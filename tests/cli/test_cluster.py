@@ -9,7 +9,7 @@ import pytest
 
 import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
-from gnsq.cli.cluster import target_of
+from gnsq.cli.cluster import SETTINGS, target_of
 from gnsq.cli.command import _OPTIONS, Command
 from tests.helpers import bodies, refused_port
 
@@ -185,12 +185,37 @@ def test_empty_setting_of_the_file_is_as_if_it_was_not_given(load, file):
     assert (cluster.connection.get("tls_v1"), cluster.http["ca_certs"]) == (None, None)
 
 
-def test_help_lists_the_connection_options_apart(invoke):
-    own, _, connection = invoke("pub", "--help").output.partition("Connection (also GNSQ_... and in the file):")
+def test_help_of_a_command_refers_to_the_connection_options(invoke):
+    own, connection = invoke("pub", "--help").output, invoke("help", "connection").output
 
     assert "--from-line" in own
-    assert "--nsqd" not in own
-    assert "--nsqd HOST:PORT" in connection
+    assert "gnsq help connection" in own.replace("\n  ", " ")
+    assert "--tls-ca" not in own
+    assert all(f"--{name.replace('_', '-')}" in connection for name in SETTINGS)
+
+
+def test_help_shows_any_command(invoke):
+    assert invoke("help", "topic", "delete").output == invoke("topic", "delete", "--help").output
+    assert invoke("help").output == invoke("--help").output
+
+
+def test_summaries_are_not_cut(invoke):
+    assert "..." not in invoke("--help").output.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["tial"], "there is no command 'tial'; did you mean tail?"),
+        (["topic", "lst"], "there is no command 'lst'; did you mean list?"),
+        (["help", "tial"], "gnsq has no command 'tial': gnsq help lists them"),
+    ],
+)
+def test_unknown_command_is_named_with_a_similar_one(invoke, words, text):
+    result = invoke(*words)
+
+    assert result.exit_code == 2
+    assert text in result.stderr
 
 
 # --- what is refused

@@ -23,8 +23,16 @@ def command_lines():
             yield shlex.split(call)[1:]
 
 
+def examples(command=command_line):
+    """List the arguments of the examples in the help of all commands."""
+    for line in getattr(command, "examples", ()):
+        yield shlex.split(line.rpartition("| ")[2])[1:]
+    for each in getattr(command, "commands", {}).values():
+        yield from examples(each)
+
+
 @pytest.mark.parametrize(
-    "arguments", [call for call in command_lines() if call[0] in command_line.commands], ids=" ".join
+    "arguments", [call for call in [*command_lines(), *examples()] if call[0] in command_line.commands], ids=" ".join
 )
 def test_command_line_is_valid(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -36,6 +44,16 @@ def test_command_line_is_valid(arguments, tmp_path, monkeypatch):
 
     with command.make_context(command.name, list(arguments)) as context:
         assert context.params
+
+
+def test_help_of_each_command_begins_with_an_example():
+    def commands(group):
+        for each in group.commands.values():
+            yield from [each, *commands(each)] if isinstance(each, click.Group) else [each]
+
+    own = [each for each in commands(command_line) if each.name not in ("completion", "help")]
+
+    assert [each.name for each in own if not each.examples] == []
 
 
 def test_each_command_is_in_the_table_of_the_guide():

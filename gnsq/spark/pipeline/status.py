@@ -32,7 +32,7 @@ from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
-from gnsq.texts import counted
+from gnsq.texts import counted, without_secrets
 
 __all__ = [
     *["OBSERVED", "Counts", "QueryStatus", "Status", "Summary", "batch_line", "depth_of", "longest_batch"],
@@ -278,7 +278,8 @@ class Status:
         # Without spool_rows the source has not told yet. PySpark 4.1 never asks it.
         if not text and self._is_asked and "spool_rows" in source and "waiting" not in source:
             options = self._query.read_options
-            asked = ", ".join((*options.nsqd_http_addresses, *options.lookupd_http_addresses))
+            servers = (*options.nsqd_http_addresses, *options.lookupd_http_addresses)
+            asked = ", ".join(map(without_secrets, servers))
             text = f"no rows, and what waits at nsqd is not known: no full answer of {asked}, or of the nsqds it knows"
         if not text and source.get("waiting"):
             waiting = counted(source["waiting"], "message waits", "messages wait", spec=",")
