@@ -1,7 +1,7 @@
 """Dead letters: a message that was given up, as a JSON object that also says why, when, and where it came from. Pure.
 
-The give-up handlers that publish write dead letters with ``envelope=True``. ``gnsq requeue-dead`` reads them. This is
-version 1. All keys but the last one are always there:
+A Consumer with ``dead_letter_topic`` writes dead letters, and ``gnsq requeue-dead`` reads them. This is version 1. All
+keys but the last one are always there:
 
     {
       "nsq_dead_letter": 1,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
@@ -15,7 +15,9 @@ from gnsq.errors import NSQBadMessage, NSQException, NSQTimeout
 from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.options import ConnectionOptions
-from gnsq.producer import Producer
+
+if TYPE_CHECKING:
+    from gnsq.producer import Producer
 
 __all__ = ["DeadLetterPublisher"]
 
@@ -45,7 +47,10 @@ class DeadLetterPublisher:
         clock: Clock,
         owner: LogOwner,
     ) -> None:
+        from gnsq.producer import Producer  # takes 10 ms; a consumer without dead_letter_topic does not need it
+
         self.topic = topic
+        self._make = Producer
         self._nsqds = nsqds
         self._options: dict[str, Any] = {  # Any: each option has its own type
             **{field.name: getattr(connection, field.name) for field in dataclasses.fields(connection)},
@@ -90,7 +95,7 @@ class DeadLetterPublisher:
         if self._producer is None:
             name = f"{self._owner.label} dead letters"
             self._known = nsqds
-            self._producer = Producer(sorted(nsqds), name=name, clock=self._clock, **self._options)
+            self._producer = self._make(sorted(nsqds), name=name, clock=self._clock, **self._options)
         return self._producer
 
     def _drop_producer(self) -> None:
