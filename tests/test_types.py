@@ -270,6 +270,7 @@ RIGHT = [
     "assert_type(traced_producer.publish('t', b'x', raise_error=False), PublishResult)",
     "assert_type(traced_producer.publish_async('t', b'x'), PublishResult)",
     "assert_type(traced_producer.stats().confirmed, int)",
+    "Consumer('t', 'c').give_up(Message(0, 1, b'', b''), 'bad')",
     "Consumer('t', 'c', give_up_on=ValueError, retry_on=(OSError, KeyError), max_age=timedelta(days=1))",
     "assert_type(Consumer('t', 'c', dead_letter_topic='d').dead_letter(Message(0, 1, b'', b'')), DeadLetter)",
     "assert_type(result.get(timeout=1.0), bytes)",

@@ -23,7 +23,7 @@ from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, Delay, O
 from gnsq.consumer.runtime import ConsumerRuntime
 from gnsq.dead_letter import DeadLetter
 from gnsq.discovery import parse_lookupds
-from gnsq.errors import NSQConnectionClosed
+from gnsq.errors import NSQConnectionClosed, NSQGiveUp
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.lifecycle import Client, ClientGreenlets, Lifecycle, State
 from gnsq.logs import LogOwner
@@ -340,15 +340,16 @@ class Consumer(ConsumerSignals, Client):
         """
         self._runtime.runner.note_failure(message, error)
 
-    def give_up(self, message: Message, error: BaseException) -> None:
+    def give_up(self, message: Message, reason: str | BaseException) -> None:
         """Give an unanswered message up, as if its handler had raised NSQGiveUp, for code that answers async messages.
 
         In the consumer's thread, this waits until the dead letter is published. Other threads do not wait. If the
         letter can't be published, or a give-up handler raises, the message is requeued.
 
         Args:
-            error: The reason, such as ``NSQGiveUp("no such country")``. Its class and its text go into the dead letter.
+            reason: A text, as for NSQGiveUp; or an exception, whose class and text go into the dead letter.
         """
+        error = reason if isinstance(reason, BaseException) else NSQGiveUp(reason)
         self._in_owner_thread(self._runtime.runner.give_up, message, error)
 
     def dead_letter(self, message: Message) -> DeadLetter:

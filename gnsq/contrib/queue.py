@@ -9,8 +9,8 @@
         message.finish()
 
 For a message that failed, call ``message.requeue()``: nsqd delivers it again after a delay that the consumer computes
-from its attempts. After ``requeue(0)``, nsqd delivers it immediately. ``consumer.give_up(message, NSQGiveUp("bad"))``
-gives it up, as a handler does that raises NSQGiveUp.
+from its attempts. After ``requeue(0)``, nsqd delivers it immediately. ``consumer.give_up(message, "bad")`` gives it
+up, as a handler does that raises NSQGiveUp.
 
 A queue can also be an argument of ``imap_unordered()`` of a gevent Pool. When the consumer closes, it waits for the
 answers to delivered messages up to its close_timeout, so the program should continue to answer. A greenlet that takes

@@ -89,7 +89,8 @@ class Kinds:
     def answered_later(make, *arguments, **options):
         def handle(consumer, message):
             message.enable_async()
-            gevent.spawn(consumer.give_up, message, make())
+            error = make()
+            gevent.spawn(consumer.give_up, message, error.reason if isinstance(error, NSQGiveUp) else error)
 
         return Consumer(*arguments, message_handler=handle, **options)
 
