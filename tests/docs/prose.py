@@ -43,6 +43,7 @@ PAGES = (
     "guides/command-line.md",
     "guides/consuming.md",
     "guides/cpu-bound.md",
+    "guides/dead-letters.md",
     "guides/forks-and-gunicorn.md",
     "guides/kubernetes.md",
     "guides/logging.md",
