@@ -244,7 +244,10 @@ class ReadOptions(ConnectOptions):
             raise ValueError(f"{named('channel')} is required")
         _check_name("channel", self.channel)
         for other in self.other_channels.split():
-            _check_name("channel", other.rpartition("/")[2], "other_channels")
+            topics, _, channel = other.rpartition("/")
+            if not topics:
+                raise ValueError(f"{named('other_channels')} {other!r} has no topic: TOPIC/CHANNEL was due")
+            _check_name("channel", channel, "other_channels")
         try:
             _ = self.spool_permissions
         except ValueError as error:

@@ -59,6 +59,7 @@ def test_spool_mode_is_octal(text, mode):
     [
         pytest.param({"topic": ""}, "option topic is required", id="no topic"),
         pytest.param({"channel": ""}, "option channel is required", id="no channel"),
+        pytest.param({"otherChannels": "pages"}, "otherChannels 'pages' has no topic: TOPIC/CHANNEL", id="no source"),
         pytest.param({"topic": "no good!"}, "option topic: .*no good!", id="bad topic"),
         pytest.param({"channel": "x" * 65}, "option channel: ", id="bad channel"),
         pytest.param({"nsqdTcpAddresses": " , "}, "nsqdTcpAddresses.*, or option lookupd", id="no address"),
