@@ -216,7 +216,7 @@ def _receiver_line(query: Query) -> str:
     words, secrets = ["python", "-m", "gnsq.spark.receiver"], []
     for name, field in query.read_options.__dataclass_fields__.items():
         value, flag = getattr(query.read_options, name), flags.get(name)
-        if value == field.default:
+        if value == field.default or (name == "other_channels" and not query.events.topic_pattern):
             continue
         if flag is None:
             secrets += [] if field.repr else [f"GNSQ_RECEIVER_{name.upper()}=..."]

@@ -180,8 +180,8 @@ def _differences(
         yield (
             f"other values are between {_text(numbers['first'])} and {_text(numbers['last'])}: there "
             f"{counted(twice, 'event', spec=',')} of the table came before, since nsqd has delivered it again; else "
-            "the job has left out late events, got some again itself, began an epoch in these windows, or counted by "
-            "other keys or aggregates"
+            "the job has left out late events, did not get those of replay-dead, got some again itself, began an epoch "
+            "in these windows, or counted by other keys or aggregates"
         )
     if numbers["left"]:
         yield f"{counted(numbers['left'], 'window', spec=',')} of before have no events in the table, and stay"
