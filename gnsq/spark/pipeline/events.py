@@ -8,7 +8,6 @@ gives the same rows. Which JSON values a type takes stands in types.py, in Pytho
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from gnsq.spark.pipeline.types import (
     MAX_DEPTH,
     NUMBER,
     PAIR_OR_ESCAPE,
+    QUOTED,
     TIMESTAMP,
     ZONE,
     EventColumn,
@@ -80,6 +80,8 @@ _ELEMENT = object()
 _NOT_PLAIN = r"[\[:,\s]-?(?:(?=[0-9.]{17})[0-9]+\.|[0-9.]+[eE]|[0-9]{39})"
 # Of STRINGs, each after \x01: an object, an array, or a number that Spark may write as the nearest double.
 _WRITTEN = r'\x01(?:[\[{"]|-?[0-9]+\.|-?[0-9]{39})'
+# JSON as Spark writes it, without fractions and numbers that were infinite, which it writes as "Infinity".
+_WHOLE = r'^(?:[^".E]|"(?:(?!Infinity)(?:[^"\\]|\\.))*+")*+$'
 # A body with a string that Spark takes for another number, such as "1,5" for 15, or may round.
 _NO_NUMBER = (
     r'"(?:[-+]?[0-9.]+[,eE]|,[-+0-9.,]+"|-?\.|\+|-?0[0-9]|-?[0-9]+\."|-?[0-9]+\.[0-9]{17}|[-+0-9.,]*\\)'
@@ -607,7 +609,8 @@ def _exact_columns(columns: Sequence[EventColumn], root: Column, text: Column) -
         values = [one.getField("value").alias(f"value {index}") for index, one in enumerate(each)]
         return F.struct(*values, F.array(*(one.getField("misfit") for one in each)).alias("misfits"))
 
-    return _let(F.struct(root.alias("root"), text.rlike(LONG_NUMBER).alias("long")), exact)
+    long = F.regexp_replace(text, QUOTED, "").rlike(LONG_NUMBER)
+    return _let(F.struct(root.alias("root"), long.alias("long")), exact)
 
 
 def _exact(kind: T.DataType, variant: Column, long: Column) -> Column:
@@ -668,7 +671,7 @@ def _exact_scalar(kind: T.DataType, node: Column, long: Column) -> Column:
     is_string = name == "STRING"
     match kind:
         case T.StringType():
-            return F.when(is_string | ~long | name.rlike("^(?:BIGINT|DECIMAL|BOOLEAN)"), text)
+            return F.when(name.rlike("^(?:STRING|DECIMAL)") | ~long | text.rlike(_WHOLE), text)
         case T.BooleanType():
             return F.when(name == "BOOLEAN", text == "true")
         case T.BinaryType():
@@ -754,11 +757,19 @@ def _has_lone_surrogate(text: Column) -> Column:
 
 
 def _all(conditions: Sequence[Column]) -> Column:
-    return functools.reduce(Column.__and__, conditions, F.lit(True))
+    return _balanced(Column.__and__, conditions) if conditions else F.lit(True)
 
 
 def _any(conditions: Sequence[Column]) -> Column:
-    return functools.reduce(Column.__or__, conditions, F.lit(False))
+    return _balanced(Column.__or__, conditions) if conditions else F.lit(False)
+
+
+def _balanced(operator: Callable[[Column, Column], Column], columns: Sequence[Column]) -> Column:
+    # One after the other, a thousand would be too deep for Java's stack.
+    if len(columns) == 1:
+        return columns[0]
+    half = len(columns) // 2
+    return operator(_balanced(operator, columns[:half]), _balanced(operator, columns[half:]))
 
 
 # Types, names, and Spark's plans

@@ -25,7 +25,8 @@ __all__ = [
     *("EventColumn", "Shape", "Step", "Wrong"),
     *("explain", "rescued", "rest"),
     *("check_type", "json_path", "json_schema_type", "type_text"),
-    *("BASE64", "DATE", "LONE_SURROGATE", "LONG_NUMBER", "MAX_DEPTH", "NUMBER", "PAIR_OR_ESCAPE", "TIMESTAMP", "ZONE"),
+    *("BASE64", "DATE", "LONE_SURROGATE", "LONG_NUMBER", "MAX_DEPTH", "NUMBER", "PAIR_OR_ESCAPE", "QUOTED"),
+    *("TIMESTAMP", "ZONE"),
 ]
 
 # Limit of the depth of a body, so that Python can walk it. Jackson's own is 1,000.
@@ -46,8 +47,10 @@ BASE64 = r"[A-Za-z0-9+/]*(?:[A-Za-z0-9+/]|[AEIMQUYcgkosw048]=|[AQgw]==)?"
 # Escapes that can't be lone surrogates; what is one when these are removed.
 PAIR_OR_ESCAPE = r"\\(?:[^u]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 LONE_SURROGATE = r"\\u[dD][89a-fA-F]"
-# A number that Spark reads as DOUBLE, and that a double may not hold: it has an exponent and more than 15 digits, or
-# more than 38 digits, or an exponent of three.
+# A string.
+QUOTED = r'"(?:[^"\\]|\\.)*+"'
+# A number, outside of strings, that Spark reads as DOUBLE, and that a double may not hold: it has an exponent and more
+# than 15 digits, or more than 38 digits, or an exponent of three.
 LONG_NUMBER = r"[\[:,\s]-?(?:[0-9.]{16,}[eE]|[0-9.]+[eE][+-]?[0-9]{3}|[0-9.]{39})"
 
 Step = str | int
@@ -226,7 +229,9 @@ def _explain_fields(body: bytes, shape: Shape, wrong: int) -> str:
     for each in _problems(event, shape, long):
         path = _path_text(each.path)
         if each.kind is not None and (wrong == Wrong.TYPE or each.is_required):
-            inexact = long and isinstance(each.value, _Number) and not isinstance(each.kind, T.FloatType | T.DoubleType)
+            # Of other values, a STRING takes all.
+            is_number = isinstance(each.value, _Number) or isinstance(each.kind, T.StringType)
+            inexact = long and is_number and not isinstance(each.kind, T.FloatType | T.DoubleType)
             reason = ", or can't be read exactly" if inexact else ""
             return f"{path} {_shown(each.value)} is not {type_text(each.kind)}{reason}"
         if each.kind is None and wrong == Wrong.MISSING:
@@ -318,7 +323,7 @@ def _misfits(
 
 
 def _has_long_number(body: bytes) -> bool:
-    return re.search(LONG_NUMBER, body.decode()) is not None
+    return re.search(LONG_NUMBER, re.sub(QUOTED, "", body.decode())) is not None
 
 
 def _fits(value: Any, kind: T.DataType, long: bool) -> bool:  # Any: JSON that is not null
@@ -330,7 +335,7 @@ def _fits(value: Any, kind: T.DataType, long: bool) -> bool:  # Any: JSON that i
     is_text = type(value) is str
     match kind:
         case T.StringType():
-            return is_text or not long or isinstance(value, bool) or (isinstance(value, _Number) and _is_decimal(value))
+            return not long or _is_exact(value)
         case T.BooleanType():
             return isinstance(value, bool)
         case T.BinaryType():
@@ -350,6 +355,23 @@ def _fits(value: Any, kind: T.DataType, long: bool) -> bool:  # Any: JSON that i
     if bits := _INTEGERS.get(type(kind)):
         return _fits_decimal(value, 19, 0, long) and -(2**bits) <= Decimal(value) < 2**bits
     return _is_finite(value, kind)
+
+
+def _is_exact(value: Any) -> bool:  # Any: JSON
+    """Say whether Spark surely writes a value as it came. Within arrays and objects it does not tell DOUBLE apart."""
+    if isinstance(value, _Number):
+        return _is_decimal(value)
+    # Spark writes 1e400 as "Infinity".
+    nodes, is_exact = [value], type(value) is str or "Infinity" not in _dump(value)
+    while nodes and is_exact:
+        match nodes.pop():
+            case _Number() as number:
+                is_exact = _is_decimal(number) and _fits_decimal(number, 38, 0, True)
+            case dict(node):
+                nodes += node.values()
+            case list(node):
+                nodes += node
+    return is_exact
 
 
 def _is_decimal(text: str) -> bool:

@@ -254,7 +254,9 @@ def test_spark_and_python_agree_on_what_fits(messages):
         cases.append(case)
 
     draw()
-    bodies = [f'{{"{KINDS[kind]}": {text}}}' for kind, text in cases]
+    # A number beside the value that a double does not hold, or a string that looks like one.
+    beside = ["0", "1.2345678901234567e-5", '"sha256:7e823"']
+    bodies = [f'{{"{KINDS[kind]}": {text}, "other": {beside[i % 3]}}}' for i, (kind, text) in enumerate(cases)]
     events = plan(messages(*bodies), table(schema=SCHEMA, mismatch="rescue"))
 
     differences = []
@@ -278,6 +280,20 @@ NO_OBJECTS = [
     *(b'{"user": "\\ud83d"}', b'{"other": ["\\uDE00\\ud83d"]}', b'{"user": "\\\\\\ud83d"}', b'{"user": "a\nb"}'),
     *(b'{"other": ' + 600 * b"[" + 600 * b"]" + b"}", b'{"%s": 1}' % (60_000 * b"k"), b'{"ms": %s}' % (2_000 * b"1")),
 ]
+
+
+def test_only_numbers_that_spark_may_have_bent_make_a_string_malformed(run):
+    found = run(
+        *(
+            '{"text": {"a": [1, "é\\""]}, "other": "sha256:7e823"}',
+            '{"text": {"a": [1, 2]}, "other": 1.2345678901234567e-5}',
+        ),
+        *('{"text": {"a": 0.5}, "other": "1"}', '{"text": {"a": 1e400}}'),
+        schema="text STRING",
+    )
+
+    assert [row["text"] for row in found] == ['{"a":[1,"é\\""]}', '{"a":[1,2]}', '{"a":0.5}', None]
+    assert found[3]["reason"] == 'text {"a":1e400} is not STRING, or can\'t be read exactly'
 
 
 def test_only_one_json_object_is_an_event(run):
