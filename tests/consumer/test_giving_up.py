@@ -3,12 +3,13 @@
 import logging
 import threading
 from datetime import timedelta
+from random import Random
 
 import gevent
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant, on
-from fakensqd.faults import disconnect, drop, error
+from fakensqd.faults import delay, disconnect, drop, error
 from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp
 from gnsq.contrib.batch import BatchHandler
 from gnsq.contrib.giveup import NsqdGiveupHandler
@@ -563,3 +564,45 @@ def test_close_requeues_a_message_whose_letter_is_not_confirmed(fakensqd, begin)
 
     assert consumer.stats().counts.finished == 0
     assert channel_stats(fakensqd, "t", "c")["depth"] == 1
+
+
+# --- random faults ---------------------------------------------------------------------------------------------------
+
+FAULTS = [error("E_PUB_FAILED"), error("E_BAD_MESSAGE"), disconnect(), delay(12.0)]
+EVENTS = [on.command("PUB", topic="dead"), on.reply("PUB", topic="dead"), on.command("FIN")]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of BatchHandler
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "kind", ["handler", "answered_later", "override_of_handle_message", "override_of_handle_messages", "batch"]
+)
+def test_no_message_is_finished_without_its_letter_whatever_fails(clock, kind, seed):
+    random = Random(seed)
+
+    def make():
+        return random.choice([no_such_country(), no_such_country(), RuntimeError("try it again")])
+
+    with FakeNsqd(clock=clock) as first, FakeNsqd(clock=clock) as second:
+        nsqds = [first, second]
+        options = {"max_in_flight": 6, "max_tries": 3, "requeue_delay": 200, "max_backoff_duration": 2}
+        options |= {"dead_letter_topic": "dead", "msg_timeout": 8.0, "reconnect_initial": 0.5, "clock": clock}
+        consumer = KINDS[kind](make, "t", "c", [nsqd.tcp_address for nsqd in nsqds], **options)
+        consumer.start(block=False)
+        bodies = [b"%d" % number for number in range(20)]
+        for body in bodies:
+            random.choice(nsqds).publish("t", body)
+        for _ in range(30):
+            with random.choice(nsqds).add(random.choice(EVENTS), random.choice(FAULTS), optional=True):
+                clock.advance(random.uniform(0.0, 4.0))
+            if random.random() < 0.1:
+                random.choice(nsqds).restart()
+        clock.advance(500.0)
+
+        # E_BAD_MESSAGE is the error for a letter that is too large: then the bare body is published.
+        dead = {body for nsqd in nsqds for body in nsqd.messages("dead")}
+        assert {letter.body if (letter := decode_dead_letter(body)) else body for body in dead} == set(bodies)
+        assert [channel(nsqd).depth + channel(nsqd).deferred_count for nsqd in nsqds] == [0, 0]
+        assert consumer.total_in_flight == 0
+        gevent.spawn(consumer.close)
+        clock.advance(60.0)
