@@ -200,7 +200,7 @@ class _Change:
         self._is_limited = bool(only)
         self._chosen = _limited(found, only)
         row = self._row(self._chosen)
-        self._having = [] if row is None else list(row.by_nsqd)
+        self._having = [] if row is None else sorted(row.by_nsqd)
         # By address: why it failed; empty if it did not.
         self._results: dict[str, str] = {}
         self._lookupd_results: dict[str, str] = {}
@@ -265,7 +265,7 @@ class _Change:
             for address, client in clients
         }
         gevent.joinall(calls.values(), raise_error=True)
-        return {address: call.value for address, call in calls.items()}
+        return {address: calls[address].value for address in sorted(calls)}
 
     def _call(self, method: Callable[..., object]) -> str:
         try:
@@ -373,9 +373,11 @@ def _list(cluster: Cluster, stop: StopSignals, topic: str | None) -> int:
     if snapshot is None or registered is None:
         return _signal_status(stop)
     rows = snapshot.topics if topic is None else [channel for each in snapshot.topics for channel in each.channels]
-    for name in sorted({row.channel or row.topic for row in rows}.union(registered)):
+    names = sorted({row.channel or row.topic for row in rows}.union(registered))
+    for name in names:
         click.echo(name)
-    return report(snapshot, topic, None)
+    is_unknown = topic is not None and not names and not snapshot.topics
+    return report(snapshot, topic, None) or int(is_unknown)
 
 
 topic, channel = _group("topic"), _group("channel")

@@ -14,6 +14,7 @@ import click
 import gevent
 
 from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster
+from gnsq.cli.keys import restore_terminal
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
@@ -69,12 +70,13 @@ def program() -> Iterator[StopSignals]:
 
     So a signal that comes before the command begins its work, or after it, does not end the process in another way.
     """
-    with option_names(_OPTIONS), StopSignals(before_end=_show_cursor) as stop:
+    with option_names(_OPTIONS), StopSignals(before_end=_restore_terminal) as stop:
         yield stop
 
 
-def _show_cursor() -> None:
-    """Show the cursor again, which rich hides while it shows progress."""
+def _restore_terminal() -> None:
+    """Show the cursor again, which rich hides while it shows progress, and let keys be shown."""
+    restore_terminal()
     if os.isatty(2):
         os.write(2, b"\x1b[?25h")
 

@@ -48,7 +48,8 @@ class _Stopped(Exception):
 
     def advice(self) -> str:
         """Say which lines are published, and how to go on."""
-        text = f"stopped at line {self.first}: {self.error}\nAll lines before it are published. "
+        before = "All lines before it are published. " if self.first > 1 else ""
+        text = f"stopped at line {self.first}: {self.error}\n{before}"
         if self.first == self.last and not isinstance(self.error, NSQUnknown):
             # If the set-up is wrong or nsqd can't store now, the next line would fail in the same way; also if nsqd
             # refuses the time of --defer.
@@ -130,7 +131,7 @@ def pub(
                 producer, topic, defer_ms, counter, limiter, stop, raw, from_line, delimiter or b"\n", decode
             )
             publisher.publish(source)
-        return publisher.report()
+    return publisher.report()  # after the progress has left the terminal
 
 
 def _check_options(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 import click
 import gevent
@@ -16,11 +16,13 @@ from rich.live import Live
 
 from gnsq.cli.cluster import Cluster
 from gnsq.cli.command import Command, until_signal
+from gnsq.cli.keys import pressed_keys, reading_keys
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
 from gnsq.cli.snapshot import Snapshot
-from gnsq.cli.table import SORTS, History, StatsView, failures
+from gnsq.cli.table import SORT_KEYS, SORTS, History, Scroll, StatsView, failures
 from gnsq.cli.topics import CHANNEL, TOPIC
+from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
 
 __all__ = ["report", "stats"]
@@ -38,10 +40,12 @@ _EXAMPLES = """
 """
 _HELP = """Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.
 
-On a terminal the table is live until Ctrl-C; otherwise one table is printed, as with --once, and stderr says which
-servers did not answer, and why. TOPIC and CHANNEL limit it to one topic or channel. A topic's depth counts the messages
-that are in no channel yet. requeued and timed out count since the start of nsqd. finished/s includes messages that were
-deleted by emptying a channel. A rate is "-" if it is unknown, such as after a restart of nsqd.
+On a terminal the table is live until Ctrl-C or the key q, and stays on the screen then. The last line shows the keys
+that sort it; the cursor keys, page up and page down scroll. Otherwise one table is printed, as with --once, and
+stderr says which servers did not answer, and why. TOPIC and CHANNEL limit it to one topic or channel. A topic's depth
+counts the messages that are in no channel yet. requeued and timed out count since the start of nsqd. finished/s
+includes messages that were deleted by emptying a channel. A rate is "-" if it is unknown, such as after a restart of
+nsqd.
 
 The JSON of --json is one object:
 
@@ -103,9 +107,9 @@ def stats(
     # The table shows failures of nsqlookupds.
     logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
     poller = NodePoller(cluster, topic, channel)
-    view = functools.partial(StatsView, sort=sort, reverse=reverse, by_nsqd=by_nsqd)
     if not once and not as_json and console.is_terminal:
-        until_signal(stop, _show_live, console, poller, view, interval or DEFAULT_INTERVAL)
+        screen = _Screen(console, poller, sort, reverse, by_nsqd)
+        until_signal(stop, screen.show, interval or DEFAULT_INTERVAL)
         return 0
     snapshot = until_signal(stop, _poll_once, poller, interval)
     if snapshot is None:
@@ -114,7 +118,7 @@ def stats(
     if as_json:
         click.echo(json.dumps(snapshot.document()))
     else:
-        console.print(view(snapshot))
+        console.print(StatsView(snapshot, sort, reverse, by_nsqd))
     return report(snapshot, topic, channel)
 
 
@@ -127,20 +131,81 @@ def _poll_once(poller: NodePoller, interval: float | None) -> Snapshot:
     return poller.poll()
 
 
-def _show_live(console: Console, poller: NodePoller, view: Callable[..., StatsView], interval: float) -> None:
-    """Poll and show the table for ever. Draw it again if the terminal gets another size."""
-    history = History()
-    with Live(console=console, auto_refresh=False, screen=True) as live:
+@dataclass
+class _Screen:
+    """The live table, and what keys have changed of it.
+
+    Attributes:
+        polled: The last snapshot; None before the first.
+    """
+
+    console: Console
+    poller: NodePoller
+    sort: str
+    reverse: bool
+    by_nsqd: bool
+    history: History = field(default_factory=History)
+    scroll: Scroll = field(default_factory=Scroll)
+    polled: Snapshot | None = None
+    has_keys: bool = False
+
+    def show(self, interval: float) -> None:
+        """Poll and show the table until a key ends it, or for ever. At the end, also after a signal, leave it there."""
+        try:
+            with reading_keys() as self.has_keys, Live(console=self.console, auto_refresh=False, screen=True) as live:
+                running = [spawn("gnsq-stats", self._update_loop, live, interval, on_failure=None)]
+                if self.has_keys:
+                    running.append(spawn("gnsq-keys", self._obey_keys, live, on_failure=None))
+                try:
+                    for each in gevent.iwait(running):
+                        if each.get():
+                            return
+                finally:
+                    gevent.killall(running)
+        finally:
+            self.has_keys = False
+            if self.polled is not None:
+                self.console.print(self._view(self.polled))
+
+    def _view(self, polled: Snapshot) -> StatsView:
+        return StatsView(
+            *(polled, self.sort, self.reverse, self.by_nsqd, self.history),
+            is_live=True,
+            scroll=self.scroll,
+            has_keys=self.has_keys,
+        )
+
+    def _draw(self, live: Live) -> None:
+        if self.polled is not None:
+            live.update(self._view(self.polled), refresh=True)
+
+    def _update_loop(self, live: Live, interval: float) -> NoReturn:
+        """Poll, and draw. Draw again if the terminal gets another size."""
         while True:
-            polled, size = poller.poll(), console.size
-            history.add(polled)
-            live.update(view(polled, history=history, is_live=True), refresh=True)
+            self.polled, size = self.poller.poll(), self.console.size
+            self.history.add(self.polled)
+            self._draw(live)
             with gevent.Timeout(interval, False):
                 while True:
                     gevent.sleep(RESIZE_CHECK_INTERVAL)
-                    if console.size != size:
-                        size = console.size
-                        live.refresh()
+                    if self.console.size != size:
+                        size = self.console.size
+                        self._draw(live)
+
+    def _obey_keys(self, live: Live) -> bool:
+        """Do what keys say. Return True at the key that ends the command, and False if the terminal has ended."""
+        for key in pressed_keys():
+            if key == "q":
+                return True
+            if key == "r":
+                self.reverse = not self.reverse
+            self.sort = SORT_KEYS.get(key, self.sort)
+            page, first = self.scroll.page, self.scroll.first
+            moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "b": -page, "page down": page, " ": page}
+            moves |= {"home": -first, "end": sys.maxsize}
+            self.scroll.first += moves.get(key, 0)
+            self._draw(live)
+        return False
 
 
 def report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:

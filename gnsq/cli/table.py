@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -16,7 +16,7 @@ from gnsq.cli.nodes import short_address
 from gnsq.cli.snapshot import Counts, Node, NodeStats, Row, Snapshot
 from gnsq.texts import counted, printable
 
-__all__ = ["SORTS", "History", "StatsView", "failures"]
+__all__ = ["SORTS", "SORT_KEYS", "History", "Scroll", "StatsView", "failures"]
 
 # Characters of a sparkline, and the number of polls that it shows.
 _BARS = "▁▂▃▄▅▆▇█"
@@ -87,7 +87,7 @@ _COLUMNS = (
     _Column("clients", 6, "client_count"),
     _PAUSED,
 )
-# Names of --sort, and the numbers of topics and channels by which they order.
+# Names of --sort, and the numbers of topics and channels by which they order. The key that chooses one is in SORT_KEYS.
 SORTS: Mapping[str, tuple[str, ...]] = {
     "name": (),
     "depth": ("depth",),
@@ -98,6 +98,26 @@ SORTS: Mapping[str, tuple[str, ...]] = {
     "rate": ("publish_rate", "finish_rate"),
     "clients": ("client_count",),
 }
+SORT_KEYS = dict(zip("ndieutpc", SORTS, strict=True))
+
+
+class Scroll:
+    """Which rows a screen shows.
+
+    Attributes:
+        first: Index of the first row. The next drawing makes it so low that the screen is filled.
+        page: Number of rows that were drawn last.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.page = 1
+
+    def visible(self, rows: int, room: int) -> slice:
+        """Return which of some rows are drawn, if there is room for so many."""
+        self.page = max(room, 1)
+        self.first = min(max(self.first, 0), max(rows - room, 0))
+        return slice(self.first, self.first + room)
 
 
 def _rate(value: float | None) -> str:
@@ -158,6 +178,8 @@ class StatsView:
         by_nsqd: Show the numbers of each nsqd under their sum.
         history: The last depths; None: do not show them.
         is_live: Leave out rows that the screen is too low for, and show why servers fail: there is no other place.
+        scroll: Which rows are shown then.
+        has_keys: Show which keys there are.
     """
 
     snapshot: Snapshot
@@ -166,26 +188,36 @@ class StatsView:
     by_nsqd: bool = False
     history: History | None = None
     is_live: bool = False
+    scroll: Scroll = field(default_factory=Scroll)
+    has_keys: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines, servers, hidden = list(self._lines()), list(self._servers()), 0
+        lines, servers, visible = list(self._lines()), list(self._servers()), slice(None)
         if self.is_live:
             servers, used = _fitting(servers, max(console.height // 2 - 2, 1), console, options)
-            # Besides the rows: the summary, the titles of the columns, an empty line, and the number of hidden rows.
-            room = max(console.height - used - 3, 0)
-            if room < len(lines):
-                room = max(room - 1, 0)
-                hidden = len(lines) - room
-                del lines[room:]
+            # Besides the rows: the summary, the titles of the columns, an empty line, the keys, which rows are shown.
+            room = max(console.height - used - 3 - self.has_keys, 0)
+            visible = self.scroll.visible(len(lines), room if room >= len(lines) else max(room - 1, 0))
+        shown = len(lines[visible])
         if self.snapshot.reached:
             yield self._summary(options)
-        if lines or hidden:
-            yield self._table(lines, options)
-        if hidden:
-            yield Text(f"{counted(hidden, 'more row', spec=',')}: the screen is too low", style="dim", no_wrap=True)
+        if lines:
+            yield self._table(lines, visible, options)
+        if shown < len(lines):
+            rows = f"rows {self.scroll.first + 1:,} to {self.scroll.first + shown:,}" if shown else "none"
+            yield Text(f"{rows} of {len(lines):,}: the screen is too low", style="dim", no_wrap=True)
         if self.snapshot.reached:
             yield Text()
         yield from servers
+        if self.has_keys:
+            yield self._keys(options)
+
+    def _keys(self, options: ConsoleOptions) -> Text:
+        text = Text("q quit, up and down scroll, r reverse, sort by: ", style="dim", no_wrap=True, end="")
+        for index, (key, sort) in enumerate(SORT_KEYS.items()):
+            text.append(", " if index else "").append(f"{key} {sort}", "bold not dim" if sort == self.sort else "")
+        text.overflow = _overflow(options)
+        return text
 
     def _summary(self, options: ConsoleOptions) -> Text:
         snapshot = self.snapshot
@@ -213,7 +245,8 @@ class StatsView:
         for address, counts in sorted(row.by_nsqd.items()) if self.by_nsqd else ():
             yield _Line(f"{indent}  @ {short_address(address)}", counts)
 
-    def _table(self, lines: Sequence[_Line], options: ConsoleOptions) -> Table:
+    def _table(self, lines: Sequence[_Line], visible: slice, options: ConsoleOptions) -> Table:
+        """Make the table of some lines. Its columns are as wide as all lines need: scrolling does not move them."""
         cells = {column: [line.cell(column) for line in lines] for column in _COLUMNS}
         if self.history is None or options.ascii_only:
             del cells[_HISTORY]
@@ -233,7 +266,7 @@ class StatsView:
         table.add_column("topic, channel", no_wrap=True, overflow=_overflow(options), width=width)
         for column in cells:
             table.add_column(column.title, no_wrap=True, justify=column.justify, width=widths[column])
-        for line, *row in zip(lines, *cells.values(), strict=True):
+        for line, *row in list(zip(lines, *cells.values(), strict=True))[visible]:
             table.add_row(Text(line.name), *map(Text, row), style=line.style)
         return table
 

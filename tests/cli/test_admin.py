@@ -157,6 +157,12 @@ def test_channels_are_listed(cluster, gnsq):
     assert (result.exit_code, result.stdout, result.stderr) == (0, "archive\n", "")
 
 
+def test_channels_of_a_topic_that_does_not_exist_are_an_error(cluster, gnsq):
+    result = gnsq("channel", "list", "nothing", *lookupd(cluster))
+
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "no nsqd has a topic nothing\n")
+
+
 def test_emptied_channel_says_also_what_was_in_flight(fakensqd, gnsq, consume):
     fakensqd.publish("t", b"1", b"2", b"3")
     NsqdHTTPClient.from_url(fakensqd.http_address).create_channel("t", "c")

@@ -257,7 +257,7 @@ BEFORE = "All lines before it are published."
             b"1\n\n3\n",
             [],
             (on.reply("MPUB"), disconnect()),
-            f"{BEFORE} Lines 1 to 3 may be published. To publish again: --from-line 1. To leave out: --from-line 4",
+            "\nLines 1 to 3 may be published. To publish again: --from-line 1. To leave out: --from-line 4",
             id="several lost",
         ),
         pytest.param(

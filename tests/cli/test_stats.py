@@ -1,12 +1,16 @@
 """gnsq stats: sums, rates, order, what fits the terminal, and servers that do not answer."""
 
 import dataclasses
+import fcntl
 import io
 import math
 import os
 import pty
+import select
 import signal
+import struct
 import sys
+import termios
 
 import gevent
 import pytest
@@ -14,8 +18,9 @@ from rich.console import Console
 
 from gnsq import NsqdHTTPClient
 from gnsq.cli.snapshot import Node, NodeStats, Snapshot, parse_stats, set_rates
-from gnsq.cli.table import History, StatsView
-from tests.helpers import child, peer, refused_port
+from gnsq.cli.table import History, Scroll, StatsView
+from tests.cli.programs import servers_of
+from tests.helpers import LIMIT, child, peer, refused_port
 
 
 def channel_of(document, topic, channel):
@@ -196,6 +201,84 @@ def test_table_is_live_on_a_terminal_until_a_signal(fakensqd):
     assert b"orders" in seen
 
 
+@pytest.fixture
+def screen(fakensqd):
+    """Start the live table on a terminal of 12 rows; press keys, and wait for what is seen."""
+    for number in range(30):
+        fakensqd.publish(f"t{number:02}", b"1")
+    terminal, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 100, 0, 0))
+    command = [sys.executable, "-m", "gnsq", "stats", *servers_of(fakensqd), "--sort", "name", "--interval", "60"]
+    # A session's leader gets the first terminal that it opens as its own.
+    opening = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(inner)]
+
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+
+    with child(*opening, *command, env={**environment, "TERM": "xterm"}, limit=20) as process:
+        yield Screen(terminal, inner, process)
+    os.close(terminal)
+    os.close(inner)
+
+
+class Screen:
+    def __init__(self, terminal, inner, process):
+        self.process = process
+        self.before = termios.tcgetattr(inner)
+        self._terminal = terminal
+        self._inner = inner
+
+    def wait_for(self, *texts):
+        """Read until all texts have come."""
+        seen = b""
+        while not all(text in seen for text in texts):
+            assert select.select([self._terminal], [], [], LIMIT)[0], seen
+            seen += os.read(self._terminal, 4096)
+        return seen
+
+    def after_the_end(self):
+        """Wait for the end of the program, and return what it has written after it left its screen."""
+        assert self.process.wait(10) == 0
+        seen = b""
+        while select.select([self._terminal], [], [], 0)[0]:
+            seen += os.read(self._terminal, 4096)
+        return seen.rpartition(b"\x1b[?1049l")[2]
+
+    def press(self, keys):
+        os.write(self._terminal, keys)
+
+    def mode(self):
+        return termios.tcgetattr(self._inner)
+
+
+@pytest.mark.subprocess
+def test_keys_scroll_and_sort_and_q_leaves_the_table_on_the_screen(screen):
+    screen.wait_for(b"t00", b"rows 1 to 6 of 30", b"q quit")
+    screen.press(b"\x1b[B")
+    screen.wait_for(b"rows 2 to 7 of 30")
+    screen.press(b"\x1b[6~")
+    screen.wait_for(b"rows 8 to 13 of 30")
+    screen.press(b"r")
+    screen.wait_for(b"t22", b"rows 8 to 13 of 30")
+    screen.press(b"G\x1b[Fq")
+    last = screen.after_the_end()
+
+    assert (b"t00" in last, b"rows 24 to 30 of 30" in last, b"q quit" in last) == (True, True, False)
+    assert screen.mode() == screen.before
+
+
+@pytest.mark.subprocess
+def test_signal_leaves_the_table_on_the_screen_and_restores_the_terminal(screen):
+    screen.wait_for(b"t00", b"q quit")
+    was_changed = screen.mode() != screen.before
+
+    screen.press(b"\x03")
+    last = screen.after_the_end()
+
+    assert was_changed
+    assert b"rows 1 to 7 of 30" in last
+    assert screen.mode() == screen.before
+
+
 # --- rates
 
 
@@ -345,7 +428,29 @@ def test_low_screen_counts_the_rows_that_it_hides():
 
     rows = [line for line in lines if line.startswith(("t1", "  c", "t2", "t3"))]
     assert len(lines) <= 12
-    assert f"{40 - len(rows)} more rows: the screen is too low" in [line.strip() for line in lines]
+    assert f"rows 1 to {len(rows)} of 40: the screen is too low" in [line.strip() for line in lines]
+
+
+def test_scrolled_screen_shows_other_rows_and_is_always_filled():
+    scroll = Scroll()
+    view = StatsView(snapshot(*(f"t{number:02}" for number in range(20))), "name", is_live=True, scroll=scroll)
+    first = shown(view, height=12)
+
+    scroll.first = 10
+    second = shown(view, height=12)
+    scroll.first = 1000
+    last = shown(view, height=12)
+
+    assert (first[2][:3], second[2][:3]) == ("t00", "t05")
+    assert f"rows {41 - scroll.page} to 40 of 40: the screen is too low" in [line.strip() for line in last]
+    assert len(first) == len(second) == len(last)
+
+
+def test_keys_are_shown_below_the_servers():
+    view = StatsView(snapshot("orders"), "rate", is_live=True, has_keys=True)
+
+    assert shown(view, height=20)[-1].startswith("q quit, up and down scroll, r reverse, sort by: n name, d depth, ")
+    assert len(shown(dataclasses.replace(view, snapshot=snapshot(*map(str, range(50)))), height=20)) == 20
 
 
 def test_reasons_of_many_servers_leave_room_for_rows():
