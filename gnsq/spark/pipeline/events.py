@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from gnsq.spark.errors import root_cause
+from gnsq.spark.pipeline.jsonschema import json_schema_type
 from gnsq.spark.pipeline.settings import SettingError, TableSettings
 from gnsq.spark.pipeline.types import (
     BASE64,
@@ -36,7 +37,6 @@ from gnsq.spark.pipeline.types import (
     Wrong,
     check_type,
     json_path,
-    json_schema_type,
     type_text,
 )
 
