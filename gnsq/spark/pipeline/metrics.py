@@ -11,6 +11,7 @@ valid_rows_sql() says which rows are valid.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import json
@@ -94,24 +95,28 @@ class _Aggregates:
             name, sql = named_expression(text)
             root = state.sqlParser().parseExpression(sql)
             # The parser resolves some calls itself, such as first(x IGNORE NULLS): these have no such places.
-            calls = [] if any(_topmost(root, _is_resolved)) else [*_topmost(root, self._is_call)]
+            calls = [] if "AggregateExpression" in _classes(root) else [*self._calls_in(root)]
             result = _replaced(sql, (0, len(sql)), [(_place(call), self._called(sql, call)) for call in calls])
             self.results.append(computed(result if calls else self._of_call(sql)).alias(name))
 
-    def _is_call(self, node: Any) -> bool:  # Any: Java
-        if _class(node) != "UnresolvedFunction":
-            return False
-        try:
-            info = self._catalog.lookupFunctionInfo(self._identifier(node.nameParts().last()))
-        except PySparkException:
-            return False  # there is no such function, which Spark tells later
-        return bool(info.getGroup() == "agg_funcs")
+    def _calls_in(self, node: Any) -> Iterator[Any]:  # Any: Java
+        if _class(node) == "UnresolvedFunction":
+            # Of a function that does not exist, Spark tells later.
+            with contextlib.suppress(PySparkException):
+                if (
+                    self._catalog.lookupFunctionInfo(self._identifier(node.nameParts().last())).getGroup()
+                    == "agg_funcs"
+                ):
+                    yield node
+                    return
+        for child in _children(node):
+            yield from self._calls_in(child)
 
     def _called(self, sql: str, call: Any) -> str:  # Any: Java
         arguments = []
         for node in _children(call):
             value = node.child() if _class(node) == "SortOrder" else node
-            if _class(value) != "UnresolvedAttribute" and any(_topmost(value, _is_column)):
+            if "UnresolvedAttribute" in [*_classes(value)][1:]:
                 begin, end = place = _place(value)
                 arguments.append((place, f"`our argument {len(self.arguments)}`"))
                 self.arguments.append(computed(sql[begin:end]).alias(f"our argument {len(self.arguments)}"))
@@ -138,14 +143,6 @@ def _place(node: Any) -> tuple[int, int]:  # Any: Java
     return node.origin().startIndex().get(), node.origin().stopIndex().get() + 1
 
 
-def _topmost(node: Any, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:  # Any: Java
-    if is_wanted(node):
-        yield node
-    else:
-        for child in _children(node):
-            yield from _topmost(child, is_wanted)
-
-
 def _children(node: Any) -> Iterator[Any]:  # Any: Java
     return (node.children().apply(index) for index in range(node.children().size()))
 
@@ -154,12 +151,11 @@ def _class(node: Any) -> str:  # Any: Java
     return str(node.getClass().getSimpleName())
 
 
-def _is_column(node: Any) -> bool:  # Any: Java
-    return _class(node) == "UnresolvedAttribute"
-
-
-def _is_resolved(node: Any) -> bool:  # Any: Java
-    return _class(node) == "AggregateExpression"
+def _classes(node: Any) -> Iterator[str]:  # Any: Java
+    """Yield the classes of a node and of all below."""
+    yield _class(node)
+    for child in _children(node):
+        yield from _classes(child)
 
 
 def metric_table(query: Query, counts: DataFrame) -> Table:
