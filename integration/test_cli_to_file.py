@@ -12,7 +12,7 @@ import zstandard
 
 from gnsq import NsqdHTTPClient, Producer
 from integration.servers import program, running
-from tests.helpers import LIMIT, channel_stats, child, wait_until
+from tests.helpers import LIMIT, bodies, channel_stats, child, run, wait_until
 
 pytestmark = [
     pytest.mark.real,
@@ -119,3 +119,21 @@ def test_kills_lose_no_message(account, tmp_path, compress):
 
     assert [path for path in out.iterdir() if path.name.startswith(".")] == []
     account.processed.update(lines(out))
+
+
+def test_saved_topics_are_published_again_byte_for_byte(real_nsqd, topic, tmp_path):
+    saved = {f"{topic}-{name}": [name.encode(), b"\xff\x00\n", "größer\u2028".encode()] for name in ("a", "b")}
+    with Producer(real_nsqd.tcp_address) as producer:
+        for name, messages in saved.items():
+            producer.multipublish(name, messages)
+    servers = ["--nsqd", real_nsqd.tcp_address, "--nsqd-http", real_nsqd.http_address]
+    words = ["--topic-pattern", f"^{topic}-", "-d", str(tmp_path), "--name", "{topic}/{date}/%H", "--format", "json"]
+
+    written = run(sys.executable, "-m", "gnsq", "to-file", *words, "-n", "6", *servers)
+
+    assert written.returncode == 0, written.stderr
+    for name, messages in saved.items():
+        (path,) = (tmp_path / name).glob("*/*.jsonl")
+        back = run(sys.executable, "-m", "gnsq", "pub", f"{name}-back", str(path), "--format", "json", *servers)
+        assert back.returncode == 0, back.stderr
+        assert sorted(bodies(real_nsqd, f"{name}-back")) == sorted(messages)

@@ -204,8 +204,9 @@ class StatsView:
         if lines:
             yield self._table(lines, visible, options)
         if shown < len(lines):
+            why = "up and down scroll" if self.has_keys else "the screen is too low"
             rows = f"rows {self.scroll.first + 1:,} to {self.scroll.first + shown:,}" if shown else "none"
-            yield Text(f"{rows} of {len(lines):,}: the screen is too low", style="dim", no_wrap=True)
+            yield Text(f"{rows} of {len(lines):,}: {why}", style="dim", no_wrap=True)
         if self.snapshot.reached:
             yield Text()
         yield from servers
@@ -213,7 +214,7 @@ class StatsView:
             yield self._keys(options)
 
     def _keys(self, options: ConsoleOptions) -> Text:
-        text = Text("q quit, up and down scroll, r reverse, sort by: ", style="dim", no_wrap=True, end="")
+        text = Text("q quit, r reverse, sort by: ", style="dim", no_wrap=True, end="")
         for index, (key, sort) in enumerate(SORT_KEYS.items()):
             text.append(", " if index else "").append(f"{key} {sort}", "bold not dim" if sort == self.sort else "")
         text.overflow = _overflow(options)

@@ -177,37 +177,30 @@ def to_file(
     suffix, encode = FORMATS[kind]
     end = delimiter or b"\n"
     fields = {"channel": channel, "host": _host(), "pid": str(os.getpid()), "date": "%Y-%m-%d"}
+    template = _Template(name, fields)
 
-    def make_files(topic: str, template: str = name) -> RotatingFile:
+    def make_files(stem: Callable[[float], str]) -> RotatingFile:
         return RotatingFile(
-            *(directory, functools.partial(file_stem, template, {"topic": topic, **fields}), suffix),
-            *(COMPRESSIONS[compress], level),
+            *(directory, stem, suffix, COMPRESSIONS[compress], level),
             max_size=None if rotate_size is None else int(rotate_size),
             interval=rotate_interval or None,
             on_complete=_log_complete,
             delimiter=end,
         )
 
-    def is_usable(topic: str) -> bool:
-        try:
-            file_stem(name, {"topic": topic, **fields}, time.time())
-        except ValueError as error:
-            logger.warning("topic %s is left out: %s", topic, error)
-            return False
-        return True
-
+    some = topics.names or ("topic",)
     try:
-        for topic in topics.names or ("topic",):
-            file_stem(name, {"topic": topic, **fields}, time.time())
+        for topic in some:
+            template.stem(topic)(time.time())
         # Without the directories of the template: those stay, and there may be no message for them.
-        probes = [make_files(topic, name.rpartition("/")[2]) for topic in topics.names or ("topic",)]
+        probes = [make_files(_Template(name.rpartition("/")[2], fields).stem(topic)) for topic in some]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     io_thread = BlockingIOThread()
     for recovery in io_thread.call(_prepare, directory, name.count("/"), probes):
         click.echo(_recovery_text(recovery), err=True)
     receiver = Receiver(
-        *(cluster, dataclasses.replace(topics, is_usable=is_usable), channel, stop, Counter("written")),
+        *(cluster, dataclasses.replace(topics, is_usable=template.is_usable), channel, stop, Counter("written")),
         max_in_flight=max_in_flight,
         batch=max_in_flight,
         count=count,
@@ -215,7 +208,10 @@ def to_file(
         idle=idle,
         linger=sync_interval,
     )
-    writer = _FileWriter(receiver, make_files, io_thread, lambda topic, message: encode(topic, message, end))
+    writer = _FileWriter(
+        *(receiver, lambda topic: make_files(template.stem(topic)), io_thread),
+        lambda topic, message: encode(topic, message, end),
+    )
     failure = writer.run()
     completed = counted(sum(each.completed for each in writer.files.values()), "file", spec=",")
     skipped = f"; {counted(receiver.skipped, 'other', spec=',')} not chosen, and finished" if body_filter else ""
@@ -223,6 +219,34 @@ def to_file(
     if failure:
         raise click.ClickException(failure)
     return receiver.status()
+
+
+class _Template:
+    """The template of the paths of files.
+
+    Args:
+        fields: The fields besides {topic}.
+    """
+
+    def __init__(self, text: str, fields: Mapping[str, str]) -> None:
+        self._text = text
+        self._fields = fields
+        self._left_out: set[str] = set()
+
+    def stem(self, topic: str) -> Callable[[float], str]:
+        """Return a function that returns the path of a topic's file without its suffix, for a Unix time."""
+        return functools.partial(file_stem, self._text, {"topic": topic, **self._fields})
+
+    def is_usable(self, topic: str) -> bool:
+        """Return False for a topic whose files would be out of the directory, and say so once."""
+        try:
+            self.stem(topic)(time.time())
+        except ValueError as error:
+            if topic not in self._left_out:
+                self._left_out.add(topic)
+                logger.warning("topic %s is left out: %s", topic, error)
+            return False
+        return True
 
 
 def _host() -> str:

@@ -254,7 +254,7 @@ class Screen:
 def test_keys_scroll_and_sort_and_q_leaves_the_table_on_the_screen(screen):
     screen.wait_for(b"t00", b"rows 1 to 6 of 30", b"q quit")
     screen.press(b"\x1b[B")
-    screen.wait_for(b"rows 2 to 7 of 30")
+    screen.wait_for(b"rows 2 to 7 of 30: up and down scroll")
     screen.press(b"\x1b[6~")
     screen.wait_for(b"rows 8 to 13 of 30")
     screen.press(b"r")
@@ -449,7 +449,7 @@ def test_scrolled_screen_shows_other_rows_and_is_always_filled():
 def test_keys_are_shown_below_the_servers():
     view = StatsView(snapshot("orders"), "rate", is_live=True, has_keys=True)
 
-    assert shown(view, height=20)[-1].startswith("q quit, up and down scroll, r reverse, sort by: n name, d depth, ")
+    assert shown(view, height=20)[-1].startswith("q quit, r reverse, sort by: n name, d depth, ")
     assert len(shown(dataclasses.replace(view, snapshot=snapshot(*map(str, range(50)))), height=20)) == 20
 
 
