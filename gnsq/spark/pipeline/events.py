@@ -81,7 +81,7 @@ _NOT_PLAIN = r"[\[:,\s]-?(?:(?=[0-9.]{17})[0-9]+\.|[0-9.]+[eE]|[0-9]{39})"
 # Of STRINGs, each after \x01: an object, an array, or a number that Spark may write as the nearest double.
 _WRITTEN = r'\x01(?:[\[{"]|-?[0-9]+\.|-?[0-9]{39})'
 # JSON as Spark writes it, without fractions and numbers that were infinite, which it writes as "Infinity".
-_WHOLE = r'^(?:[^".E]|"(?:(?!Infinity)(?:[^"\\]|\\.))*+")*+$'
+_WHOLE = r'^(?:[^".EI]|"(?:(?!Infinity)(?:[^"\\]|\\.))*+")*+$'
 # A body with a string that Spark takes for another number, such as "1,5" for 15, or may round.
 _NO_NUMBER = (
     r'"(?:[-+]?[0-9.]+[,eE]|,[-+0-9.,]+"|-?\.|\+|-?0[0-9]|-?[0-9]+\."|-?[0-9]+\.[0-9]{17}|[-+0-9.,]*\\)'
