@@ -63,8 +63,8 @@ _REBUILD = "rebuild"
 _REPLAY = "gnsq:replay"
 # Number of tries of a commit, which others may be first with; and of a replay, whose files they may have replaced.
 _TRIES = 20
-# Limit of the tasks that read a table.
-_TASKS = 200
+# Tasks that read a table, for each core. A task costs about as much as reading ten small files.
+_TASKS = 4
 
 
 def rebuild(
@@ -323,7 +323,7 @@ def _rows(spark: SparkSession, snapshot: Snapshot, columns: Collection[str] | No
     """Read rows of a table, all columns or these."""
     schema = pa.schema([field for field in snapshot.schema if columns is None or field.name in columns])
     files = snapshot.listing.select([PATH, *(name for name in snapshot.partition_columns if name in schema.names)])
-    tasks = max(min(files.num_rows, _TASKS), 1)
+    tasks = max(min(files.num_rows, spark.sparkContext.defaultParallelism * _TASKS), 1)
     read = functools.partial(_read, snapshot.location, schema)
     return spark.createDataFrame(files).repartition(tasks).mapInArrow(read, from_arrow_schema(schema))
 
