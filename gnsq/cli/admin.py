@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from gevent.socket import wait_read
 
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.command import Command, Group, until_signal
+from gnsq.cli.command import Command, Group, before_signal
 from gnsq.cli.nodes import NodePoller, short_address
 from gnsq.cli.snapshot import Counts, Row, Snapshot
 from gnsq.cli.stats import report
@@ -145,9 +145,7 @@ def _run(
     if not is_sure and not (sys.stdin is not None and sys.stdin.isatty()):
         raise click.UsageError("this deletes messages: give --yes, or run it on a terminal, where it asks")
     poller = NodePoller(cluster, topic)
-    found = until_signal(stop, poller.poll)
-    if found is None:
-        return _signal_status(stop)
+    found = before_signal(stop, poller.poll)
     change = _Change(verb, topic, channel, poller, found, only)
     if (absent := change.absent()) is not None:
         for failure in failures(found):
@@ -157,10 +155,11 @@ def _run(
         click.echo(change.description(), err=True)
         if not is_sure:
             click.echo(f"{verb.name.capitalize()} {change.name} with these messages? [y/N] ", nl=False, err=True)
-            answer = until_signal(stop, _answer)
-            if answer is None:
-                click.echo(err=True)
-                return _signal_status(stop)
+            try:
+                answer = before_signal(stop, _answer)
+            except click.exceptions.Exit:
+                click.echo(err=True)  # the shell begins a line after that
+                raise
             if answer.strip().lower() not in ("y", "yes"):
                 click.echo(f"not {verb.done}", err=True)
                 return 1
@@ -172,11 +171,6 @@ def _run(
 def _answer() -> str:
     wait_read(sys.stdin.fileno())
     return os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
-
-
-def _signal_status(stop: StopSignals) -> int:
-    assert stop.number is not None  # only a signal ends until_signal() early
-    return 128 + stop.number
 
 
 class _Change:
@@ -368,10 +362,8 @@ def _list_channels(cluster: Cluster, stop: StopSignals, topic: str) -> int:
 
 def _list(cluster: Cluster, stop: StopSignals, topic: str | None) -> int:
     poller = NodePoller(cluster, topic)
-    snapshot = until_signal(stop, poller.poll)
-    registered = until_signal(stop, poller.registered, *([] if topic is None else [topic]))
-    if snapshot is None or registered is None:
-        return _signal_status(stop)
+    snapshot = before_signal(stop, poller.poll)
+    registered = before_signal(stop, poller.registered, *([] if topic is None else [topic]))
     rows = snapshot.topics if topic is None else [channel for each in snapshot.topics for channel in each.channels]
     names = sorted({row.channel or row.topic for row in rows}.union(registered))
     for name in names:

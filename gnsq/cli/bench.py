@@ -15,7 +15,7 @@ import click
 import gevent
 
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.command import Command, until_signal
+from gnsq.cli.command import Command, before_signal
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE, RATE, SIZE
 from gnsq.cli.progress import Counter, RateLimiter
@@ -91,10 +91,7 @@ def bench(
         raise click.UsageError(f"--size {size:g} must be {MIN_SIZE} bytes to 16 MiB")
     topic = f"bench{os.urandom(4).hex()}#ephemeral"
     poller = NodePoller(cluster, topic)
-    snapshot = until_signal(stop, poller.poll)
-    if snapshot is None:
-        assert stop.number is not None  # only a signal ends until_signal() early
-        return 128 + stop.number
+    snapshot = before_signal(stop, poller.poll)
     if report(snapshot, None, None):
         return 1
     addresses = [node.address for node in snapshot.reached]

@@ -20,7 +20,7 @@ from gnsq.errors import NSQException
 from gnsq.running import StopSignals
 from gnsq.texts import nearest, option_names
 
-__all__ = ["Command", "Group", "connection_help", "program", "until_signal"]
+__all__ = ["Command", "Group", "before_signal", "connection_help", "program", "until_signal"]
 
 T = TypeVar("T")
 
@@ -198,6 +198,18 @@ def until_signal(stop: StopSignals, function: Callable[..., T], *arguments: Any,
         return result
     finally:
         greenlet.kill()
+
+
+def before_signal(stop: StopSignals, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function as until_signal() does, and return its result. A signal ends the command, with its exit status.
+
+    Any: the function's own arguments.
+    """
+    result = until_signal(stop, function, *arguments)
+    if result is None:
+        assert stop.number is not None  # the function returns something else
+        raise click.exceptions.Exit(128 + stop.number)
+    return result
 
 
 def _log_to_stderr(level: int) -> None:

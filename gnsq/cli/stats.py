@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gnsq.cli.cluster import Cluster
-from gnsq.cli.command import Command, until_signal
+from gnsq.cli.command import Command, before_signal, until_signal
 from gnsq.cli.keys import pressed_keys, reading_keys
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
@@ -111,10 +111,7 @@ def stats(
         screen = _Screen(console, poller, sort, reverse, by_nsqd)
         until_signal(stop, screen.show, interval or DEFAULT_INTERVAL)
         return 0
-    snapshot = until_signal(stop, _poll_once, poller, interval)
-    if snapshot is None:
-        assert stop.number is not None  # only a signal ends the polls early
-        return 128 + stop.number
+    snapshot = before_signal(stop, _poll_once, poller, interval)
     if as_json:
         click.echo(json.dumps(snapshot.document()))
     else:

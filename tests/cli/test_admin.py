@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import select
 import shlex
 import signal
 import sys
@@ -301,7 +302,10 @@ def on_terminal(fakensqd):
             while b"[y/N]" not in seen:
                 seen += os.read(terminal, 4096)
             act(terminal, process)
-            return process.wait(10), seen + os.read(terminal, 4096)
+            status = process.wait(10)
+            while select.select([terminal], [], [], 0)[0]:
+                seen += os.read(terminal, 4096)
+            return status, seen
 
     yield run
     os.close(terminal)
