@@ -120,10 +120,11 @@ def pub(
             opened.callback(os.close, source)
         elif source == 0 and sys.stdin is None:
             raise click.ClickException("stdin is closed; give the command a FILE, or a pipe to read")
-        elif source == 0 and os.isatty(0):
+        is_typed = source == 0 and os.isatty(0)
+        if is_typed:
             click.echo("reading lines from the terminal; Ctrl-D ends", err=True)
         size = os.fstat(source).st_size if isinstance(source, int) and _is_file(source) else None
-        counter = opened.enter_context(Counter("published", size))
+        counter = opened.enter_context(Counter("published", size, is_shown=not is_typed))
         with cluster.producer() as producer:
             limiter = RateLimiter(rate, stop.requested)
             decode = record_body if is_json else None

@@ -195,8 +195,9 @@ class StatsView:
         lines, servers, visible = list(self._lines()), list(self._servers()), slice(None)
         if self.is_live:
             servers, used = _fitting(servers, max(console.height // 2 - 2, 1), console, options)
-            # Besides the rows: the summary, the titles of the columns, an empty line, the keys, which rows are shown.
-            room = max(console.height - used - 3 - self.has_keys, 0)
+            # Besides the rows: the summary, the titles of the columns, an empty line, the keys (after the end the shell
+            # needs their line), and which rows are shown.
+            room = max(console.height - used - 4, 0)
             visible = self.scroll.visible(len(lines), room if room >= len(lines) else max(room - 1, 0))
         shown = len(lines[visible])
         if self.snapshot.reached:
@@ -290,7 +291,8 @@ def _fitting(servers: list[Text], limit: int, console: Console, options: Console
     for index, server in enumerate(servers):
         height = len(console.render_lines(server, options, pad=False))
         if used + height + (index < len(servers) - 1) > limit:
-            rest = Text(f"{len(servers) - index} more servers: the screen is too low", style="dim", no_wrap=True)
+            left = counted(len(servers) - index, "more server")
+            rest = Text(f"{left}: the screen is too low", style="dim", no_wrap=True)
             return [*servers[:index], rest], used + 1
         used += height
     return servers, used

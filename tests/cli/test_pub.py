@@ -391,12 +391,12 @@ def test_second_signal_ends_at_once_and_shows_the_cursor_again(fakensqd):
     shown = b""
     with (
         fakensqd.add(on.reply("PUB"), drop()),
-        child(sys.executable, *command, stdin=other, stdout=other, stderr=other) as process,
+        child(sys.executable, *command, stdin=subprocess.PIPE, stdout=other, stderr=other) as process,
     ):
         os.close(other)
-        while b"Ctrl-D ends" not in shown:
+        while b"\x1b[?25l" not in shown:
             shown += os.read(terminal, 4096)
-        os.write(terminal, b"1\n")
+        say(process, "1\n")
         wait_until(lambda: fakensqd.depth("t") == 1)
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
