@@ -115,7 +115,7 @@ class Group(_WithExamples, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command. For an unknown one, say which one has a similar name."""
-        if args[0] not in self.commands and not args[0].startswith("-"):
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"there is no command {args[0]!r}{nearest(args[:1], sorted(self.commands), 'commands are')}")
         return super().resolve_command(ctx, args)
 

@@ -44,11 +44,15 @@ def test_topics_come_from_nsqd(orders):
     assert completions("stats", *options_of(orders), "") == ["clicks", "orders"]
     assert completions("stats", *options_of(orders), "o") == ["orders"]
     assert completions("ping", *options_of(orders), "--topic", "c") == ["clicks"]
+    assert completions("topic", "delete", *options_of(orders), "c") == ["clicks"]
+    assert completions("tail", *options_of(orders), "orders", "c") == ["clicks"]
 
 
 def test_channels_are_those_of_the_topic_before(orders):
     assert completions("stats", *options_of(orders), "orders", "") == ["archive", "mail#ephemeral"]
     assert completions("stats", *options_of(orders), "clicks", "") == []
+    assert completions("channel", "delete", *options_of(orders), "orders", "a") == ["archive"]
+    assert "tail" in completions("tial", *options_of(orders), "t")
 
 
 def test_names_come_from_nsqlookupd(fakecluster):
