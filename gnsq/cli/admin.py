@@ -285,14 +285,16 @@ class _Change:
             click.echo(f"Error: not {self._verb.done} at nsqd {short_address(address)}: {error}", err=True)
         if failed:
             click.echo(f"To repeat it there: {_command_line(map(short_address, failed))}", err=True)
-        unasked = {} if self._is_limited else self._found.lookupds
-        lookupds = {address: error for address, error in {**unasked, **self._lookupd_results}.items() if error}
-        for address, error in lookupds.items():
-            click.echo(f"Error: nsqlookupd {short_address(address)}: {printable(error)}", err=True)
-        if lookupds:
-            what = "nsqds that only it knows were left out, and it may keep an old registration"
-            click.echo(f"{what}. To repeat all: {_command_line()}", err=True)
-        return 1 if failed or lookupds else 0
+        unasked = {} if self._is_limited else {each: error for each, error in self._found.lookupds.items() if error}
+        for address, error in unasked.items():
+            left_out = "nsqds that only it knows were left out"
+            click.echo(f"Error: nsqlookupd {short_address(address)}: {printable(error)}; {left_out}", err=True)
+        refused = {each: error for each, error in self._lookupd_results.items() if error and each not in unasked}
+        for address, error in refused.items():
+            click.echo(f"Error: not {self._verb.done} at nsqlookupd {short_address(address)}: {error}", err=True)
+        if unasked or refused:
+            click.echo(f"To repeat all: {_command_line()}", err=True)
+        return 1 if failed or unasked or refused else 0
 
 
 def _limited(snapshot: Snapshot, only: tuple[str, ...]) -> Snapshot:

@@ -251,10 +251,23 @@ def test_nsqlookupd_that_does_not_answer_is_an_error_that_hides_its_secret(clust
 
     assert result.exit_code == 1
     assert f"topic orders paused at {short(cluster.nsqds[0])}\n" in result.stderr
-    assert "Error: nsqlookupd 127.0.0.1:" in result.stderr
+    assert "; nsqds that only it knows were left out\n" in result.stderr
     assert "To repeat all: gnsq topic pause orders --lookupd " in result.stderr
     assert "http://...@127.0.0.1:" in result.stderr
     assert "s3cret" not in result.stderr
+
+
+def test_nsqlookupd_that_keeps_its_registration_is_an_error(cluster, gnsq):
+    with cluster.lookupds[0].add(on.http("/topic/delete"), answer(500, b'{"message": "INTERNAL_ERROR"}')):
+        result = gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster))
+
+    assert result.exit_code == 1
+    assert f"topic orders deleted at {short(cluster.nsqds[0])}\n" in result.stderr
+    assert re.search(
+        r"Error: not deleted at nsqlookupd 127.0.0.1:\d+: http error <500> INTERNAL_ERROR\n", result.stderr
+    )
+    assert "To repeat all: gnsq topic delete orders --lookupd " in result.stderr
+    assert gnsq("topic", "delete", "orders", "--yes", *lookupd(cluster)).exit_code == 0
 
 
 FAILURES = [
