@@ -242,13 +242,30 @@ def test_spark_home_of_the_user_and_that_of_a_cluster_stay(monkeypatch):
     assert "SPARK_HOME" not in os.environ
 
 
+def test_options_of_java_for_a_fast_start_are_added_once_and_not_to_those_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dkey=value")
+    prepare_environment("spark://host:7077")
+    assert os.environ["SPARK_SUBMIT_OPTS"] == "-Dkey=value"
+
+    prepare_environment()
+    options = os.environ["SPARK_SUBMIT_OPTS"]
+    assert options.startswith("-Dkey=value -XX:Tier4")
+    prepare_environment()
+    assert os.environ["SPARK_SUBMIT_OPTS"] == options
+
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    prepare_environment()
+    assert os.environ["SPARK_SUBMIT_OPTS"] == "-XX:TieredStopAtLevel=1"
+
+
 def test_archive_of_classes_is_used_if_it_was_written(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     for name in ("SPARK_HOME", "SPARK_SUBMIT_OPTS"):
         monkeypatch.delenv(name, raising=False)
     prepare_environment()
     home = Path(os.environ["SPARK_HOME"])
-    assert "SPARK_SUBMIT_OPTS" not in os.environ
+    assert "SharedArchiveFile" not in os.environ["SPARK_SUBMIT_OPTS"]
 
     (home / "classes.jsa").touch()
     del os.environ["SPARK_HOME"]

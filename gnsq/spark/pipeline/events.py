@@ -82,13 +82,6 @@ _NOT_PLAIN = r"[\[:,\s]-?(?:(?=[0-9.]{17})[0-9]+\.|[0-9.]+[eE]|[0-9]{39})"
 _WRITTEN = r'\x01(?:[\[{"]|-?[0-9]+\.|-?[0-9]{39})'
 # JSON as Spark writes it, without fractions and numbers that were infinite, which it writes as "Infinity".
 _WHOLE = r'^(?:[^".EI]|"(?:(?!Infinity)(?:[^"\\]|\\.))*+")*+$'
-# A body with a string that Spark takes for another number, such as "1,5" for 15, or may round.
-_NO_NUMBER = (
-    r'"(?:[-+]?[0-9.]+[,eE]|,[-+0-9.,]+"|-?\.|\+|-?0[0-9]|-?[0-9]+\."|-?[0-9]+\.[0-9]{17}|[-+0-9.,]*\\)'
-    r"|(?=[^\x00-\x7F])\p{Nd}"
-)
-# Digits after the point that plain numbers may have.
-_PLAIN_SCALE = 16
 _USUAL_TIMESTAMP = DATE + r"[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
 _USUAL_ZONE = r"(?:Z|[+-][0-9]{2}:[0-9]{2})"
 
@@ -258,11 +251,14 @@ class _Plan:
         wired = [
             _at(F.get(F.col(f"json {layer}"), F.lit(0)), each.path) for each, layer in zip(columns, layers, strict=True)
         ]
-        sure += _guards([each.type for each in columns], wired, text)
-        fast = [
-            _fast(each.type, wire).alias(f"fast {i}") for i, (each, wire) in enumerate(zip(columns, wired, strict=True))
-        ]
-        trusted = parsed.select(*_BESIDE, *fast, F.coalesce(_all(sure), F.lit(False)).alias("is sure"))
+        names = [f"fast {index}" for index in range(len(columns))]
+        fast = [_fast(each.type, wire).alias(name) for each, wire, name in zip(columns, wired, names, strict=True)]
+        kinds = [each.type for each in columns]
+        leaves = [leaf for found in zip(kinds, wired, map(F.col, names), strict=True) for leaf in _leaves(*found)]
+        sure += _guards(leaves, text)
+        trusted = parsed.select("*", *fast).select(
+            *_BESIDE, *names, F.coalesce(_all(sure), F.lit(False)).alias("is sure")
+        )
         is_sure = F.col("is sure")
         variants = F.from_json(array, T.ArrayType(T.VariantType()), _JSON)
         exact = _let(variants, lambda found: _exact_body(columns, found, text))
@@ -463,10 +459,8 @@ def _wire(kind: T.DataType) -> T.DataType:
             return T.ShortType()  # 200 would be -56
         case T.DateType() | T.TimestampType() | T.TimestampNTZType():
             return T.StringType()  # of "2026-11-20 extra" the date would be taken; a number would be seconds
-        case T.DecimalType():
-            return T.DecimalType(38, max(kind.scale, _PLAIN_SCALE))  # 0.125 would be rounded
-        case T.BinaryType():
-            return T.VariantType()  # lost bits of base64 would be dropped
+        case T.DecimalType() | T.BinaryType():
+            return T.VariantType()  # 0.125 would be rounded, "1,5" be 15, and lost bits of base64 be dropped
     return kind
 
 
@@ -477,7 +471,7 @@ def _is_cast(kind: T.DataType) -> bool:
             return all(_is_cast(field.dataType) for field in kind.fields)
         case T.ArrayType():
             return _is_cast(kind.elementType)
-    return isinstance(kind, T.ByteType | T.DecimalType) or _wire(kind) == kind
+    return isinstance(kind, T.ByteType) or _wire(kind) == kind
 
 
 def _fast(kind: T.DataType, wire: Column) -> Column:
@@ -496,84 +490,89 @@ def _fast(kind: T.DataType, wire: Column) -> Column:
             return F.when(wire.isNotNull(), F.struct(*fields))
         case T.DateType():
             return _date(wire)
+        case T.DecimalType():
+            # A number that is a DOUBLE may not be the one that came.
+            return F.when(_kind(wire) != "DOUBLE", _plain_decimal(F.try_variant_get(wire, "$", "string"), kind))
         case T.BinaryType():
-            return _exact(kind, wire, F.lit(True)).getField("value")
+            return _let(wire, lambda node: _exact(kind, node, F.lit(True))).getField("value")
     return _moment(wire, kind, wire, _USUAL_TIMESTAMP, _USUAL_ZONE)
 
 
-def _guards(kinds: Sequence[T.DataType], wires: Sequence[Column], text: Column) -> list[Column]:
+def _guards(leaves: Sequence[_Leaf], text: Column) -> list[Column]:
     """Return the conditions under which _fast() is right."""
-    guards, inexact = [], []
-    has_decimals = False
-    for kind, wire in zip(kinds, wires, strict=True):
-        for leaf in _leaves(kind, wire):
-            guards += leaf.guards()
-            inexact += leaf.inexact()
-            has_decimals |= isinstance(leaf.kind, T.DecimalType)
-    if has_decimals:
-        return [*guards, ~text.rlike(_NOT_PLAIN), ~text.rlike(_NO_NUMBER)]
-    # In most bodies the values alone vouch. To look through a body costs as much as to parse half of it.
-    return [*guards, _all(inexact) | ~text.rlike(_NOT_PLAIN)] if inexact else guards
+    guards = [guard for leaf in leaves if (guard := leaf.guard()) is not None]
+    exact = [finite for leaf in leaves if (finite := leaf.is_finite()) is not None]
+    strings = [leaf.wire for leaf in leaves if isinstance(leaf.kind, T.StringType)]
+    if strings:
+        exact.append(~F.concat_ws("\x01", F.lit(""), *strings).rlike(_WRITTEN))
+    # In most bodies the values alone vouch that no number was read as another one. To look through a body costs as much
+    # as to parse half of it.
+    return [*guards, _all(exact) | ~text.rlike(_NOT_PLAIN)] if exact else guards
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """Values of a scalar type, or a map, as from_json gave them: one, or, from within arrays and maps, an array."""
+    """Values of a scalar type, or a map: one, or, from within arrays and maps, an array.
+
+    Attributes:
+        wire: As from_json gave them.
+        value: As _fast() made them of that.
+    """
 
     kind: T.DataType
     wire: Column
+    value: Column
     is_array: bool
 
-    def guards(self) -> list[Column]:
-        """Return the conditions under which _fast() is right."""
+    def guard(self) -> Column | None:
+        """Return the condition under which _fast() is right; None if it is in any case."""
         kind, wire = self.kind, self.wire
         if isinstance(kind, T.MapType):
             # A map that from_json gives has a key twice if the JSON has.
-            return [self._each(lambda each: F.size(F.array_distinct(F.map_keys(each))) == F.size(each))]
+            def is_map(each: Column) -> Column:
+                return each.isNull() | (F.size(F.array_distinct(F.map_keys(each))) == F.size(each))
+
+            return F.coalesce(F.forall(wire, is_map), F.lit(True)) if self.is_array else is_map(wire)
         if _wire(kind) == kind:
-            return []
+            return None
         if not _is_cast(kind):
-            return [self._each(lambda each: _fast(kind, each).isNotNull())]
+            # _fast() makes null of a text or a variant that is not right.
+            if self.is_array:
+                return F.size(F.filter(wire, self._is_there)) == F.size(F.filter(self.value, F.isnotnull))
+            return ~self._is_there(wire) | self.value.isNotNull()
         there, back = (T.ArrayType(kind), T.ArrayType(_wire(kind))) if self.is_array else (kind, _wire(kind))
-        return [wire.cast(there).cast(back).eqNullSafe(wire)]
+        return wire.cast(there).cast(back).eqNullSafe(wire)
 
-    def inexact(self) -> list[Column]:
-        """Return the conditions under which no number of a body was read as another one."""
-        wire = self.wire
-        match self.kind:
-            case T.FloatType() | T.DoubleType():
-                low, high = (F.array_min(wire), F.array_max(wire)) if self.is_array else (wire, wire)
-                return [F.coalesce((low > float("-inf")) & (high < float("inf")), F.lit(True))]
-            case T.StringType() if self.is_array:
-                joined = F.concat(F.lit("\x01"), F.array_join(wire, "\x01"))
-                return [F.coalesce(~joined.rlike(_WRITTEN), F.lit(True))]
-            case T.StringType():
-                # Conditions for which Spark makes no string of Java's, as it does for a regular expression.
-                may_be_number = (wire >= "-") & (wire < ":") & ~F.contains(wire, F.lit(":"))
-                is_long = F.contains(wire, F.lit(".")) | (F.octet_length(wire) >= 39)
-                starts = [F.startswith(wire, F.lit(first)) for first in '{["']
-                return [F.coalesce(~_any([may_be_number & is_long, *starts]), F.lit(True))]
-        return []
+    def _is_there(self, wire: Column) -> Column:
+        is_variant = isinstance(_wire(self.kind), T.VariantType)
+        return wire.isNotNull() & ~F.is_variant_null(wire) if is_variant else wire.isNotNull()
 
-    def _each(self, check: Callable[[Column], Column]) -> Column:
-        if self.is_array:
-            return F.coalesce(F.forall(self.wire, lambda each: each.isNull() | check(each)), F.lit(True))
-        return self.wire.isNull() | check(self.wire)
+    def is_finite(self) -> Column | None:
+        """Return the condition under which floats are no other numbers; None for other types."""
+        if not isinstance(self.kind, T.FloatType | T.DoubleType):
+            return None
+        low, high = (F.array_min(self.wire), F.array_max(self.wire)) if self.is_array else (self.wire, self.wire)
+        return F.coalesce((low > float("-inf")) & (high < float("inf")), F.lit(True))
 
 
-def _leaves(kind: T.DataType, wire: Column, is_array: bool = False) -> Iterator[_Leaf]:
+def _leaves(kind: T.DataType, wire: Column, value: Column, is_array: bool = False) -> Iterator[_Leaf]:
     match kind:
         case T.StructType():
             for field in kind.fields:
-                yield from _leaves(field.dataType, wire.getField(field.name), is_array)
+                yield from _leaves(field.dataType, wire.getField(field.name), value.getField(field.name), is_array)
         case T.ArrayType():
-            yield from _leaves(kind.elementType, _flat(wire) if is_array else wire, True)
+            inner = (_flat(wire), _flat(value)) if is_array else (wire, value)
+            yield from _leaves(kind.elementType, *inner, True)
         case T.MapType():
-            yield _Leaf(kind, wire, is_array)
-            inner = _flat(F.transform(wire, F.map_values)) if is_array else F.map_values(wire)
-            yield from _leaves(kind.valueType, inner, True)
+            yield _Leaf(kind, wire, value, is_array)
+            inner = (_map_values(wire), _map_values(value)) if is_array else (F.map_values(wire), F.map_values(value))
+            yield from _leaves(kind.valueType, *inner, True)
         case _:
-            yield _Leaf(kind, wire, is_array)
+            yield _Leaf(kind, wire, value, is_array)
+
+
+def _map_values(maps: Column) -> Column:
+    return _flat(F.transform(maps, F.map_values))
 
 
 def _flat(arrays: Column) -> Column:
@@ -599,30 +598,44 @@ def _exact_body(columns: Sequence[EventColumn], variants: Column, text: Column) 
 def _exact_columns(columns: Sequence[EventColumn], root: Column, text: Column) -> Column:
     """Return a struct with "value 0", "value 1", ... and misfits, an array that says which columns do not fit."""
 
-    def exact(given: Column) -> Column:
-        long = given.getField("long")
-        found = [_exact(each.type, _variant_at(given.getField("root"), each.path), long) for each in columns]
-        return _let(F.struct(*(each.alias(str(index)) for index, each in enumerate(found))), chosen)
+    def chosen(found: Sequence[Column]) -> Column:
+        values = [each.getField("value").alias(f"value {index}") for index, each in enumerate(found)]
+        return F.struct(*values, F.array(*(each.getField("misfit") for each in found)).alias("misfits"))
 
-    def chosen(found: Column) -> Column:
-        each = [found.getField(str(index)) for index in range(len(columns))]
-        values = [one.getField("value").alias(f"value {index}") for index, one in enumerate(each)]
-        return F.struct(*values, F.array(*(one.getField("misfit") for one in each)).alias("misfits"))
+    def exact(given: Column) -> Column:
+        variants = [_variant_at(given.getField("root"), each.path) for each in columns]
+        return _exact_all([each.type for each in columns], variants, given.getField("long"), chosen)
 
     long = F.regexp_replace(text, QUOTED, "").rlike(LONG_NUMBER)
     return _let(F.struct(root.alias("root"), long.alias("long")), exact)
 
 
-def _exact(kind: T.DataType, variant: Column, long: Column) -> Column:
+def _exact_all(
+    kinds: Sequence[T.DataType], variants: Sequence[Column], long: Column, chosen: Callable[[list[Column]], Column]
+) -> Column:
+    """Apply chosen() to the results of _exact(). Those of a type are computed by one expression, since Spark plans all
+    expressions anew for each batch."""
+    types = list(dict.fromkeys(kinds))
+    groups = [[index for index, kind in enumerate(kinds) if kind == each] for each in types]
+
+    def result(found: Column, index: int) -> Column:
+        group = types.index(kinds[index])
+        return F.get(found.getField(str(group)), F.lit(groups[group].index(index)))
+
+    def exact(kind: T.DataType, group: Sequence[int]) -> Column:
+        return F.transform(F.array(*(variants[index] for index in group)), lambda node: _exact(kind, node, long))
+
+    arrays = [exact(kind, group).alias(str(i)) for i, (kind, group) in enumerate(zip(types, groups, strict=True))]
+    return _let(F.struct(*arrays), lambda found: chosen([result(found, index) for index in range(len(kinds))]))
+
+
+def _exact(kind: T.DataType, node: Column, long: Column) -> Column:
     """Return a struct of a variant's value, with null for what does not fit, and misfit: whether something does not.
 
     Args:
+        node: The variant: a variable of a lambda, since it is used several times.
         long: Whether the body has a number that a double does not hold.
     """
-    return _let(variant, lambda node: _exact_node(kind, node, long))
-
-
-def _exact_node(kind: T.DataType, node: Column, long: Column) -> Column:
     is_there = node.isNotNull() & ~F.is_variant_null(node)
 
     # The parameters of a lambda are those of Spark's function: result() alone would be one of two.
@@ -631,22 +644,23 @@ def _exact_node(kind: T.DataType, node: Column, long: Column) -> Column:
         misfit = F.coalesce(is_there & (value.isNull() | inner), F.lit(False))
         return F.struct(value.alias("value"), misfit.alias("misfit"))
 
-    def struct(found: Column) -> Column:
-        each = [(field.name, found.getField(str(index))) for index, field in enumerate(kind.fields)]
-        value = F.struct(*(one.getField("value").alias(name) for name, one in each))
-        misfits = F.array(*(one.getField("misfit") for _, one in each))
+    def struct(found: Sequence[Column]) -> Column:
+        value = F.struct(
+            *(each.getField("value").alias(field.name) for field, each in zip(kind.fields, found, strict=True))
+        )
+        misfits = F.array(*(each.getField("misfit") for each in found))
         return result(F.when(_kind(node).startswith("OBJECT<"), value), misfits)
 
     match kind:
         case T.ArrayType():
             items = F.transform(
-                F.try_variant_get(node, "$", "array<variant>"), lambda each: _exact_node(kind.elementType, each, long)
+                F.try_variant_get(node, "$", "array<variant>"), lambda each: _exact(kind.elementType, each, long)
             )
             return _let(items, lambda found: result(found.getField("value"), found.getField("misfit")))
         case T.MapType():
             entries = F.transform_values(
                 F.try_variant_get(node, "$", "map<string,variant>"),
-                lambda _, each: _exact_node(kind.valueType, each, long),
+                lambda _, each: _exact(kind.valueType, each, long),
             )
             return _let(
                 entries,
@@ -656,8 +670,8 @@ def _exact_node(kind: T.DataType, node: Column, long: Column) -> Column:
                 ),
             )
         case T.StructType():
-            fields = [_exact(each.dataType, _variant_at(node, [each.name]), long) for each in kind.fields]
-            return _let(F.struct(*(each.alias(str(index)) for index, each in enumerate(fields))), struct)
+            variants = [_variant_at(node, [each.name]) for each in kind.fields]
+            return _exact_all([each.dataType for each in kind.fields], variants, long, struct)
     told = F.struct(
         F.try_variant_get(node, "$", "string").alias("text"),
         F.try_variant_get(node, "$", "double").alias("double"),
@@ -701,10 +715,14 @@ def _exact_scalar(kind: T.DataType, node: Column, long: Column) -> Column:
 
 def _decimal(number: Column, kind: T.DecimalType) -> Column:
     value = number.cast(kind)
-    is_whole = number.rlike(rf"^-?[0-9]+(?:\.[0-9]{{0,{kind.scale}}}0*)?$")
     # Of at most 15 digits: if two such decimals differ, so do their doubles.
     is_same = number.contains("e") & (value.cast("double") == number.cast("double"))
-    return F.when(is_whole | is_same, value)
+    return F.coalesce(_plain_decimal(number, kind), F.when(is_same, value))
+
+
+def _plain_decimal(number: Column, kind: T.DecimalType) -> Column:
+    has_digits = number.rlike(rf"^-?(?:0|[1-9][0-9]*)(?:\.(?=[0-9])[0-9]{{0,{kind.scale}}}0*)?$")
+    return F.when(has_digits, number.cast(kind))
 
 
 def _date(text: Column) -> Column:
