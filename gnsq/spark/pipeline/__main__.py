@@ -29,7 +29,7 @@ from gnsq.spark.pipeline.settings import (
     load_settings,
     options_of,
 )
-from gnsq.texts import counted, nearest
+from gnsq.texts import counted, nearest, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -218,8 +218,9 @@ def _receiver_line(query: Query) -> str:
         value, flag = getattr(query.read_options, name), flags.get(name)
         if value == field.default or (name == "other_channels" and not query.events.topic_pattern):
             continue
-        if flag is None:
-            secrets += [] if field.repr else [f"GNSQ_RECEIVER_{name.upper()}=..."]
+        has_secret = name.endswith("http_addresses") and any(without_secrets(each) != each for each in value)
+        if flag is None or has_secret:
+            secrets += [] if field.repr and not has_secret else [f"GNSQ_RECEIVER_{name.upper()}=..."]
         elif field.type == "bool":
             words.append((flag.opts if value else flag.secondary_opts)[0])
         else:

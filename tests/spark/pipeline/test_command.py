@@ -171,6 +171,16 @@ def test_receivers_are_told_as_commands_without_secrets(fakensqd, tmp_path):
     assert "--channel=pages" in pages
 
 
+def test_address_with_a_secret_is_left_out_of_the_commands_of_receivers(fakensqd, tmp_path):
+    flags = ["--lookupd-http-address", "http://l:4161?token=hush", "--receivers", "external", "receivers"]
+
+    done = invoke(arguments(fakensqd, tmp_path, *flags))
+
+    assert done.exit_code == 0, done.output
+    assert "hush" not in done.output
+    assert shlex.split(done.output.splitlines()[0])[0] == "GNSQ_RECEIVER_LOOKUPD_HTTP_ADDRESSES=..."
+
+
 # --- before Spark
 
 
