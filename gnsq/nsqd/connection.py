@@ -160,6 +160,7 @@ class Connection:
         writer: Sends commands; has the requests without a response. Raises NSQConnectionClosed after the end.
         in_flight_messages: Messages in flight.
         ready_count, highest_ready_count: The RDY count that was sent last, and the highest one that was sent.
+        last_read: Monotonic time at which something has come from nsqd last, also a heartbeat.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class Connection:
         )
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()
-        self._last_read = 0.0
+        self.last_read = 0.0
         self._write_shut_down = False
         self._greenlets: list[gevent.Greenlet] = []
 
@@ -247,7 +248,7 @@ class Connection:
         self.in_flight_messages.max_msg_timeout = self.identity.max_msg_timeout
         if self.identity.auth:
             self.writer.pending.check_topics()
-        self._last_read = self._now()
+        self.last_read = self._now()
         self.state = ConnectionState.CONNECTED
         self._hub_monitor = HubMonitor.acquire()
         for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("liveness", self._liveness_loop)):
@@ -497,7 +498,7 @@ class Connection:
                 else:
                     self._handle_error(make_error(payload, self.address))
             if messages:
-                self._deliver(messages, self._last_read)
+                self._deliver(messages, self.last_read)
             if decoder.failure is not None:
                 raise decoder.failure
             if self._has_too_many_unsent:
@@ -512,7 +513,7 @@ class Connection:
                 return
             if not data:
                 raise NSQConnectionClosed("nsqd closed the connection")
-            self._last_read = self._now()
+            self.last_read = self._now()
 
     def _handle_few(self, data: bytes) -> bool:
         """Handle, in the hub itself or in a greenlet that has polled, data that has only a few complete messages or OK
@@ -524,7 +525,7 @@ class Connection:
             listener = self._listener
             if listener.response_receivers or not (requests := self.writer.pending.take_confirmed(data)):
                 return False
-            self._last_read = self._now()
+            self.last_read = self._now()
             listener.on_oks(self, requests)
             return True
         if len(data) > FEW_BYTES or not self._listener.may_handle_in_hub():
@@ -536,10 +537,10 @@ class Connection:
         messages: list[Message] = []
         if decode_messages(Message, data, 0, self._stack.decoder.max_frame_size, messages) != len(data):
             return False
-        self._last_read = self._now()
+        self.last_read = self._now()
         is_held = self.writer.hold()
         try:
-            self._deliver(messages, self._last_read)
+            self._deliver(messages, self.last_read)
         finally:
             if is_held:
                 self.writer.release()
@@ -602,14 +603,14 @@ class Connection:
         timeout, interval = self.options.timeout, self.identity.heartbeat_interval
         pause = min(timeout, interval or timeout) / 2
         silent = stuck = 0.0
-        last_read, sending_since = self._last_read, self.writer.sending_since
+        last_read, sending_since = self.last_read, self.writer.sending_since
         while not self._clock.wait(self._closed, pause):
             # After a time in which this process did not run, data may wait in the socket: let the reader read it first.
             self._clock.sleep(HUB_ROUND)
-            silent = silent + pause if self._last_read == last_read else 0.0
+            silent = silent + pause if self.last_read == last_read else 0.0
             is_same_send = sending_since is not None and self.writer.sending_since == sending_since
             stuck = stuck + pause if is_same_send else 0.0
-            last_read, sending_since = self._last_read, self.writer.sending_since
+            last_read, sending_since = self.last_read, self.writer.sending_since
             if interval and silent >= 2 * interval:
                 raise NSQConnectionClosed(f"no word from nsqd for {silent:.0f} s, 2 heartbeat intervals")
             if stuck >= timeout:

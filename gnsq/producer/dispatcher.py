@@ -92,6 +92,9 @@ logger = logging.getLogger(__name__)
 # Seconds without a response to a sent request after which an nsqd gets no publishes while others respond. Longer than
 # the usual fsync of a busy disk, and short beside the deadline of a publish, 60 s.
 STALLED_AFTER = 5.0
+# Seconds without a word from nsqd after which a short timeout of a publish may cost the connection: a disk that needs
+# longer once must not.
+MIN_SILENCE = 1.0
 
 
 class Dispatcher:
@@ -573,9 +576,27 @@ class Dispatcher:
                 self.expire(publish, WaitingFor.RESPONSE, now)
                 if not publish.done:
                     self.deadlines.schedule(publish.deadline)
+            self._close_if_silent(link, now)
         self._waiting_for_capacity = deque(publish for publish in self._waiting_for_capacity if not publish.done)
         self._waiting_for_connection = deque(publish for publish in self._waiting_for_connection if not publish.done)
         self._admit_waiting()
+
+    def _close_if_silent(self, link: Link, now: float) -> None:
+        """Close the connection of a link whose oldest publish got no response by its deadline, if nsqd was silent for
+        that timeout, too.
+
+        That response may be lost. Then each later one would be taken for that of the publish before, and what waits
+        for it to be sent alone would never be sent. While other responses come, nsqd is only slow.
+        """
+        oldest = next(iter(link.sent), None)
+        if oldest is None or not oldest.done:
+            return
+        due = max(link.last_read, oldest.started) + min(max(oldest.timeout, MIN_SILENCE), STALLED_AFTER)
+        if now < due:
+            self.deadlines.schedule(due)
+        else:
+            text = f"nsqd sends nothing, and a publish got no response within its timeout of {oldest.timeout:g} s"
+            link.abort(NSQTimeout(text, address=link.address))
 
     def _overdue(self, publishes: Iterable[PendingPublish], now: float) -> list[PendingPublish]:
         """Return the publishes whose deadline has passed, and schedule a check for the others."""

@@ -226,6 +226,12 @@ class Link:
         self.poll_reply = connection.poll_reply
         self.abort = connection.abort
         self._requests = connection.writer.pending
+        self._connection = connection
+
+    @property
+    def last_read(self) -> float:
+        """Monotonic time at which something has come from nsqd last, also a heartbeat."""
+        return self._connection.last_read
 
     @property
     def pending(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from gevent.ssl import SSLContext
 
 from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant, on
-from fakensqd.faults import delay, disconnect, error, inject
+from fakensqd.faults import delay, disconnect, drop, error, inject
 from fakensqd.faults.toxics import bandwidth, latency, limit_bytes, reset, slice_bytes, stall
 from gnsq.errors import (
     NSQBadBody,
@@ -142,6 +142,59 @@ def test_late_answer_confirms_no_other_publish(nsqd, clock, producing, begin, ba
     assert outcomes(late) == ["unknown", "unknown"]
     assert outcomes(good) == ["confirmed", "confirmed"]
     assert producer.stats().pending == 0
+
+
+@pytest.mark.parametrize("timeout", [1.0, 60.0], ids=["short timeout", "long timeout"])
+def test_publish_without_a_response_by_its_deadline_ends_the_connection(nsqd, clock, producing, begin, timeout):
+    producer = producing(nsqd)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    nsqd.add(on.reply("PUB"), drop())
+
+    lost = begin(producer.publish, "t", b"x", timeout=timeout)
+    clock.advance(timeout / 2)
+    assert (lost.outcome, len(nsqd.transcript.select("connect"))) == (None, 1)
+    unsent = begin(producer.publish, "t", b"larger than what nsqd has confirmed")
+    # Heartbeats count as a word from nsqd, so the connection ends up to 5 s after the deadline.
+    clock.advance(timeout / 2 + 8.0)
+    after = begin(producer.publish, "t", b"after")
+    clock.advance(1.0)
+
+    assert (lost.outcome, unsent.outcome, after.outcome) == ("unknown", "confirmed", "confirmed")
+    assert len(nsqd.transcript.select("connect")) == 2
+    assert stored(nsqd) == [b"first", b"x", b"larger than what nsqd has confirmed", b"after"]
+
+
+def test_lost_response_lets_no_response_confirm_another_publish_after_the_deadline(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    nsqd.add(on.reply("PUB"), drop())
+
+    jobs = [begin(producer.publish, "t", b"%d" % number, timeout=limit) for number, limit in enumerate([2, 60])]
+    nsqd.add(on.reply("PUB"), drop())
+    clock.advance(2.5)
+    good = begin(producer.publish, "t", b"good")
+    clock.advance(5.0)
+
+    assert outcomes(jobs) == ["unknown", "unknown"]
+    assert "a publish got no response within its timeout of 2 s; nsqd may have the publish to t" in str(jobs[1].error)
+    assert good.outcome == "confirmed"
+    assert stored(nsqd) == [b"first", b"0", b"1", b"good"]
+
+
+def test_slow_nsqd_and_a_publish_with_little_time_keep_the_connection(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    nsqd.add(on.reply("PUB"), delay(0.5))
+
+    late = begin(producer.publish, "t", b"x", timeout=0.1)
+    good = begin(producer.publish, "t", b"y")
+    clock.advance(1.0)
+
+    assert (late.outcome, good.outcome) == ("unknown", "confirmed")
+    assert len(nsqd.transcript.select("connect")) == 1
 
 
 def test_confirmed_batch_without_unfinished_members_counts_no_message(nsqd, clock, producing, begin):
