@@ -1,0 +1,234 @@
+"""The lines of logs and the output on the page Troubleshooting are what these situations print."""
+
+import inspect
+import logging
+import re
+
+import gevent.event
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, NSQException, Producer, run
+from tests.cli.programs import command, gnsq
+from tests.docs.pages import blocks
+from tests.helpers import channel_stats, refused_port, run_program, wait_until
+
+PAGE = "troubleshooting.md"
+
+
+def ignore(consumer, message):
+    pass
+
+
+def fail(consumer, message):
+    raise OSError("the database is away")
+
+
+def consuming(nsqd, handler=ignore, **options):
+    options = {"requeue_delay": 0, "max_backoff_duration": 0, **options}
+    return Consumer("orders", "billing", nsqd.tcp_address, message_handler=handler, **options)
+
+
+def publishing(producer, body=b"1"):
+    """Publish in vain; returns the error as a traceback shows it."""
+    with producer, pytest.raises(NSQException) as caught:
+        producer.publish("orders", body, timeout=0.1)
+    return f"gnsq.errors.{caught.typename}: {caught.value}"
+
+
+# Situations: each may return what programs have printed, and the log is read besides.
+
+
+def nobody_has_published(fakecluster):
+    consumer = Consumer("orders", "billing", lookupd_http_addresses=fakecluster.lookupd_http_addresses[:1])
+    consumer.on_message.connect(ignore)
+    with consumer:
+        pass
+
+
+def nsqd_is_away():
+    with FakeNsqd() as nsqd:
+        nsqd.down()
+        with consuming(nsqd):
+            return gnsq(nsqd, "ping").output
+
+
+def channel_is_paused(fakensqd):
+    fakensqd.publish("orders", b"1", b"2")
+    with consuming(fakensqd):
+        wait_until(lambda: fakensqd.transcript.finished() == 2)
+        gnsq(fakensqd, "channel", "pause", "orders", "billing")
+        fakensqd.publish("orders", b"3", b"4")
+        return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
+
+
+def address_is_unknown_here(fakelookupd):
+    options = {"lookupd_tcp_addresses": [fakelookupd.tcp_address], "broadcast_address": "nsqd-0.nsqd.invalid"}
+    with FakeNsqd(**options) as nsqd:
+        nsqd.publish("orders", b"1")
+        nsqd.wait_registered()
+        consumer = Consumer("orders", "billing", lookupd_http_addresses=fakelookupd.http_address)
+        consumer.on_message.connect(ignore)
+        with consumer:
+            wait_until(lambda: consumer.stats().failures)
+            return command("ping", "--lookupd", fakelookupd.http_address).output
+
+
+def consumer_was_killed(fakensqd):
+    fakensqd.publish("orders", b"1")
+    client = NsqdTCPClient(*fakensqd.tcp_address.split(":"))
+    client.connect()
+    client.identify()
+    client.subscribe("orders", "billing")
+    client.ready(1)
+    wait_until(lambda: fakensqd.depth("orders", "billing") == 0)
+    client.close_stream()
+    wait_until(lambda: not channel_stats(fakensqd, "orders", "billing")["client_count"])
+    return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
+
+
+def handler_is_too_slow():
+    clock, calls, second = ManualClock(), [], gevent.event.Event()
+
+    def slow(consumer, message):
+        calls.append(message)
+        if message.attempts == 1:
+            second.wait()
+        else:
+            second.set()
+
+    with FakeNsqd(clock=clock, record=True) as nsqd:
+        nsqd.publish("orders", b"1")
+        with consuming(nsqd, slow, max_in_flight=2, clock=clock):
+            wait_until(lambda: calls)
+            clock.advance(61.0)
+            wait_until(nsqd.transcript.finished)
+            return gnsq(nsqd, "stats", "orders", "--once", COLUMNS="200").output
+
+
+def message_fails_always(fakensqd):
+    fakensqd.publish("orders", b"1")
+    with consuming(fakensqd, fail, max_tries=1):
+        wait_until(lambda: fakensqd.transcript.finished())
+
+
+def consumer_pauses(fakensqd):
+    fakensqd.publish("orders", b"1")
+    with consuming(fakensqd, fail, max_backoff_duration=128, requeue_delay=60_000):
+        wait_until(lambda: fakensqd.transcript.requeued())
+
+
+def handler_blocks():
+    code = """
+import logging, sys, time, gnsq
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+def handle(consumer, message):
+    if message.attempts == 1:
+        time.sleep(2.5)
+    else:
+        consumer.close()
+options = {"heartbeat_interval": 1, "reconnect_initial": 0.1}
+gnsq.Consumer("orders", "billing", sys.argv[1], message_handler=handle, **options).start()
+"""
+    with FakeNsqd(msg_timeout=2.6).in_thread() as nsqd:
+        nsqd.publish("orders", b"1")
+        return run_program(code, nsqd.tcp_address).stderr
+
+
+def nsqd_is_away_or_silent(fakensqd):
+    refused = publishing(Producer(f"127.0.0.1:{refused_port()}"))
+    producer = Producer(fakensqd.tcp_address)
+    producer.publish("orders", b"1")
+    fakensqd.stop_reading()
+    silent = publishing(producer)
+    fakensqd.resume_reading()
+    return f"{refused}\n{silent}"
+
+
+def message_is_too_large(fakensqd):
+    return publishing(Producer(fakensqd.tcp_address), b"x" * 2_000_000)
+
+
+def nobody_consumes(fakensqd):
+    client = NsqdHTTPClient.from_url(fakensqd.http_address)
+    client.create_topic("orders")
+    client.create_channel("orders", "billing")
+    client.create_channel("orders", "archive-old")
+    fakensqd.publish("orders", *[b"%d" % number for number in range(2500)])
+    with consuming(fakensqd, max_in_flight=100):
+        wait_until(lambda: fakensqd.transcript.finished() == 2500)
+        return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
+
+
+def handler_outlives_the_program(fakensqd):
+    fakensqd.publish("orders", b"1")
+
+    def long(consumer, message):
+        gevent.spawn(consumer.close)
+        gevent.sleep(60)
+
+    with pytest.raises(SystemExit):
+        run(consuming(fakensqd, long, close_timeout=0.05))
+
+
+def certificate_is_not_trusted(fakensqd_certificates):
+    certificate, key = fakensqd_certificates.server()
+    with FakeNsqd(tls_cert=certificate, tls_key=key) as nsqd:
+        return publishing(Producer(nsqd.tcp_address, tls_v1=True))
+
+
+# By headings of the page.
+SITUATIONS = {
+    "The consumer gets nothing": [nobody_has_published, nsqd_is_away, channel_is_paused],
+    "It works here, but not from another machine": [address_is_unknown_here],
+    "Everything arrives after a minute": [nobody_has_published, consumer_was_killed],
+    "Messages come twice": [handler_is_too_slow],
+    "The same message comes again and again": [message_fails_always],
+    "Messages disappear": [message_fails_always],
+    "After an error nothing comes for a while": [consumer_pauses],
+    "The connection is lost again and again": [handler_blocks],
+    "Publish times out": [nsqd_is_away_or_silent],
+    "Publish is refused": [message_is_too_large],
+    "TLS fails": [certificate_is_not_trusted],
+    "Depth grows": [nobody_consumes],
+    "The program does not end, or is killed": [handler_outlives_the_program],
+}
+
+
+@pytest.fixture
+def printed_by(request, caplog):
+    """Return the lines that situations print and log."""
+    caplog.set_level(logging.INFO, "gnsq")
+    caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    def printed_by(*situations):
+        names = [inspect.signature(situation).parameters for situation in situations]
+        printed = [
+            situation(**{name: request.getfixturevalue(name) for name in each})
+            for situation, each in zip(situations, names, strict=True)
+        ]
+        return "\n".join([*filter(None, printed), caplog.text])
+
+    return printed_by
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("heading", SITUATIONS)
+def test_lines_of_the_page_are_printed(heading, printed_by):
+    lines = [line for block in blocks(PAGE) if block.heading == heading for line in block.code.splitlines()]
+
+    printed = [" ".join(line.split()) for line in printed_by(*SITUATIONS[heading]).splitlines()]
+
+    assert lines
+    assert [line for line in lines if not any(map(pattern(line).fullmatch, printed))] == [], "\n".join(printed)
+
+
+def pattern(line):
+    """Compile a line of the page, in which ``...`` stands for any text and each port for any port."""
+    words = re.sub(r"(?<=:)4150|(?<=port )4150", "...", " ".join(line.split()))
+    return re.compile(".*".join(map(re.escape, words.split("..."))))
+
+
+def test_all_blocks_of_the_page_are_compared():
+    assert {block.heading for block in blocks(PAGE)} == {*SITUATIONS}
