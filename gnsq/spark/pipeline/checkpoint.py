@@ -180,13 +180,13 @@ def checkpoint_of(query: Query, epoch: int) -> str:
 
 
 def delete_checkpoint(location: str) -> None:
-    """Delete a checkpoint that is needed no more; if that fails, log it: the next start tries again."""
+    """Delete a checkpoint that is needed no more, if it exists. If that fails, log it: the next start tries again."""
     filesystem, root = open_location(location)
     try:
-        # The file metadata must not go before: without it, other files make the checkpoint a damaged one.
-        if filesystem.get_file_info(f"{root}/offsets").type != fs.FileType.NotFound:
-            filesystem.delete_dir(f"{root}/offsets")
-        filesystem.delete_dir(root)
+        # First offsets: with these and without the file metadata, a checkpoint is a damaged one.
+        for path in (f"{root}/offsets", root):
+            if filesystem.get_file_info(path).type != fs.FileType.NotFound:
+                filesystem.delete_dir(path)
     except OSError as error:
         logger.warning("checkpoint %s, which is needed no more, not deleted: %s", redact_uri(location), error)
 

@@ -8,7 +8,7 @@ gives the same rows. Which JSON values a type takes stands in types.py, in Pytho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from gnsq.spark.errors import root_cause
+from gnsq.spark.pipeline.expressions import class_of, computed, elements, nodes, parsed
 from gnsq.spark.pipeline.jsonschema import json_schema_type
 from gnsq.spark.pipeline.settings import SettingError, TableSettings
 from gnsq.spark.pipeline.types import (
@@ -40,7 +41,7 @@ from gnsq.spark.pipeline.types import (
     type_text,
 )
 
-__all__ = ["Events", "OWN", "RESERVED", "SESSION", "check_streaming", "computed", "deduplicated", "plan"]
+__all__ = ["Events", "OWN", "RESERVED", "SESSION", "check_streaming", "deduplicated", "plan"]
 
 # Settings of Spark's session that the expressions need.
 SESSION = {
@@ -139,27 +140,6 @@ def check_streaming(frame: DataFrame, section: str, output_mode: str = "append")
         checker.checkForStreaming(_analyzed(frame), mode)
     except PySparkException as error:
         raise SettingError(_one_line(error), section) from error
-
-
-def computed(sql: str) -> Column:
-    """Return the column of a user's SQL expression, null where the expression raises an error.
-
-    Some do without ANSI: timestamp_millis() of a large number, element_at(x, 0), raise_error(). An event with such a
-    value would end each batch that it is in.
-    """
-    spark = SparkSession.active()
-    parsed = _parsed(spark, sql)
-    name = parsed.name() if _class(parsed) == "Alias" else None
-    expression = parsed if name is None else parsed.child()
-    if _class(expression) == "UnresolvedAttribute":
-        return F.expr(sql)
-    jvm = spark._jvm
-    utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
-    tried = Column(utils.column(jvm.org.apache.spark.sql.catalyst.expressions.TryEval(expression)))
-    # Spark computes what several expressions share before all of them, outside of TryEval, unless it is in a branch of
-    # a condition. This condition is always true, which Spark does not know.
-    column = F.when(F.spark_partition_id() >= 0, tried)
-    return column if name is None else column.alias(name)
 
 
 class _Plan:
@@ -298,7 +278,7 @@ class _Plan:
             )
         # Null is the time of publishing, but not if there was something that gave no time.
         given = []
-        for name, sql in _inputs(_expressions(_analyzed(checked))):
+        for name, sql in _inputs(elements(_analyzed(checked).expressions())):
             if name not in (*OWN, "_body"):
                 given.append(computed(sql).isNotNull())
             if name in columns:
@@ -353,18 +333,18 @@ class _Plan:
         others = [*OWN, "_body", "_wrong", *([misfit] if self._table.mismatch == "rescue" else [])]
         # An item without a name is a column or a part of one: another one's name is refused above.
         chosen = [
-            computed(item) if _class(_parsed(events.sparkSession, item)) == "Alias" else F.expr(item) for item in items
+            computed(item) if class_of(parsed(events.sparkSession, item)) == "Alias" else F.expr(item) for item in items
         ]
         return Events(events.select(*chosen, *others), _nullable(columns), shape)
 
     def _item(self, spark: SparkSession, text: str) -> str:
         try:
-            parsed = _parsed(spark, text)
+            root = parsed(spark, text)
         except PySparkException as error:
             raise self._error("select", _one_line(error)) from error
         if text.startswith("*"):
             return f"{_EVENT}.{text}"
-        if any("UnresolvedStar" in _class(each) for each in _nodes(parsed)):
+        if any("UnresolvedStar" in class_of(each) for each in nodes(root)):
             raise self._error("select", f"{text} has * within: name the columns")
         return text
 
@@ -835,30 +815,8 @@ def _one_line(error: Exception) -> str:
     return root_cause(text)
 
 
-def _parsed(spark: SparkSession, sql: str) -> Any:  # Any: Java
-    return spark._jsparkSession.sessionState().sqlParser().parseExpression(sql)
-
-
 def _analyzed(frame: DataFrame) -> Any:  # Any: Java
     return frame._jdf.queryExecution().analyzed()
-
-
-def _class(node: Any) -> str:  # Any: Java
-    return str(node.getClass().getSimpleName())
-
-
-def _children(items: Any) -> Iterator[Any]:  # Any: Java
-    return (items.apply(index) for index in range(items.size()))
-
-
-def _nodes(node: Any) -> Iterator[Any]:  # Any: Java
-    yield node
-    for child in _children(node.children()):
-        yield from _nodes(child)
-
-
-def _expressions(plan: Any) -> list[Any]:  # Any: Java
-    return list(_children(plan.expressions()))
 
 
 _REFUSED = {
@@ -876,12 +834,12 @@ def _check_rows(result: DataFrame, frame: DataFrame) -> None:
     """
     base, plan = _analyzed(frame), _analyzed(result)
     while not plan.fastEquals(base):
-        name = _class(plan)
+        name = class_of(plan)
         if name != "Project":
             raise ValueError(_REFUSED.get(name, f"needs Spark's {name}, which is not computed row by row"))
-        for expression in _expressions(plan):
-            for node in _nodes(expression):
-                if "Subquery" in _class(node):
+        for expression in elements(plan.expressions()):
+            for node in nodes(expression):
+                if "Subquery" in class_of(node):
                     raise ValueError("has a query within: its rows may differ when a batch runs again")
             if not expression.deterministic():
                 raise ValueError(
@@ -893,13 +851,13 @@ def _check_rows(result: DataFrame, frame: DataFrame) -> None:
 _PARTS = ("GetStructField", "GetArrayItem", "GetMapValue", "GetArrayStructFields", "ElementAt", "Get")
 
 
-def _inputs(expressions: Sequence[Any]) -> Iterator[tuple[str, str]]:  # Any: Java
+def _inputs(expressions: Iterable[Any]) -> Iterator[tuple[str, str]]:  # Any: Java
     """Find the columns that expressions are computed of, and parts of columns: name and SQL."""
     for expression in expressions:
         node = expression
-        while _class(node) in _PARTS:
+        while class_of(node) in _PARTS:
             node = node.children().apply(0)
-        if _class(node) == "AttributeReference":
+        if class_of(node) == "AttributeReference":
             yield node.name(), expression.sql()
         else:
-            yield from _inputs(list(_children(expression.children())))
+            yield from _inputs(elements(expression.children()))

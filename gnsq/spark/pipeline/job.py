@@ -212,7 +212,7 @@ class RunningQuery:
             owner, committed = checkpoint_id(self._location), last_batch(self._location)
             # The tables may still belong to the checkpoint of an epoch before.
             places = [checkpoint_of(query, each) for each in range(1, epoch)]
-            former = {place: old for place in places if (old := checkpoint_id(place))}
+            former = [old for place in places if (old := checkpoint_id(place))]
         except SettingError:
             raise
         except ValueError as error:
@@ -220,14 +220,14 @@ class RunningQuery:
             return
         except OSError as error:
             raise JobFailed(f"query {query.name}: its checkpoint can't be read: {error}") from error
-        if any(table.exists() and any(map(table.is_owned, former.values())) for table in self.tables):
+        if any(table.exists() and any(map(table.is_owned, former)) for table in self.tables):
             self._batches.take_over = True
         try:
             self._batches.claim(owner, committed=committed)
         except SettingError as error:
             raise SettingError(error.text, query.section) from error
         if committed >= 0:  # the tables belong to this checkpoint
-            for place in former:
+            for place in places:
                 delete_checkpoint(place)
 
     def look_for_messages(self) -> None:

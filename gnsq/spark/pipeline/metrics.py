@@ -16,8 +16,7 @@ import datetime as dt
 import functools
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -28,7 +27,17 @@ from pyspark.sql import functions as F
 
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
-from gnsq.spark.pipeline.events import computed
+from gnsq.spark.pipeline.expressions import (
+    class_of,
+    column_of,
+    computed,
+    computed_node,
+    elements,
+    nodes,
+    parsed,
+    sequence,
+    with_children,
+)
 from gnsq.spark.pipeline.parquet import DataFile, TableTarget, collect_files, publish_files, write
 from gnsq.spark.pipeline.settings import MetricSettings, Query, named_expression
 from gnsq.spark.source.pyspark41 import arrow_schema
@@ -38,8 +47,6 @@ __all__ = ["MetricBatches", "aggregated", "metric_body", "metric_table", "valid_
 # Number of the lower bits of a version, which have the batch's number. 23 bits are left for the epoch.
 EPOCH_BITS = 40
 _UTC = pa.timestamp("us", tz="UTC")
-# If a sum of whole numbers overflows, try_sum() gives null; sum() would begin again at the lowest number.
-_SUM = re.compile(r"\s*sum\s*\(", re.IGNORECASE)
 
 
 def aggregated(
@@ -77,7 +84,7 @@ def _interval(seconds: float) -> str:
 
 class _Aggregates:
     """The aggregates of a metric in three steps, so that computed() makes null what raises an error, in the arguments
-    of aggregate functions and in what is computed of their results. Spark's parser says where in the text these are.
+    of aggregate functions and in what is computed of their results.
 
     Attributes:
         arguments: Arguments that are neither a column nor a constant.
@@ -89,73 +96,50 @@ class _Aggregates:
         self.arguments: list[Column] = []
         self.calls: list[Column] = []
         self.results: list[Column] = []
-        state = spark._jsparkSession.sessionState()
-        self._identifier, self._catalog = spark._jvm.org.apache.spark.sql.catalyst.FunctionIdentifier, state.catalog()
+        self._spark = spark
         for text in metric.aggregates:
             name, sql = named_expression(text)
-            root = state.sqlParser().parseExpression(sql)
-            # The parser resolves some calls itself, such as first(x IGNORE NULLS): these have no such places.
-            calls = [] if "AggregateExpression" in _classes(root) else [*self._calls_in(root)]
-            result = _replaced(sql, (0, len(sql)), [(_place(call), self._called(sql, call)) for call in calls])
-            self.results.append(computed(result if calls else self._of_call(sql)).alias(name))
+            root, known = parsed(spark, sql), len(self.calls)
+            # The parser resolves some calls itself, such as first(x IGNORE NULLS): then the whole is one call.
+            if "AggregateExpression" not in map(class_of, nodes(root)):
+                result = self._result(root)
+            if len(self.calls) == known:
+                result = self._named(self.calls, "our call", column_of(spark, root))
+            self.results.append(computed_node(spark, result).alias(name))
 
-    def _calls_in(self, node: Any) -> Iterator[Any]:  # Any: Java
-        if _class(node) == "UnresolvedFunction":
-            # Of a function that does not exist, Spark tells later.
-            with contextlib.suppress(PySparkException):
-                if (
-                    self._catalog.lookupFunctionInfo(self._identifier(node.nameParts().last())).getGroup()
-                    == "agg_funcs"
-                ):
-                    yield node
-                    return
-        for child in _children(node):
-            yield from self._calls_in(child)
+    def _result(self, node: Any) -> Any:  # Any: Java
+        """Return an expression with a column in the place of each call of an aggregate function."""
+        children = elements(node.children())
+        if not self._is_call(node):
+            return with_children(self._spark, node, [self._result(each) for each in children])
+        call = with_children(self._spark, node, [self._argument(each) for each in children])
+        if node.nameParts().mkString(".").lower() == "sum":
+            # If a sum of whole numbers overflows, try_sum() gives null; sum() would begin again at the lowest number.
+            _, *others = (call.productElement(index) for index in range(call.productArity()))
+            call = call.copy(sequence(self._spark, ["try_sum"]), *others)
+        return self._named(self.calls, "our call", column_of(self._spark, call))
 
-    def _called(self, sql: str, call: Any) -> str:  # Any: Java
-        arguments = []
-        for node in _children(call):
-            value = node.child() if _class(node) == "SortOrder" else node
-            if "UnresolvedAttribute" in [*_classes(value)][1:]:
-                begin, end = place = _place(value)
-                arguments.append((place, f"`our argument {len(self.arguments)}`"))
-                self.arguments.append(computed(sql[begin:end]).alias(f"our argument {len(self.arguments)}"))
-        return self._of_call(_replaced(sql, _place(call), arguments))
+    def _is_call(self, node: Any) -> bool:  # Any: Java
+        # Of a function that does not exist, Spark tells later.
+        with contextlib.suppress(PySparkException):
+            if class_of(node) == "UnresolvedFunction":
+                name = self._spark._jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(node.nameParts().last())
+                catalog = self._spark._jsparkSession.sessionState().catalog()
+                return bool(catalog.lookupFunctionInfo(name).getGroup() == "agg_funcs")
+        return False
 
-    def _of_call(self, sql: str) -> str:
-        name = f"our call {len(self.calls)}"
-        self.calls.append(F.expr(_SUM.sub("try_sum(", sql, count=1) if _SUM.match(sql) else sql).alias(name))
-        return f"`{name}`"
+    def _argument(self, node: Any) -> Any:  # Any: Java
+        if class_of(node) == "SortOrder":
+            return with_children(self._spark, node, [self._argument(each) for each in elements(node.children())])
+        if "UnresolvedAttribute" not in map(class_of, [*nodes(node)][1:]):
+            return node
+        return self._named(self.arguments, "our argument", computed_node(self._spark, node))
 
-
-def _replaced(sql: str, place: tuple[int, int], parts: Iterable[tuple[tuple[int, int], str]]) -> str:
-    """Return a part of an expression, with other text for parts within."""
-    end, last = place
-    texts = []
-    for (begin, after), text in parts:
-        texts += [sql[end:begin], text]
-        end = after
-    return "".join([*texts, sql[end:last]])
-
-
-def _place(node: Any) -> tuple[int, int]:  # Any: Java
-    """Return where in the SQL text Spark's parser has found an expression."""
-    return node.origin().startIndex().get(), node.origin().stopIndex().get() + 1
-
-
-def _children(node: Any) -> Iterator[Any]:  # Any: Java
-    return (node.children().apply(index) for index in range(node.children().size()))
-
-
-def _class(node: Any) -> str:  # Any: Java
-    return str(node.getClass().getSimpleName())
-
-
-def _classes(node: Any) -> Iterator[str]:  # Any: Java
-    """Yield the classes of a node and of all below."""
-    yield _class(node)
-    for child in _children(node):
-        yield from _classes(child)
+    def _named(self, columns: list[Column], what: str, column: Column) -> Any:  # Any: Java
+        """Add a column to a list; return the expression that names it."""
+        name = f"{what} {len(columns)}"
+        columns.append(column.alias(name))
+        return parsed(self._spark, f"`{name}`")
 
 
 def metric_table(query: Query, counts: DataFrame) -> Table:

@@ -9,6 +9,7 @@ from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.checkpoint import (
     checkpoint_id,
     checkpoint_of,
+    delete_checkpoint,
     identify,
     last_batch,
     read_epoch,
@@ -266,3 +267,14 @@ def test_other_logs_stay(tmp_path, last, caplog):
 
     assert sorted(tmp_path.rglob("*")) == before
     assert not caplog.text
+
+
+def test_deletion_that_was_killed_goes_on(tmp_path, caplog):
+    put_checkpoint(tmp_path / "1")
+    (tmp_path / "1" / "state").mkdir()
+    (tmp_path / "1" / "metadata").unlink()
+
+    for _ in range(2):
+        delete_checkpoint(str(tmp_path / "1"))
+
+    assert (list(tmp_path.iterdir()), caplog.text) == ([], "")

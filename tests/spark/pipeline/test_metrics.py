@@ -285,6 +285,7 @@ def test_aggregates_are_any_that_spark_has(fed, fakensqd, settings_of, tmp_path)
         aggregates=(
             *("count(*)", "count(ms)", "sum(ms)", "avg(ms)", "max(ratio)", "sum(price)"),
             *("approx_count_distinct(user) AS users", "collect_set(user) AS who"),
+            *("count_if((ms + 1) IS NULL) AS absent", "SUM(ms) FILTER (WHERE user IN ('a')) / count(*) AS mean"),
         ),
     )
     at = START.isoformat()
@@ -301,7 +302,7 @@ def test_aggregates_are_any_that_spark_has(fed, fakensqd, settings_of, tmp_path)
     first, second = rows_of(settings).sort_by("_version").to_pylist()
     names = ("page", "_topic", "count", "count_ms", "sum_ms", "avg_ms", "max_ratio", "sum_price", "users")
     assert [first[name] for name in names] == ["X", "clicks", 3, 2, 5, 2.5, 2.5, Decimal("2.00"), 2]
-    assert sorted(first["who"]) == ["a", "b"]
+    assert (sorted(first["who"]), first["absent"], first["mean"]) == (["a", "b"], 1, 1 / 3)
     assert (second["count"], second["sum_ms"]) == (5, None)
     body = min(published(fakensqd, "pages", tmp_path), key=lambda body: body["_version"])
     assert (body["sum_price"], body["max_ratio"], body["avg_ms"], sorted(body["who"])) == ("2.00", 2.5, 2.5, ["a", "b"])

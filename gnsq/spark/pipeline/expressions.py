@@ -1,0 +1,73 @@
+"""Expressions of users, as Spark's parser has them: Java objects, before Spark resolves names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+__all__ = [
+    *("class_of", "column_of", "computed", "computed_node", "elements", "nodes", "parsed", "sequence", "with_children")
+]
+
+
+def computed(sql: str) -> Column:
+    """Return the column of a user's SQL expression, null where the expression raises an error.
+
+    Some do without ANSI: timestamp_millis() of a large number, element_at(x, 0), raise_error(). An event with such a
+    value would end each batch that it is in.
+    """
+    spark = SparkSession.active()
+    node = parsed(spark, sql)
+    if class_of(node) == "Alias":
+        return computed_node(spark, node.child()).alias(node.name())
+    return computed_node(spark, node)
+
+
+def computed_node(spark: SparkSession, node: Any) -> Column:  # Any: Java
+    """Return the column of an expression, as computed() does."""
+    if class_of(node) == "UnresolvedAttribute":
+        return column_of(spark, node)
+    tried = column_of(spark, spark._jvm.org.apache.spark.sql.catalyst.expressions.TryEval(node))
+    # Spark computes what several expressions share before all of them, outside of TryEval, unless it is in a branch of
+    # a condition. This condition is always true, which Spark does not know.
+    return F.when(F.spark_partition_id() >= 0, tried)
+
+
+def column_of(spark: SparkSession, node: Any) -> Column:  # Any: Java
+    """Return the column of an expression."""
+    return Column(spark._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(node))
+
+
+def parsed(spark: SparkSession, sql: str) -> Any:  # Any: Java
+    """Parse an expression. Raises PySparkException if it is no SQL."""
+    return spark._jsparkSession.sessionState().sqlParser().parseExpression(sql)
+
+
+def class_of(node: Any) -> str:  # Any: Java
+    """Return the name of a node's class."""
+    return str(node.getClass().getSimpleName())
+
+
+def elements(items: Any) -> Iterator[Any]:  # Any: Java
+    """Yield the elements of a sequence of Scala."""
+    return (items.apply(index) for index in range(items.size()))
+
+
+def nodes(node: Any) -> Iterator[Any]:  # Any: Java
+    """Yield a node and all below."""
+    yield node
+    for child in elements(node.children()):
+        yield from nodes(child)
+
+
+def with_children(spark: SparkSession, node: Any, children: Sequence[Any]) -> Any:  # Any: Java
+    """Return a node with other children, as many as it has."""
+    return node.withNewChildren(sequence(spark, children)) if children else node
+
+
+def sequence(spark: SparkSession, items: Sequence[Any]) -> Any:  # Any: Java
+    """Make a sequence of Scala."""
+    return spark._jvm.PythonUtils.toSeq(list(items))
