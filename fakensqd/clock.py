@@ -20,6 +20,7 @@ from gevent.event import Event
 
 from gnsq.clock import Clock as ClientClock
 from gnsq.clock import RealClock as RealClientClock
+from gnsq.texts import counted
 
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
@@ -202,6 +203,18 @@ class ManualClock:
             timer.callback()
             _run_until_idle(self._idle_timeout)
         self._now = end
+
+    def reset(self) -> None:
+        """Set the time back to the start, for the next test.
+
+        Raises:
+            RuntimeError: If somebody still waits by this clock, such as a client that is not closed.
+        """
+        if waiting := sum(timer.callback is not None for _, _, timer in self._timers):
+            timers = counted(waiting, "timer")
+            raise RuntimeError(f"{timers} of this clock would be late after a reset: first close its clients")
+        self._timers.clear()
+        self._now = 0.0
 
 
 def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_counter) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
 from fakensqd.clock import Clock
-from fakensqd.faults.control import AddedRules, make_rules
+from fakensqd.faults.control import AddedRules, make_rules, tell_unfired
 from fakensqd.faults.rules import Action, ActionFunction, Match, Point, Rule, Scenario
 from fakensqd.lookupd.server import FakeLookupd
 from fakensqd.nsqd.published import MessageAssertions
@@ -83,7 +85,10 @@ class FakeCluster(MessageAssertions, Server):
                 lookupd.start()
             addresses = tuple(lookupd.tcp_address for lookupd in self.lookupds)
             for nsqd in self.nsqds:
-                nsqd.lookupd_tcp_addresses = nsqd.lookupd_tcp_addresses or addresses
+                if not nsqd.options.lookupd_tcp_addresses:
+                    # In the options, from which also reset() of a single nsqd takes them.
+                    nsqd.options = dataclasses.replace(nsqd.options, lookupd_tcp_addresses=addresses)
+                    nsqd.lookupd_tcp_addresses = addresses
                 nsqd.start()
             for nsqd in self.nsqds:
                 nsqd.wait_registered()
@@ -91,6 +96,24 @@ class FakeCluster(MessageAssertions, Server):
             self._shut_down()
             raise
         return self
+
+    def reset(self) -> None:
+        """Become a new cluster on the same ports, with all nsqds registered; see FakeNsqd.reset().
+
+        Raises:
+            RuleNeverActed, RuntimeError: As FakeNsqd.reset().
+        """
+        rules = self._added_rules()
+        daemons = (*self.nsqds, *self.lookupds)
+        for daemon in daemons:
+            daemon.down()
+        try:
+            for daemon in daemons:
+                daemon._begin_again()
+        finally:
+            self._next_nsqd = 0
+            self.start()
+        tell_unfired(rules, sys.exception())
 
     def _shut_down(self) -> None:
         for daemon in (*self.nsqds, *self.lookupds):

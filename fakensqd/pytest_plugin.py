@@ -1,12 +1,14 @@
-"""The pytest fixtures: fakensqd, fakelookupd, fakecluster, fakensqd_certificates.
+"""The pytest fixtures: fakensqd, fakelookupd, fakecluster; fakensqd_session, fakecluster_session; certificates.
 
 Each test gets a new server, which runs on its own thread and records a transcript. A marker with the fixture's name
 sets options for a test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``. With ``threaded=False`` the
-server runs in the hub of the test. Of other packages the plugin imports only pytest; a used fixture imports gevent.
+server runs in the hub of the test. The servers of a session are reset after each test. Of other packages the plugin
+imports only pytest; a used fixture imports gevent.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,12 +21,21 @@ if TYPE_CHECKING:
     from fakensqd.lookupd.server import FakeLookupd
     from fakensqd.nsqd.server import FakeNsqd
 
-__all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "fakensqd_options"]
+__all__ = [
+    "fakecluster",
+    "fakecluster_session",
+    "fakelookupd",
+    "fakensqd",
+    "fakensqd_certificates",
+    "fakensqd_options",
+    "fakensqd_session",
+]
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
-# Stored for a test. _REPORTS: fixture names, and functions that describe their servers; _FAILED: True if it failed.
-_REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
+# Stored for a test, and for the session: names of fixtures, and their servers.
+_SERVERS: pytest.StashKey[list[tuple[str, Any]]] = pytest.StashKey()  # Any: a server or its ServerThread
+# Stored for the session: True if the newest test has failed.
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 
@@ -36,9 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fakensqd_options() -> dict[str, Any]:  # Any: options are of all types
-    """Options of FakeNsqd for fakensqd and fakecluster. A module or class of tests may override this fixture."""
+    """Options of the fixtures with a FakeNsqd or FakeCluster. A module or class of tests may override this fixture.
+
+    For fakensqd_session and fakecluster_session, override it in conftest.py, with ``scope="session"``.
+    """
     return {}
 
 
@@ -70,6 +84,28 @@ def fakecluster(
 
 
 @pytest.fixture(scope="session")
+def fakensqd_session(
+    request: pytest.FixtureRequest,
+    fakensqd_options: dict[str, Any],  # Any: options are of all types
+) -> Iterator[FakeNsqd]:
+    """A FakeNsqd on a thread, for an application that is told its address once. reset() after each test."""
+    from fakensqd import FakeNsqd
+
+    yield from _running(request, FakeNsqd, fakensqd_options)
+
+
+@pytest.fixture(scope="session")
+def fakecluster_session(
+    request: pytest.FixtureRequest,
+    fakensqd_options: dict[str, Any],  # Any: options are of all types
+) -> Iterator[FakeCluster]:
+    """Like fakensqd_session: two FakeNsqds that are registered with a FakeLookupd."""
+    from fakensqd import FakeCluster
+
+    yield from _running(request, FakeCluster, fakensqd_options)
+
+
+@pytest.fixture(scope="session")
 def fakensqd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """A CA that signs certificates: ``.ca``, ``.server(names)``, ``.client(common_name)``."""
     from fakensqd import Certificates
@@ -82,26 +118,48 @@ def _running(
     make: Callable[..., _Server],
     options: dict[str, Any],  # Any: options are of all types
 ) -> Iterator[_Server]:
-    """Run a server in a test. Fail the test for internal errors, unfired required rules, or a thread's leftovers."""
-    from fakensqd.faults.control import RuleNeverActed
-
-    marker = request.node.get_closest_marker(str(request.fixturename))
+    """Run a server in a test or in a session, and end the test, see _end_test()."""
+    name = str(request.fixturename)
+    marker = request.node.get_closest_marker(name)
     options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
     threaded = options.pop("threaded", True)
     server = make(**options)
     runner: Any = server.in_thread() if threaded else server  # Any: of two types
-    request.node.stash.setdefault(_REPORTS, []).append((str(request.fixturename), runner.report))
+    servers = request.node.stash.setdefault(_SERVERS, [])
+    servers.append((name, runner))
     yield runner.start()
+    servers.remove((name, runner))
+    # stop() also raises if a watcher of the thread's hub is left over, such as that of a greenlet that still sleeps.
+    _end_test(request.session, runner, runner.stop)
+
+
+def _end_test(session: pytest.Session, runner: Any, end: Callable[[], None]) -> None:  # Any: of two types
+    """Stop or reset a server. Fail the test for internal errors, and for required rules that never acted."""
+    from fakensqd.faults.control import RuleNeverActed
+
+    # Before reset(), which drops them.
+    errors = list(runner.errors)
+    report = runner.report() if runner.unfired() else ""
     unfired = ""
     try:
-        # This also raises if a watcher of the thread's hub is left over, such as that of a greenlet that still sleeps.
-        runner.stop()
+        end()
     except RuleNeverActed as told:
         unfired = str(told)
-    for error in server.errors:
+    for error in errors or runner.errors:
         raise AssertionError(f"internal error of the emulator: {error!r}") from error
-    if unfired and not request.node.stash.get(_FAILED, False):
-        pytest.fail(f"{unfired}\n{server.report()}", pytrace=False)
+    if unfired and not session.stash.get(_FAILED, False):
+        pytest.fail(f"{unfired}\n{report}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Reset the servers of the session when the fixtures of the test have ended, which may still use them."""
+    try:
+        yield
+    finally:
+        with contextlib.ExitStack() as stack:  # all of them, even if the end of one fails
+            for _, runner in item.session.stash.get(_SERVERS, []):
+                stack.callback(_end_test, item.session, runner, runner.reset)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,14 +167,17 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the seed and the end of the transcript of each server to the report of a failed test."""
-    if call.when != "call" or call.excinfo is None:
-        return (yield)
-    sections = [(name, describe()) for name, describe in item.stash.get(_REPORTS, [])]
-    shown = getattr(call.excinfo.value, "transcript", "")  # a WaitError of wait_until() has a transcript
-    if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
-        call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # the value is a WaitError
+    sections: list[tuple[str, str]] = []
+    if call.when == "call" and call.excinfo is not None:
+        used = getattr(item, "fixturenames", ())
+        servers = [server for server in item.session.stash.get(_SERVERS, ()) if server[0] in used]
+        sections = [(name, runner.report()) for name, runner in (*item.stash.get(_SERVERS, ()), *servers)]
+        shown = getattr(call.excinfo.value, "transcript", "")  # a WaitError of wait_until() has a transcript
+        if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
+            call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # the value is a WaitError
     report = yield
     if report.failed:
-        item.stash[_FAILED] = True
         report.sections += sections
+    if call.when != "teardown":
+        item.session.stash[_FAILED] = report.failed
     return report

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,11 +19,11 @@ from gevent.event import Event as GeventEvent
 from gevent.pool import Group
 
 from fakensqd.addresses import peer_address
-from fakensqd.clock import Clock, RealClock
+from fakensqd.clock import Clock, ManualClock, RealClock
 from fakensqd.daemon.connection import Connection, TransportStack
 from fakensqd.daemon.session import ConnectionSession
 from fakensqd.effects import AskAuth, Close, Execute, HttpResponse, IoResult, Reset, Wait
-from fakensqd.faults.control import AddedRules, FaultControl, make_rules
+from fakensqd.faults.control import AddedRules, FaultControl, make_rules, tell_unfired
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket, wait_for_end
 from fakensqd.faults.rules import Action, ActionFunction, Event, Match, Point, Rule, Scenario, ServerProtocol
@@ -73,15 +74,9 @@ class Daemon(Server):
     ) -> None:
         self.clock: Clock = clock or RealClock()
         self.hostname = socket.gethostname()
-        self.faults = FaultControl(
-            type(self).__name__,
-            self.fault_protocol,
-            seed=options.seed,
-            record=options.record,
-            on_active=self._attach_faults,
-        )
-        self.seed = self.faults.seed
         self.errors: list[BaseException] = []
+        self._seed = options.seed
+        self._record = options.record
         self._tcp = TcpPort(options.tcp_address)
         self._http = HttpPort(options.http_address)
         self._https = HttpPort(https_address if context is not None else "", context)
@@ -92,6 +87,21 @@ class Daemon(Server):
         self._context = context
         # Function that asks the auth servers; a subclass sets it if there are any.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
+        self._greenlets = Group()
+        self._set_up()
+
+    # --- for subclasses -----------------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        """Make all that changes while the server runs, for a new server and for reset()."""
+        self.faults = FaultControl(
+            type(self).__name__,
+            self.fault_protocol,
+            seed=self._seed,
+            record=self._record,
+            on_active=self._attach_faults,
+        )
+        self.seed = self._seed = self.faults.seed
         self.link = Link(self.clock, self.seed)
         self._processing_delay = 0.0
         # stop_reading() clears _resumed for HTTP, and adds the toxic _stall to the TCP connections.
@@ -101,9 +111,6 @@ class Daemon(Server):
         # The open connections and their numbers.
         self._connections: dict[Connection, int] = {}
         self._connection_numbers = itertools.count(1)
-        self._greenlets = Group()
-
-    # --- for subclasses -----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> ConnectionSession:
@@ -309,6 +316,34 @@ class Daemon(Server):
         self.down()
         self._on_restart(keep_messages=keep_messages)
         self.up()
+
+    def reset(self) -> None:
+        """Become a new server on the same ports: no topics, messages, rules, toxics, states and errors.
+
+        The transcript begins again, and so do the numbers of connections and the random numbers of faults. A
+        ManualClock goes back to its start. All connections are aborted, and clients must connect again: what a client
+        has sent, or what a fault has held back, could otherwise reach the next test. A server that is down comes up.
+
+        Raises:
+            RuleNeverActed: As stop(), after the reset.
+            RuntimeError: If a client, or another server, still waits by the ManualClock, which then does not go back.
+        """
+        rules = self._added_rules()
+        self.down()
+        try:
+            self._begin_again()
+        finally:
+            self.up()
+        tell_unfired(rules, sys.exception())
+
+    def _begin_again(self) -> None:
+        """Do what reset() does while the server is down."""
+        try:
+            if isinstance(self.clock, ManualClock):
+                self.clock.reset()
+        finally:
+            self.errors.clear()
+            self._set_up()
 
     def stop_reading(self) -> None:
         """Until resume_reading(), accept connections, but read and send nothing; in HTTP, answer only ``/faults``."""

@@ -17,7 +17,7 @@ from gevent.lock import BoundedSemaphore
 
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Execute, FaultStep, HttpResponse, Reset, Wait
-from fakensqd.faults.control import FaultControl
+from fakensqd.faults.control import FaultControl, RuleNeverActed
 from fakensqd.faults.interceptor import multipublish_bodies
 from fakensqd.faults.link import Link, set_reset_on_close, wait_for_end
 from fakensqd.faults.rules import Event, Point
@@ -36,6 +36,7 @@ STATE_METHODS = (
     "down",
     "up",
     "restart",
+    "reset",
     "stop_reading",
     "resume_reading",
     "pause_heartbeats",
@@ -43,7 +44,7 @@ STATE_METHODS = (
     "set_processing_delay",
 )
 # These methods close the connections of the daemon's HTTP port.
-_CLOSING_METHODS = ("down", "restart")
+_CLOSING_METHODS = ("down", "restart", "reset")
 
 
 class FaultyApplication:
@@ -223,7 +224,10 @@ class FaultsEndpoint(Router):
             where = f"http://{address}{request.path}" if address else "the port of faults_http_address"
             raise ValueError(f"{name} would end this connection, too; POST it to {where}, which stays up")
         with self._state_lock:
-            change(**arguments)
+            try:
+                change(**arguments)
+            except RuleNeverActed as told:  # by reset(), which is complete
+                raise HttpError(409, str(told)) from None
         return self._server.states()
 
 

@@ -45,6 +45,9 @@ class FakeLookupd(Daemon):
     ) -> None:
         self.options = LookupdOptions.from_keywords(FakeLookupd, options)
         super().__init__(self.options, clock)
+
+    def _set_up(self) -> None:
+        super()._set_up()
         self.registry = Registry()
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
 

@@ -56,6 +56,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         **options: Unpack[NsqdOptionsDict],
     ) -> None:
         self.options = NsqdOptions.from_keywords(FakeNsqd, options)
+        self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
         super().__init__(
             self.options,
             clock,
@@ -66,10 +67,12 @@ class FakeNsqd(MessageAssertions, Daemon):
             from fakensqd.nsqd.auth_client import AuthClient
 
             self._ask_auth = AuthClient(self.options, self.clock).ask
+
+    def _set_up(self) -> None:
+        super()._set_up()
         self.lookupd_tcp_addresses = self.options.lookupd_tcp_addresses
         self.log_level = self.options.log_level
         self._published = PublishedBodies()
-        self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
         events = BrokerEvents(
             on_register=self._register,
             on_unregister=self._unregister,

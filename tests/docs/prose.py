@@ -134,7 +134,7 @@ def programs(*, process: bool) -> list[object]:
 
 
 def tests_of(page: str) -> dict[str, Callable[..., object]]:
-    """Execute the blocks of a page that are tests; returns the test functions by name."""
+    """Execute the blocks of a page that are tests; returns the test functions and their fixtures by name."""
     prelude: dict[str, object] = {"__name__": "example"}
     found: dict[str, Callable[..., object]] = {}
     for block in blocks(page):
@@ -145,10 +145,15 @@ def tests_of(page: str) -> dict[str, Callable[..., object]]:
         elif block.is_test:
             names = dict(prelude)
             exec(block.compiled(), names)
-            for name in [name for name in names if name.startswith("test_")]:
+            for name in [name for name, value in names.items() if name.startswith("test_") or _is_fixture(value)]:
                 assert name not in found, f"{page}: two tests have the name {name}"
                 found[name] = names[name]
     return found
+
+
+def _is_fixture(value: object) -> bool:
+    # pytest 8.4 made fixtures objects; before, they are functions with this attribute.
+    return type(value).__module__ == "_pytest.fixtures" or hasattr(value, "_pytestfixturefunction")
 
 
 class Addresses:

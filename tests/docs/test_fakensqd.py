@@ -5,13 +5,13 @@ import inspect
 import json
 import re
 import shlex
+import urllib.error
 import urllib.request
 
 import pytest
 
 from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.faults.actions import ACTIONS
-from fakensqd.faults.control import RuleNeverActed
 from fakensqd.faults.http import STATE_METHODS
 from fakensqd.faults.toxics import TOXICS
 from tests.docs.pages import example, run, table
@@ -68,7 +68,13 @@ def curl(line, address):
     path = url.removeprefix("127.0.0.1:4153")
     method = options.get("-X", "POST" if "-d" in options else "GET")
     data = options["-d"].encode() if "-d" in options else None
-    with urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", data, method=method)) as answer:
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", data, method=method))
+    except urllib.error.HTTPError as error:
+        if (error.code, path) != (409, "/faults/reset"):
+            raise
+        answer = error  # the rule of the page has not acted when the server is reset
+    with answer:
         return method, path.partition("?")[0], json.load(answer)
 
 
@@ -81,8 +87,7 @@ def test_each_fault_over_http_has_an_example_that_works():
         if path == "/faults/state":
             assert json.dumps(answer) in line
 
-    with pytest.raises(RuleNeverActed):
-        nsqd.stop()
+    nsqd.stop()
     assert {path.removeprefix("/faults/") for _, path in done} == {"/faults", "toxics", "state", *STATE_METHODS}
     assert {method for method, path in done if path == "/faults/toxics"} == {"GET", "POST", "DELETE"}
     assert [name for name in TOXICS if f'"toxic": "{name}"' not in CURLS] == []

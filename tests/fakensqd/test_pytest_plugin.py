@@ -278,3 +278,70 @@ def test_certificates_fixture_makes_certificates(outcomes, certificates):
     )
 
     assert found == {"passed": 1}
+
+
+SESSION = (
+    PUBLISH
+    + """
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def address(fakensqd_session):
+            return fakensqd_session.http_address
+"""
+)
+
+
+def test_server_of_the_session_is_reset_after_each_test(outcomes):
+    found, _ = outcomes(
+        SESSION
+        + """
+        @pytest.fixture
+        def late(fakensqd_session, fakecluster_session):
+            yield
+            fakensqd_session.publish("t", b"from the end of a fixture")
+            fakecluster_session.publish("t", b"y")
+
+        addresses = set()
+
+        @pytest.mark.parametrize("round", [1, 2])
+        def test_nsqd(address, late, fakensqd_session, fakecluster_session, round):
+            addresses.update([address, *fakecluster_session.nsqd_tcp_addresses])
+            assert len(addresses) == 3
+            post(address, "/pub?topic=t")
+            assert fakensqd_session.messages("t") == [b"x"]
+            assert [str(entry.kind) for entry in fakensqd_session.transcript] == ["http"]
+            assert fakecluster_session.messages("t") == []
+        """
+    )
+
+    assert found == {"passed": 2}
+
+
+@pytest.mark.parametrize(
+    "later", ["", "def test_later(address): pass"], ids=["in the last test", "before the last test"]
+)
+@pytest.mark.parametrize(
+    ("line", "errors", "text"),
+    [
+        ('fakensqd_session.add(on.http("/ping"), drop())', 1, "drop(): nothing of that kind happened"),
+        ('fakensqd_session.add(on.http("/ping"), drop()); assert False', 0, "http POST /pub t b'x' 200"),
+        ("fakensqd_session._spawn(lambda: 1 / 0)", 1, "internal error of the emulator: ZeroDivisionError"),
+    ],
+    ids=["rule", "failed test with a rule", "internal error"],
+)
+def test_fault_in_a_session_fails_only_its_own_test(outcomes, line, errors, text, later):
+    found, output = outcomes(
+        SESSION
+        + f"""
+        def test_first(address, fakensqd_session):
+            post(address, "/pub?topic=t")
+            {line}
+
+        {later}
+        """
+    )
+
+    failed = {"errors": 1, "passed": 1 + bool(later)} if errors else {"failed": 1} | ({"passed": 1} if later else {})
+    assert found == failed
+    assert text in output

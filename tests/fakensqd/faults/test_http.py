@@ -330,6 +330,25 @@ def test_restart_over_http(nsqd, arguments, depth):
     assert nsqd.depth("t") == depth
 
 
+def test_reset_over_http(nsqd):
+    nsqd.publish("t", b"x")
+    state(nsqd, "stop_reading")
+
+    assert state(nsqd, "reset") == USUAL
+    assert nsqd.messages("t") == []
+
+
+def test_reset_over_http_tells_of_rules_that_never_acted(nsqd):
+    rule = {"on": "command", "kind": "PUB", "actions": [{"action": "drop"}]}
+    faults(nsqd, "POST", rule)
+
+    assert state(nsqd, "reset") == {
+        "message": "rule never acted: on.command('PUB'), drop(): nothing of that kind happened"
+    }
+    assert faults(nsqd) == {"rules": []}
+    assert nsqd.errors == []
+
+
 @pytest.mark.parametrize("over", ["http_address", "faults_http_address"])
 def test_daemon_that_does_not_read_is_controlled_on_both_ports(nsqd, over):
     assert faults(nsqd, "POST", path="/stop_reading", over=over) == USUAL | {"stop_reading": True}
