@@ -130,4 +130,4 @@ def test_emulator_example_runs(capsys):
 def test_readme_example_passes(fakensqd):
     names = run(example("README.md", "Test"), fakensqd)
 
-    names["test_an_order_is_published_again_when_its_reply_is_lost"](fakensqd)
+    names["test_order_is_published_again_if_the_reply_is_lost"](fakensqd)
