@@ -21,7 +21,7 @@ from pathlib import Path
 
 import py4j.java_gateway  # type: ignore[import-untyped]  # py4j has no types
 import py4j.protocol  # type: ignore[import-untyped]  # py4j has no types
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.logger import PySparkLogger
@@ -178,7 +178,7 @@ def open_session(
 
     Raises:
         JavaNotFound: If there is no Java that Spark supports.
-        JobFailed: If Spark does not start.
+        JobFailed: If Spark does not start, or the block ends by an exception of Java's that is none of PySpark's.
     """
     given = dict(settings or {})
     if is_submitted():
@@ -213,6 +213,9 @@ def open_session(
     except LeaseLost:
         is_lost = True
         raise
+    except Py4JJavaError as error:
+        # PySpark has no exception for it, such as for want of memory. Its text is asked of Java, which still runs.
+        raise JobFailed(root_cause(str(error))) from error
     finally:
         if is_lost and not is_submitted():
             kill_java()

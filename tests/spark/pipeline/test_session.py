@@ -151,6 +151,17 @@ def test_value_of_a_setting_that_spark_refuses_is_told(spark):
 
 
 @pytest.mark.spark
+def test_exception_of_java_is_told_in_one_line(spark, monkeypatch):
+    monkeypatch.setattr(session, "_stop", lambda *given, **named: None)
+
+    with (
+        pytest.raises(JobFailed, match=r"^java.util.NoSuchElementException: No value present$"),
+        open_session("x") as found,
+    ):
+        found._jvm.java.util.Optional.empty().orElseThrow()
+
+
+@pytest.mark.spark
 def test_expression_that_can_not_be_computed_is_null(spark):
     assert spark.sql("SELECT CAST('x' AS INT) AS a, 1 / 0 AS b, array(1)[5] AS c").first() == (None, None, None)
 
