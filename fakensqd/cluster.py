@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
+from fakensqd.addresses import join_address
 from fakensqd.clock import Clock
 from fakensqd.faults.control import AddedRules, make_rules, tell_unfired
 from fakensqd.faults.rules import Action, ActionFunction, Match, Point, Rule, Scenario
@@ -35,11 +37,13 @@ class FakeCluster(MessageAssertions, Server):
         nsqds: Number of nsqds.
         lookupds: Number of nsqlookupds.
         clock: Clock of all servers; default: real time.
+        host: Where all servers listen: an IP address, or 0.0.0.0 for all of this machine.
         base_port: TCP port of nsqd 0; 0: all servers take free ports. The HTTP port of a server is its TCP port + 1,
             the port of ``/faults`` is + 3. The ports of nsqd N are 100 above those of nsqd N - 1, and the ports of
             nsqlookupd N are 10 above those of nsqd N. With 4150, nsqd 0 and nsqlookupd 0 have NSQ's usual ports.
         options: Options of the nsqds, as in FakeNsqd, except addresses; record, seed and faults_over_http are options
-            of the nsqlookupds, too.
+            of the nsqlookupds, too. broadcast_address is the name or address under which consumers reach the nsqds,
+            which nsqlookupd gives to them. Default: the host; with 0.0.0.0, the name of this machine.
 
     Raises:
         TypeError, ValueError, OSError: As in FakeNsqd; ValueError also if base_port gives ports outside of 1 to 65535.
@@ -52,23 +56,29 @@ class FakeCluster(MessageAssertions, Server):
         lookupds: int = 1,
         *,
         clock: Clock | None = None,
+        host: str = "127.0.0.1",
         base_port: int = 0,
         **options: Unpack[ClusterOptionsDict],
     ) -> None:
         NsqdOptions.from_keywords(FakeCluster, options)  # raises TypeError or ValueError for bad options
         if base_port:
             _check_ports(base_port, nsqds, lookupds)
+        is_everywhere = host in ("0.0.0.0", "::")
+        self.broadcast_address = options.setdefault("broadcast_address", os.uname().nodename if is_everywhere else host)
         given = options.get("seed")
         self.seed = options["seed"] = random.randrange(2**32) if given is None else given
         common: dict[str, Any] = {  # Any: of all types
             name: value for name, value in options.items() if name in ("record", "seed", "faults_over_http")
         }
+        # Only the nsqds of this process use it, and they may not reach their own broadcast_address.
+        common["broadcast_address"] = "127.0.0.1" if is_everywhere else host
         self.lookupds = [
-            FakeLookupd(clock=clock, **common, **_addresses(base_port, _LOOKUPD_PORT, number))
+            FakeLookupd(clock=clock, **common, **_addresses(host, base_port, _LOOKUPD_PORT, number))
             for number in range(lookupds)
         ]
+        own: dict[str, Any] = {"https_address": join_address(host, 0), **options}  # Any: of all types
         self.nsqds = [
-            FakeNsqd(node_id=number, clock=clock, **_addresses(base_port, _NSQD_PORT, number), **options)
+            FakeNsqd(node_id=number, clock=clock, **(_addresses(host, base_port, _NSQD_PORT, number) | own))
             for number in range(nsqds)
         ]
         # Index of the nsqd that gets the next message of publish().
@@ -196,11 +206,9 @@ class FakeCluster(MessageAssertions, Server):
         return [lookupd.http_address for lookupd in self.lookupds]
 
 
-def _addresses(base_port: int, offset: int, number: int) -> dict[str, Any]:  # Any: as **options
-    if not base_port:
-        return {}
+def _addresses(host: str, base_port: int, offset: int, number: int) -> dict[str, Any]:  # Any: as **options
     port = base_port + offset + _PORT_STEP * number
-    return {name: f"127.0.0.1:{port + distance}" for name, distance in _PORTS.items()}
+    return {name: join_address(host, port + distance if base_port else 0) for name, distance in _PORTS.items()}
 
 
 def _check_ports(base_port: int, nsqds: int, lookupds: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fakensqd.addresses import join_address, split_address
 from fakensqd.cli.program import PROGRAMS, run, stop
 from fakensqd.options import NSQ_VERSION
 from gnsq.options import VERSION
@@ -16,6 +18,7 @@ from gnsq.options import VERSION
 if TYPE_CHECKING:
     from fakensqd.cluster import FakeCluster
     from fakensqd.daemon.daemon import Daemon
+    from fakensqd.options import ClusterOptionsDict
 
 __all__ = ["command_line"]
 
@@ -51,6 +54,19 @@ for _name in PROGRAMS:
 @click.option("--nsqds", default=2, show_default=True, type=click.IntRange(min=1), help="Number of nsqds.")
 @click.option("--lookupds", default=1, show_default=True, type=click.IntRange(min=0), help="Number of nsqlookupds.")
 @click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where all servers listen: an IP address, or 0.0.0.0 for clients in other machines and containers.",
+)
+@click.option(
+    "--broadcast-address",
+    metavar="NAME",
+    help="Name or address under which clients reach the servers. nsqlookupd gives it to consumers, and it is printed."
+    "  [default: the host; with 0.0.0.0, the name of this machine]",
+)
+@click.option(
     "--base-port",
     metavar="PORT",
     type=click.IntRange(1, 65535),
@@ -59,11 +75,19 @@ for _name in PROGRAMS:
 )
 @click.option("--faults-over-http", is_flag=True, help="Let HTTP requests to /faults control rules, toxics and states.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all addresses when all are ready.")
-def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http: bool, as_json: bool) -> None:
+def _cluster(
+    nsqds: int,
+    lookupds: int,
+    host: str,
+    broadcast_address: str | None,
+    base_port: int | None,
+    faults_over_http: bool,
+    as_json: bool,
+) -> None:
     """Start nsqds that are registered with nsqlookupds, print their addresses, run until SIGINT or SIGTERM.
 
-    All servers are in one process, on 127.0.0.1; nothing is written to disk. Each server has a line on stdout: name,
-    TCP and HTTP addresses and, with --faults-over-http, the address of /faults. The last line is the nsqadmin command.
+    All servers are in one process; nothing is written to disk. Each server has a line on stdout: name, TCP and HTTP
+    addresses and, with --faults-over-http, the address of /faults. The last line is the nsqadmin command.
     """
     import gevent
     from gevent.event import Event
@@ -73,15 +97,18 @@ def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http:
     stopping = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, stopping.set)
+    options: ClusterOptionsDict = {"faults_over_http": faults_over_http}
+    if broadcast_address is not None:
+        options["broadcast_address"] = broadcast_address
     try:
-        cluster = FakeCluster(nsqds, lookupds, faults_over_http=faults_over_http, base_port=base_port or 0)
+        cluster = FakeCluster(nsqds, lookupds, host=host, base_port=base_port or 0, **options)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--base-port") from None
     try:
         cluster.start()
     except OSError as error:
         where = f"cannot listen on {error.filename}: " if error.filename else ""
-        advice = "; give another --base-port" if base_port else ""
+        advice = "; give another --base-port" if error.errno == errno.EADDRINUSE and base_port else ""
         raise click.ClickException(f"{where}{error.strerror or error}{advice}") from None
     try:
         if as_json:
@@ -96,28 +123,34 @@ def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http:
 def _print_addresses(cluster: FakeCluster) -> None:
     for daemon in (*cluster.lookupds, *cluster.nsqds):
         name = "nsqd" if daemon in cluster.nsqds else "nsqlookupd"
-        faults = f"  faults {daemon.faults_http_address}" if daemon.faults_http_address else ""
-        click.echo(f"{name:10}  tcp {daemon.tcp_address}  http {daemon.http_address}{faults}")
+        addresses = _addresses(cluster, daemon)
+        faults = f"  faults {addresses['faults_http_address']}" if "faults_http_address" in addresses else ""
+        click.echo(f"{name:10}  tcp {addresses['tcp_address']}  http {addresses['http_address']}{faults}")
     click.echo(_nsqadmin(cluster))
     click.echo(f"pid {os.getpid()}: stop it with SIGINT (ctrl-C) or SIGTERM", err=True)
 
 
 def _describe(cluster: FakeCluster) -> dict[str, object]:
     return {
-        "nsqds": [_addresses(nsqd) for nsqd in cluster.nsqds],
-        "nsqlookupds": [_addresses(lookupd) for lookupd in cluster.lookupds],
+        "nsqds": [_addresses(cluster, nsqd) for nsqd in cluster.nsqds],
+        "nsqlookupds": [_addresses(cluster, lookupd) for lookupd in cluster.lookupds],
         "nsqadmin": _nsqadmin(cluster),
         "pid": os.getpid(),
     }
 
 
-def _addresses(daemon: Daemon) -> dict[str, str]:
-    addresses = {"tcp_address": daemon.tcp_address, "http_address": daemon.http_address}
-    return addresses | ({"faults_http_address": daemon.faults_http_address} if daemon.faults_http_address else {})
+def _addresses(cluster: FakeCluster, daemon: Daemon) -> dict[str, str]:
+    """Return the addresses under which clients reach a server, which may be elsewhere than where it listens."""
+    listening = {name: getattr(daemon, name) for name in ("tcp_address", "http_address", "faults_http_address")}
+    return {
+        name: join_address(cluster.broadcast_address, split_address(address)[1])
+        for name, address in listening.items()
+        if address
+    }
 
 
 def _nsqadmin(cluster: FakeCluster) -> str:
     """Build the nsqadmin command that shows the cluster. Without nsqlookupds, nsqadmin asks the nsqds."""
     daemons = cluster.lookupds or cluster.nsqds
     flag = "--lookupd-http-address" if cluster.lookupds else "--nsqd-http-address"
-    return " ".join(["nsqadmin", *(f"{flag}={daemon.http_address}" for daemon in daemons)])
+    return " ".join(["nsqadmin", *(f"{flag}={_addresses(cluster, daemon)['http_address']}" for daemon in daemons)])

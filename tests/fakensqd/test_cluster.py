@@ -1,5 +1,7 @@
 """FakeCluster: wired when it has started."""
 
+import os
+
 import pytest
 
 from fakensqd import FakeCluster
@@ -34,6 +36,32 @@ def test_failed_start_of_a_cluster_leaves_no_server_running():
             cluster.start()
 
     assert not any(daemon.running for daemon in (*cluster.nsqds, *cluster.lookupds))
+
+
+@pytest.mark.parametrize(
+    ("host", "broadcast", "told", "asked"),
+    [
+        pytest.param("127.0.0.1", {}, "127.0.0.1", "127.0.0.1", id="default"),
+        pytest.param("127.0.0.2", {}, "127.0.0.2", "127.0.0.2", id="host"),
+        pytest.param("0.0.0.0", {}, os.uname().nodename, "127.0.0.1", id="all addresses"),
+        pytest.param("0.0.0.0", {"broadcast_address": "nsq.test"}, "nsq.test", "127.0.0.1", id="given"),
+        pytest.param("127.0.0.2", {"broadcast_address": "nsq.test"}, "nsq.test", "127.0.0.2", id="host and given"),
+    ],
+)
+def test_consumers_are_told_the_broadcast_address(host, broadcast, told, asked):
+    with FakeCluster(host=host, faults_over_http=True, **broadcast) as cluster:
+        daemons = (*cluster.nsqds, *cluster.lookupds)
+        for daemon in daemons:
+            for address in (daemon.tcp_address, daemon.http_address, daemon.faults_http_address):
+                assert address.startswith(f"{host}:")
+        (lookupd,) = cluster.lookupds
+        at = f"{asked}:{lookupd.http_port}"
+        assert {row["broadcast_address"] for row in request(at, "GET", "/nodes")["producers"]} == {told}
+        # A new topic gets the channels that nsqlookupd knows, for which the nsqd asks it over HTTP.
+        request(at, "POST", "/topic/create?topic=t")
+        request(at, "POST", "/channel/create?topic=t&channel=c")
+        cluster.nsqds[0].publish("t", b"x")
+        cluster.nsqds[0].wait_until(lambda nsqd: nsqd.depth("t", "c"), 1)
 
 
 PORTS = [

@@ -115,6 +115,30 @@ def test_cluster_on_fixed_ports_prints_json():
         assert (process.wait(LIMIT), process.stdout.read(), process.stderr.read()) == (0, "", "")
 
 
+def test_cluster_for_clients_elsewhere_tells_them_the_address_that_it_is_given():
+    with cluster("--host=0.0.0.0", "--broadcast-address=nsq.test", "--json", "--faults-over-http") as process:
+        described = json.loads(process.stdout.readline())
+
+        addresses = [
+            address for name in ("nsqds", "nsqlookupds") for row in described[name] for address in row.values()
+        ]
+        assert [address.partition(":")[0] for address in addresses] == ["nsq.test"] * 9
+        (lookupd,) = described["nsqlookupds"]
+        local = lookupd["http_address"].replace("nsq.test", "127.0.0.1")
+        assert described["nsqadmin"] == f"nsqadmin --lookupd-http-address={lookupd['http_address']}"
+        producers = request(local, "GET", "/nodes")["producers"]
+        assert {f"{row['broadcast_address']}:{row['tcp_port']}" for row in producers} == {
+            nsqd["tcp_address"] for nsqd in described["nsqds"]
+        }
+
+
+def test_cluster_names_a_host_that_this_machine_does_not_have():
+    result = run("cluster", "--host=192.0.2.77", "--base-port=4150")
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "Error: cannot listen on 192.0.2.77:4160: Cannot assign requested address\n"
+
+
 def test_cluster_names_a_port_that_is_in_use():
     base = free_base_port(0, 1, 10, 11, 100, 101)
     with socket.create_server(("127.0.0.1", base + 101)):
