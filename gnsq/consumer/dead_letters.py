@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import spawn
 from gnsq.dead_letter import DeadLetter, encode_dead_letter
-from gnsq.errors import NSQBadMessage, NSQException, NSQTimeout
+from gnsq.errors import NSQBadMessage, NSQException
 from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.options import ConnectionOptions
@@ -77,9 +77,6 @@ class DeadLetterPublisher:
                 text = "published to %s without its envelope, whose %d bytes are too many (%s); last error: %s %s"
                 arguments = self.topic, len(data), error, letter.error, letter.reason
                 self._owner.log(logger).warning(text, *arguments, message=message)
-            except NSQTimeout:
-                self._drop_producer()  # the next letter must not wait after the one that got no response
-                raise
 
     def close(self) -> None:
         """Close the connections. Letters that are being published are not waited for."""
@@ -90,16 +87,12 @@ class DeadLetterPublisher:
     def _current_producer(self, message: Message) -> Producer:
         """Return the producer for the nsqds that the consumer is connected to now, or else for that of the message."""
         nsqds = set(self._nsqds) or {message.nsqd or ""}
-        if nsqds != self._known:
-            self._drop_producer()
+        if self._producer is not None and nsqds != self._known:
+            # Other letters that are being published end before its connections are closed.
+            spawn("gnsq-dead-letters", self._producer.close, on_failure="connections are not closed")
+            self._producer = None
         if self._producer is None:
             name = f"{self._owner.label} dead letters"
             self._known = nsqds
             self._producer = self._make(sorted(nsqds), name=name, clock=self._clock, **self._options)
         return self._producer
-
-    def _drop_producer(self) -> None:
-        """Let other letters that are being published end, then close their connections."""
-        if self._producer is not None:
-            spawn("gnsq-dead-letters", self._producer.close, on_failure="connections are not closed")
-            self._producer = None
