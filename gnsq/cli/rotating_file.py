@@ -26,15 +26,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from gnsq.localfiles import make_directory, sync_directory
 
 __all__ = ["COMPRESSIONS", "Compression", "Recovery", "RotatingFile", "file_stem", "recover"]
 
-# Bytes of a read of recover(). It copies the rest of a read after each member, so that large reads are slow.
-_READ_SIZE = 16 * 1024
-# Bytes that recover() decompresses at a time: a member of 98 KB may have 1 GB.
-_DECOMPRESSED_SIZE = 256 * 1024
+# Bytes of a read of recover(). What is compressed is read in smaller parts, because 1 KB of zstd may have 32 MB, and
+# because what follows a member in a read is copied.
+_READ_SIZE, _COMPRESSED_READ_SIZE = 16 * 1024, 1024
 # Errors of file systems that have no hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 
@@ -447,50 +447,31 @@ def _size_to_last_delimiter(descriptor: int, delimiter: bytes) -> int:
     return 0
 
 
-def _size_of_gzip_members(descriptor: int, delimiter: bytes) -> int:
-    decoder, position, complete = zlib.decompressobj(31), 0, 0
-    with contextlib.suppress(zlib.error):
-        while data := os.pread(descriptor, _READ_SIZE, position):
-            position += len(data)
-            while data:
-                decoder.decompress(data, _DECOMPRESSED_SIZE)
-                data = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
-                if decoder.eof:
-                    complete = position - len(data)
-                    decoder = zlib.decompressobj(31)
+def _size_of_members(make_decoder: Callable[[], Any], descriptor: int) -> int:
+    """Decode members one after the other. Any: a decompressobj of zlib or zstandard."""
+    decoder, position, complete = make_decoder(), 0, 0
+    while data := os.pread(descriptor, _COMPRESSED_READ_SIZE, position):
+        position += len(data)
+        while data:
+            try:
+                decoder.decompress(data)
+            except Exception:  # noqa: BLE001  # zlib and zstandard have no base class in common
+                return complete
+            data = decoder.unused_data
+            if decoder.eof:
+                complete = position - len(data)
+                decoder = make_decoder()
     return complete
+
+
+def _size_of_gzip_members(descriptor: int, delimiter: bytes) -> int:
+    return _size_of_members(lambda: zlib.decompressobj(31), descriptor)
 
 
 def _size_of_zstd_frames(descriptor: int, delimiter: bytes) -> int:
-    """Decode one block at a time: a block has up to 128 KB, but the decoder has no limit for what a call returns.
-
-    Source: RFC 8878, 3.1.1, Zstandard Frames.
-    """
     import zstandard
 
-    complete = 0
-    with contextlib.suppress(zstandard.ZstdError):
-        while header := os.pread(descriptor, _ZSTD_HEADER_SIZE, complete):
-            decoder = zstandard.ZstdDecompressor().decompressobj()
-            position, size, is_last = complete, zstandard.frame_header_size(header), False
-            while not decoder.eof:
-                data = os.pread(descriptor, size, position)
-                if len(data) < size:
-                    return complete
-                decoder.decompress(data)
-                position += size
-                if is_last:
-                    size = 4  # the checksum
-                    continue
-                block = int.from_bytes(os.pread(descriptor, 3, position), "little")
-                is_last, kind = bool(block & 1), block >> 1 & 3
-                size = 3 + (1 if kind == _ZSTD_REPEATED else block >> 3)
-            complete = position
-    return complete
-
-
-_ZSTD_HEADER_SIZE = 18  # at most
-_ZSTD_REPEATED = 1  # type of a block that is one byte, many times
+    return _size_of_members(lambda: zstandard.ZstdDecompressor().decompressobj(), descriptor)
 
 
 def _gzip_encoder(level: int) -> Callable[[bytes], bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
@@ -177,9 +176,10 @@ def to_file(
     suffix, encode = FORMATS[kind]
     end = delimiter or b"\n"
     fields = {"channel": channel, "host": _host(), "pid": str(os.getpid()), "date": "%Y-%m-%d"}
-    template = _Template(name, fields)
 
-    def make_files(stem: Callable[[float], str]) -> RotatingFile:
+    def make_files(topic: str, template: str = name) -> RotatingFile:
+        stem = functools.partial(file_stem, template, {"topic": topic, **fields})
+        stem(time.time())
         return RotatingFile(
             *(directory, stem, suffix, COMPRESSIONS[compress], level),
             max_size=None if rotate_size is None else int(rotate_size),
@@ -188,19 +188,18 @@ def to_file(
             delimiter=end,
         )
 
-    some = topics.names or ("topic",)
     try:
-        for topic in some:
-            template.stem(topic)(time.time())
+        for topic in topics.names or ("topic",):
+            make_files(topic)
         # Without the directories of the template: those stay, and there may be no message for them.
-        probes = [make_files(_Template(name.rpartition("/")[2], fields).stem(topic)) for topic in some]
+        probe = make_files("topic", name.rpartition("/")[2])
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     io_thread = BlockingIOThread()
-    for recovery in io_thread.call(_prepare, directory, name.count("/"), probes):
+    for recovery in io_thread.call(_prepare, directory, name.count("/"), probe):
         click.echo(_recovery_text(recovery), err=True)
     receiver = Receiver(
-        *(cluster, dataclasses.replace(topics, is_usable=template.is_usable), channel, stop, Counter("written")),
+        *(cluster, topics, channel, stop, Counter("written")),
         max_in_flight=max_in_flight,
         batch=max_in_flight,
         count=count,
@@ -209,7 +208,7 @@ def to_file(
         linger=sync_interval,
     )
     writer = _FileWriter(
-        *(receiver, lambda topic: make_files(template.stem(topic)), io_thread),
+        *(receiver, make_files, io_thread),
         lambda topic, message: encode(topic, message, end),
     )
     failure = writer.run()
@@ -221,45 +220,16 @@ def to_file(
     return receiver.status()
 
 
-class _Template:
-    """The template of the paths of files.
-
-    Args:
-        fields: The fields besides {topic}.
-    """
-
-    def __init__(self, text: str, fields: Mapping[str, str]) -> None:
-        self._text = text
-        self._fields = fields
-        self._left_out: set[str] = set()
-
-    def stem(self, topic: str) -> Callable[[float], str]:
-        """Return a function that returns the path of a topic's file without its suffix, for a Unix time."""
-        return functools.partial(file_stem, self._text, {"topic": topic, **self._fields})
-
-    def is_usable(self, topic: str) -> bool:
-        """Return False for a topic whose files would be out of the directory, and say so once."""
-        try:
-            self.stem(topic)(time.time())
-        except ValueError as error:
-            if topic not in self._left_out:
-                self._left_out.add(topic)
-                logger.warning("topic %s is left out: %s", topic, error)
-            return False
-        return True
-
-
 def _host() -> str:
     return re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII) or "localhost"
 
 
-def _prepare(directory: Path, levels: int, files: Sequence[RotatingFile]) -> list[Recovery]:
+def _prepare(directory: Path, levels: int, probe: RotatingFile) -> list[Recovery]:
     """Make the directory, complete what is in it and some levels below, and check that files can be made there."""
     try:
         make_directory(directory)
         recoveries = recover(directory, [suffix for suffix, _ in FORMATS.values()], levels)
-        for each in files:
-            each.check()
+        probe.check()
     except OSError as error:
         raise ValueError(
             f"no file can be made in {directory} ({error.filename}: {error.strerror}): give another directory, or "

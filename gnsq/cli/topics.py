@@ -82,23 +82,19 @@ class Topics:
         names: Topics that need not exist yet.
         pattern: Regular expression for others that exist; also those that are created later.
         refresh: Seconds between two questions for those.
-        is_usable: Returns False for a topic that must not be used though it matches.
     """
 
     names: tuple[str, ...]
     pattern: re.Pattern[str] | None = None
     refresh: float = REFRESH
-    is_usable: Callable[[str], bool] = lambda name: True
 
     def __str__(self) -> str:
         return ", ".join(self.names) if self.pattern is None else f"topics that match {self.pattern.pattern}"
 
     def matching(self, names: Iterable[str]) -> list[str]:
-        """Return the topics that the pattern chooses."""
-        pattern = self.pattern
-        return (
-            [] if pattern is None else [each for each in sorted(names) if pattern.search(each) and self.is_usable(each)]
-        )
+        """Return the topics that the pattern chooses. Topics that are called . or .. must be named, because a file of
+        such a topic may lie outside of its directory."""
+        return [each for each in sorted(names) if self.pattern and self.pattern.search(each) and each.strip(".")]
 
 
 class _Pattern(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -121,7 +117,8 @@ def topics_argument(function: Callable[..., Any]) -> Callable[..., Any]:  # Any:
         "--topic-pattern",
         metavar="REGEX",
         type=_Pattern(),
-        help="Also all topics in whose names this is found, and those that are created later. ^orders begins the name.",
+        help="Also all topics in whose names this is found, and those that are created later. ^orders begins the name. "
+        "Topics whose names are only dots must be given by name.",
     )
     @click.option(
         "--topic-refresh",
