@@ -119,14 +119,15 @@ def bench(
 @contextlib.contextmanager
 def _topic_on(poller: NodePoller, addresses: Sequence[str], topic: str) -> Iterator[None]:
     """Create a topic on nsqds, so that nsqlookupd knows it, and delete it after the block."""
-    for address in addresses:
-        poller.client(address).create_topic(topic)
+    clients = [poller.client(address) for address in addresses]
     try:
+        for client in clients:
+            client.create_topic(topic)
         yield
     finally:
-        for address in addresses:
+        for client in clients:
             with contextlib.suppress(NSQHttpError):  # nsqd has deleted it with the last connection
-                poller.client(address).delete_topic(topic)
+                client.delete_topic(topic)
 
 
 @dataclass

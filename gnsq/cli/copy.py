@@ -21,7 +21,6 @@ from gnsq.cli.topics import CHANNEL, TOPIC, Topics
 from gnsq.producer import Producer
 from gnsq.producer.publish import is_topic_error
 from gnsq.running import StopSignals
-from gnsq.texts import counted
 
 __all__ = ["copy"]
 
@@ -107,10 +106,7 @@ def copy(
         try:
             copier.run()
         finally:
-            parts = [receiver.counter.summary()]
-            if receiver.skipped:
-                parts.append(f"{counted(receiver.skipped, 'message', spec=',')} not chosen, and finished")
-            click.echo("; ".join([*parts, *copier.summary()]), err=True)
+            click.echo("; ".join([receiver.summary(), *copier.summary()]), err=True)
     return receiver.status() or (1 if copier.counts[Outcome.REFUSED] else 0)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from gnsq.cli.parameters import Parsed
+
 __all__ = ["BodyFilter", "Condition", "filter_options"]
 
 # An operator of another language, such as ==, =~, >= or one between spaces, would be a part of the field or the value,
@@ -103,19 +105,14 @@ class BodyFilter:
             return False
 
 
-class _ConditionType(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    name = "condition"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Condition:  # Any: click's
-        if isinstance(value, Condition):
-            return value
-        match = _CONDITION.fullmatch(value)
-        if match is None:
-            text = "without spaces around the operator; a VALUE that begins with = or ~ needs quotes: FIELD='\"=x\"'"
-            self.fail(f"{value!r} is not FIELD=VALUE, FIELD!=VALUE or FIELD~TEXT, {text}", param, ctx)
-        return Condition(tuple(match["path"].split(".")), match["operator"], match["value"])
+def _condition(text: str) -> Condition:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not FIELD=VALUE, FIELD!=VALUE or FIELD~TEXT, without spaces around the operator; a VALUE "
+            "that begins with = or ~ needs quotes: FIELD='\"=x\"'"
+        )
+    return Condition(tuple(match["path"].split(".")), match["operator"], match["value"])
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: a command's function
@@ -125,7 +122,7 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: 
         "--where",
         metavar="CONDITION",
         multiple=True,
-        type=_ConditionType(),
+        type=Parsed("condition", _condition),
         help="Only JSON bodies with this: FIELD=VALUE, FIELD!=VALUE, or FIELD~TEXT (contains). FIELD may be a path "
         "such as user.country or items.0.id. Repeat: all must be true.",
     )

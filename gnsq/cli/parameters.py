@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import functools
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ from gnsq.settings import Field, flag_name, is_list, read_value
 from gnsq.texts import nearest
 
 __all__ = [
-    *("COUNT", "DELIMITER", "DURATION", "FILE", "FilePath", "IDLE", "PAUSE", "RATE", "SIZE"),
+    *("COUNT", "DELIMITER", "DURATION", "FILE", "FilePath", "IDLE", "PAUSE", "Parsed", "RATE", "SIZE"),
     *("setting_option", "warn_of_unknown_variables"),
 ]
 
@@ -32,41 +34,34 @@ class FilePath(click.Path):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
-class _Byte(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A character of one byte, or an escape of one, such as ``\\t``, ``\\0`` or ``\\x1e``."""
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """What a function makes of a text, whose TypeError or ValueError is the error of the argument."""
 
-    name = "byte"
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:  # Any: click's
-        if isinstance(value, bytes):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: click's
         try:
-            found: bytes = codecs.escape_decode(os.fsencode(value))[0]
-        except ValueError:
-            found = b""
-        if len(found) != 1:
-            self.fail(f"{value!r} is not one byte, such as ',', '\\t', '\\0' or '\\x1e'", param, ctx)
-        return found
-
-
-class _Value(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A value as a field declares it."""
-
-    def __init__(self, field: Field) -> None:
-        self.name = field.name
-        self._field = field
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: as above
-        try:
-            return read_value(self._field, value)
+            return self._parse(value) if isinstance(value, str) else value  # click may ask twice
         except (TypeError, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 
-def _number(name: str, unit: str, minimum: float = 0) -> _Value:
+def _byte(text: str) -> bytes:
+    """Read a character of one byte, or an escape of one, such as ``\\t``, ``\\0`` or ``\\x1e``."""
+    found: bytes = b""
+    with contextlib.suppress(ValueError):
+        found = codecs.escape_decode(os.fsencode(text))[0]
+    if len(found) != 1:
+        raise ValueError(f"{text!r} is not one byte, such as ',', '\\t', '\\0' or '\\x1e'")
+    return found
+
+
+def _number(name: str, unit: str, minimum: float = 0) -> Parsed:
     field = option(0.0, "", unit=unit, minimum=minimum)
     field.name, field.type = name, "float"
-    return _Value(field)
+    return Parsed(name, functools.partial(read_value, field))
 
 
 FILE = FilePath(exists=True, dir_okay=False)
@@ -83,7 +78,7 @@ RATE = click.option(
 DELIMITER = click.option(
     "--delimiter",
     metavar="BYTE",
-    type=_Byte(),
+    type=Parsed("byte", _byte),
     help="The byte after each message in place of a newline, such as '\\0', '\\t' or '\\x1e'.",
 )
 IDLE = click.option(
@@ -140,4 +135,10 @@ def _type(field: Field) -> Any:  # Any: click's
         return FILE
     if field.metadata["choices"]:
         return click.Choice(field.metadata["choices"])
-    return bool if field.type == "bool" else str if is_list(field) else _Value(field)
+    return (
+        bool
+        if field.type == "bool"
+        else str
+        if is_list(field)
+        else Parsed(field.name, functools.partial(read_value, field))
+    )

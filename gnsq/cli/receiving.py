@@ -10,8 +10,8 @@ to the command, and ends at a signal, a count, an idle time or an error.
 #     what it lacks of the environment, and then of the file. An error of the command becomes one line on stderr.
 #  3. `copy` in cli/copy.py starts a producer (`Cluster.producer` in cli/cluster.py), and makes a `Receiver` and, with
 #     it, a Republisher, whose `Republisher.run` in cli/republish.py calls `Receiver.run`.
-#  4. `start` in cli/starting.py asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on stderr
-#     what cannot be undone later. Then it starts the consumer, and waits until it is ready.
+#  4. `_start` in cli/receiving.py asks the nsqds about the topic (`NodePoller.poll` in cli/nodes.py), and says on
+#     stderr what cannot be undone later. Then it starts the consumer, and waits until it is ready.
 #  5. The consumer calls `_Consumer.handle_messages` with all messages that it has read. The first comment in
 #     nsqd/connection.py has the steps before. `Inbox.add` pauses the consumer if too many bytes wait.
 #  6. Each greenlet that runs `Receiver._work` waits in `Receiver._wait`, takes a batch by `Inbox.take`, and passes what
@@ -36,6 +36,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from logging.handlers import MemoryHandler
 from typing import Any, NamedTuple
 
 import click
@@ -47,14 +48,16 @@ from gnsq.cli.command import until_signal
 from gnsq.cli.filters import BodyFilter
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.progress import Counter, RateLimiter
-from gnsq.cli.starting import start
+from gnsq.cli.snapshot import Snapshot
 from gnsq.cli.table import failures
 from gnsq.cli.topics import Topics
 from gnsq.concurrency.greenlets import spawn
 from gnsq.consumer import Consumer
 from gnsq.errors import NSQException
 from gnsq.message import Message, finish_all
+from gnsq.protocol.names import is_ephemeral
 from gnsq.running import StopSignals
+from gnsq.texts import counted
 
 __all__ = ["Inbox", "Received", "Receiver", "requeue_all"]
 
@@ -70,6 +73,10 @@ CHECK_INTERVAL = 0.1
 # Parts of the msg_timeout. Messages that this command holds are touched if less than the first is left. None waits for
 # others longer than the second.
 TOUCH_BELOW, LINGER_BELOW = 0.6, 0.5
+# Seconds. nsqds that take longer to answer are not waited for.
+QUESTION_LIMIT = 1.0
+# Seconds between two looks whether a consumer has a connection.
+READY_CHECK_INTERVAL = 0.02
 # Seconds that the end waits, after the close_timeout, for a command that handles all messages that have arrived.
 HANDLE_GRACE = 5.0
 
@@ -265,7 +272,7 @@ class Receiver:
                     poller = NodePoller(self._cluster)
                     until_signal(self._stop, self._find_topics, poller, is_first=True)
                     follower = spawn("gnsq-topics", self._follow_topics, poller, on_failure=self.fail)
-                start(self._cluster, self.consumers, self._stop)
+                _start(self._cluster, self.consumers, self._stop)
                 self._active_at = self._ready_at = time.monotonic()
                 if self._stop.number is None:
                     self._is_over.wait()
@@ -329,6 +336,11 @@ class Receiver:
         """End run() with an error."""
         self._error = self._error or error
         self._is_over.set()
+
+    def summary(self, where: str = "") -> str:
+        """Write what was done with how many messages, and how many were finished since they were not chosen."""
+        skipped = f"; {counted(self.skipped, 'other', spec=',')} not chosen, and finished" if self._filter else ""
+        return f"{self.counter.summary()}{where}{skipped}"
 
     def status(self) -> int:
         """Return the exit status after run(), and say on stderr why it is not 0."""
@@ -516,3 +528,94 @@ def requeue_all(messages: Iterable[Message], delay: float = 0.0, *, backoff: boo
             continue
         with contextlib.suppress(NSQException):
             message.requeue(round(delay * 1000), backoff=backoff)
+
+
+# --- the start
+
+
+def _start(cluster: Cluster, consumers: Sequence[Consumer], stop: StopSignals) -> None:
+    """Start the consumers, and return when one of them can receive, or a signal has come.
+
+    Before, asks the nsqds at their HTTP ports, and writes to stderr which topics do not exist, and how many waiting
+    messages an ephemeral channel takes away: afterwards it would be too late.
+
+    Raises:
+        NSQException: If none of the consumers can reach a server.
+    """
+    if not consumers:
+        return  # of topics that do not exist yet
+    with _held_log() as log:
+        if (error := until_signal(stop, _try_start, cluster, consumers)) is not None:
+            log.buffer.clear()  # the error says the same, and nothing is tried again
+            raise error
+
+
+def _try_start(cluster: Cluster, consumers: Sequence[Consumer]) -> NSQException | None:
+    """Ask, start, and return why no server can be reached; None if one can."""
+    snapshot = NodePoller(cluster, consumers[0].topic if len(consumers) == 1 else None).poll(QUESTION_LIMIT)
+    unknown = []
+    for consumer in consumers:
+        note, is_known = _note(snapshot, consumer, is_given=bool(cluster.nsqds))
+        if is_known and note:
+            click.echo(note, err=True)
+        elif note:
+            unknown.append(note)
+    starts = [spawn("gnsq-start", consumer.start, False, on_failure=None) for consumer in consumers]
+    gevent.joinall(starts, raise_error=True)
+    deadline = time.monotonic() + cluster.timeout
+    while not any(consumer.is_ready for consumer in consumers):
+        if time.monotonic() > deadline or all(_has_failed(consumer) for consumer in consumers):
+            reasons = dict.fromkeys(consumer.stats().not_ready for consumer in consumers)
+            return NSQException(f"no nsqd can be reached: {'; '.join(reasons)}")
+        gevent.sleep(READY_CHECK_INTERVAL)
+    # Only now: if no nsqd can be reached, the error says why.
+    for note in unknown:
+        click.echo(note, err=True)
+    return None
+
+
+def _has_failed(consumer: Consumer) -> bool:
+    """Return True if the attempts to reach each server have failed."""
+    stats = consumer.stats()
+    named = stats.failures.keys() - consumer.nsqd_tcp_addresses
+    has_no_nsqd = len(stats.lookupd_failures) == len(consumer.lookupds)
+    return consumer.nsqd_tcp_addresses <= stats.failures.keys() and (has_no_nsqd or bool(named))
+
+
+def _note(snapshot: Snapshot, consumer: Consumer, *, is_given: bool) -> tuple[str, bool]:
+    """Return what to say about the topic of a consumer, if anything, and whether the answers suffice to know it."""
+    topic = next((row for row in snapshot.topics if row.topic == consumer.topic), None)
+    if topic is not None:
+        with_channel = {address for channel in topic.channels for address in channel.by_nsqd}
+        waiting = sum(counts["depth"] for address, counts in topic.by_nsqd.items() if address not in with_channel)
+        if waiting > 0 and is_ephemeral(consumer.channel):
+            return (
+                f"topic {topic.topic} has no channel: {counted(waiting, 'waiting message', spec=',')} will come here, "
+                "and what is not shown is lost at the end. With --channel NAME it would stay in that channel",
+                True,
+            )
+        return "", True
+    is_known = bool(snapshot.reached) or (bool(snapshot.lookupds) and not any(snapshot.lookupds.values()))
+    if is_known:
+        where = " on the nsqds that have answered" if snapshot.unreached else ""
+        then = "nsqd creates it" if is_given else "this waits for an nsqd that has it"
+        return f"topic {consumer.topic} does not exist{where}; {then}", True
+    reasons = "; ".join(failures(snapshot)) or f"no answer within {QUESTION_LIMIT:g} s"
+    return f"not known whether topic {consumer.topic} exists: {reasons}", False
+
+
+@contextlib.contextmanager
+def _held_log() -> Iterator[MemoryHandler]:
+    """Hold log lines back in a block, and write at its end those that are still in the buffer."""
+    logger = logging.getLogger("gnsq")
+    before = logger.handlers
+    held = MemoryHandler(1000, flushLevel=logging.CRITICAL + 1, target=before[0] if before else None)
+    if logger.isEnabledFor(logging.INFO):  # -v: for people who want to see when
+        yield held
+        return
+    logger.handlers = [held]
+    try:
+        yield held
+    finally:
+        logger.handlers = before
+        held.close()

@@ -20,7 +20,6 @@ from gnsq.cli.receiving import Received, Receiver
 from gnsq.cli.topics import CHANNEL, Topics, topics_argument
 from gnsq.message import Message, finish_all
 from gnsq.running import StopSignals
-from gnsq.texts import counted
 
 __all__ = ["tail"]
 
@@ -93,8 +92,7 @@ def tail(
     with output.watch(receiver.end):
         receiver.run(printer.handle)
     if sys.stderr.isatty() and not sys.stdout.isatty():
-        skipped = f"; {counted(receiver.skipped, 'other', spec=',')} not chosen" if body_filter else ""
-        click.echo(receiver.counter.summary() + skipped, err=True)
+        click.echo(receiver.summary(), err=True)
     return receiver.status()
 
 

@@ -46,18 +46,14 @@ CLOCK_CHECK_INTERVAL = 1.0
 DISK_GRACE = 5.0
 
 
-def _encode_line(topic: str, message: Message, delimiter: bytes) -> bytes:
-    return message.body + delimiter
+def _encode_json(topic: str, message: Message) -> bytes:
+    return json.dumps(message_record(topic, message), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _encode_json(topic: str, message: Message, delimiter: bytes) -> bytes:
-    return json.dumps(message_record(topic, message), ensure_ascii=False, separators=(",", ":")).encode() + delimiter
-
-
-# Suffix of the names of files, and what makes a record of a message. Files that a killed process has left are found by
-# these suffixes.
-FORMATS: Mapping[str, tuple[str, Callable[[str, Message, bytes], bytes]]] = {
-    "lines": (".log", _encode_line),
+# Suffix of the names of files, and what makes a record of a message, without its delimiter. Files that a killed process
+# has left are found by these suffixes.
+FORMATS: Mapping[str, tuple[str, Callable[[str, Message], bytes]]] = {
+    "lines": (".log", lambda topic, message: message.body),
     "json": (".jsonl", _encode_json),
 }
 _EXAMPLES = """
@@ -207,14 +203,10 @@ def to_file(
         idle=idle,
         linger=sync_interval,
     )
-    writer = _FileWriter(
-        *(receiver, make_files, io_thread),
-        lambda topic, message: encode(topic, message, end),
-    )
+    writer = _FileWriter(receiver, make_files, io_thread, lambda topic, message: encode(topic, message) + end)
     failure = writer.run()
     completed = counted(sum(each.completed for each in writer.files.values()), "file", spec=",")
-    skipped = f"; {counted(receiver.skipped, 'other', spec=',')} not chosen, and finished" if body_filter else ""
-    click.echo(f"{receiver.counter.summary()}, to {completed} in {directory}{skipped}", err=True)
+    click.echo(receiver.summary(f", to {completed} in {directory}"), err=True)
     if failure:
         raise click.ClickException(failure)
     return receiver.status()

@@ -14,8 +14,8 @@ from click.shell_completion import CompletionItem
 
 from gnsq.cli.cluster import given_settings, load_cluster
 from gnsq.cli.nodes import NodePoller
-from gnsq.cli.parameters import PAUSE
-from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.cli.parameters import PAUSE, Parsed
+from gnsq.protocol.names import checked_names
 
 __all__ = ["CHANNEL", "TOPIC", "Topics", "topics_argument"]
 
@@ -26,16 +26,8 @@ LIMIT = 2.0
 REFRESH = 15.0
 
 
-class _Name(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            (assert_valid_topic_name if self.name == "topic" else assert_valid_channel_name)(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return value
+class _Name(Parsed):
+    """The name of a topic or channel."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete from the names that the servers know. Errors give no names."""
@@ -67,8 +59,8 @@ def _server_names(context: click.Context, topic: str | None) -> Iterator[str]:
         yield from [row.topic] if topic is None else [channel.channel for channel in row.channels]
 
 
-TOPIC = _Name("topic")
-CHANNEL = _Name("channel")
+TOPIC = _Name("topic", lambda name: checked_names([name], "topic")[0])
+CHANNEL = _Name("channel", lambda name: checked_names([name], "channel")[0])
 
 
 # --- several topics
@@ -97,16 +89,11 @@ class Topics:
         return [each for each in sorted(names) if self.pattern and self.pattern.search(each) and each.strip(".")]
 
 
-class _Pattern(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    name = "pattern"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> re.Pattern[str]:  # Any: click's
-        try:
-            return re.compile(value)
-        except (re.error, RecursionError, OverflowError) as error:
-            self.fail(f"{value!r} is not a regular expression: {error}", param, ctx)
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
 
 
 def topics_argument(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: a command's function
@@ -116,7 +103,7 @@ def topics_argument(function: Callable[..., Any]) -> Callable[..., Any]:  # Any:
     @click.option(
         "--topic-pattern",
         metavar="REGEX",
-        type=_Pattern(),
+        type=Parsed("pattern", _pattern),
         help="Also all topics in whose names this is found, and those that are created later. ^orders begins the name. "
         "Topics whose names are only dots must be given by name.",
     )

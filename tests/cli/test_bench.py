@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from fakensqd import on
-from fakensqd.faults import drop
+from fakensqd.faults import answer, drop
 from tests.cli.programs import gnsq, servers_of, signalled_when
 from tests.helpers import refused_port
 
@@ -51,6 +51,14 @@ def test_messages_that_do_not_come_are_an_error(fakensqd):
     assert "Error: 10 messages have not come within 0.5 s" in result.stderr
     assert "received   0 messages" in result.stdout
     assert fakensqd.broker.topics == {}
+
+
+def test_topic_that_can_not_be_made_on_all_nsqds_stays_on_none(fakecluster, invoke):
+    with fakecluster.nsqds[1].add(on.http("/topic/create"), answer(500, b"")):
+        result = invoke("bench", *[word for nsqd in fakecluster.nsqds for word in servers_of(nsqd)])
+
+    assert result.exit_code == 1
+    assert [nsqd.broker.topics for nsqd in fakecluster.nsqds] == [{}, {}]
 
 
 def test_signal_ends_it_and_deletes_the_topic(fakensqd):

@@ -53,7 +53,7 @@ def test_messages_that_are_not_chosen_are_finished_and_counted(fakensqd):
     assert fakensqd.messages("u") == [b'{"a": 2}']
     assert fakensqd.messages("t", "copy") == []
     assert "1 message copied" in result.stderr
-    assert "2 messages not chosen, and finished" in result.stderr
+    assert "2 others not chosen, and finished" in result.stderr
 
 
 def test_signal_ends_in_order_and_loses_nothing(fakensqd):
