@@ -329,9 +329,8 @@ def create_channels(
 ) -> None:
     """Create all channels before one is read: nsqd gives messages that wait in a topic only to its first channel.
 
-    Without once, the first run of a job tries until they exist, but waits for no topic that only nsqlookupd could
-    name if another one of the job exists. A topic that no nsqd has is created at configured nsqds only if new_topic is
-    True or the job has read it before: a misspelled topic would stay there.
+    Without once, the first run of a job tries until they exist. A topic that no nsqd has is created at configured nsqds
+    only if new_topic is True or the job has read it before: a misspelled topic would stay there.
 
     Args:
         wait: Waits the given seconds; returns True if the job is to stop.
@@ -351,7 +350,7 @@ def create_channels(
             )
         return
     told = ""
-    while reason := _try_create(settings, shared, once=once, new_topic=new_topic):
+    while reason := _try_create(settings, new_topic=new_topic):
         if once:
             raise JobFailed(f"channels of {shown} not created: {reason}")
         if reason != told:
@@ -361,12 +360,8 @@ def create_channels(
             return
 
 
-def _try_create(settings: JobSettings, shared: Sequence[str], *, once: bool, new_topic: bool) -> str:
-    """Create the channels. Return the reason if that fails, otherwise "".
-
-    Args:
-        shared: Topics that several queries read by name.
-    """
+def _try_create(settings: JobSettings, *, new_topic: bool) -> str:
+    """Create the channels. Return the reason if that fails, otherwise ""."""
     found = survey(settings)
     new = [topic for topic in _named_topics(settings) if not (new_topic or _has_begun(settings, topic))]
     if unknown := [topic for topic in new if topic not in found.topics]:
@@ -381,22 +376,7 @@ def _try_create(settings: JobSettings, shared: Sequence[str], *, once: bool, new
             return str(error)
         finally:
             client.close()
-    if settings.nsqd_http_addresses:
-        return ""
-    # With nsqlookupd alone, nothing was done for a topic that no nsqd has. One that the job has read before may be gone
-    # for ever, and must not stop the others.
-    missing = [topic for topic in shared if topic not in found.topics and not _has_begun(settings, topic)]
-    has_others = any(_readers(settings, topic) for topic in found.topics)
-    if missing and not once and not found.failures and has_others:
-        for topic in missing:
-            logger.warning(
-                "no nsqd has the topic %s; the job goes on with its other topics. nsqd gives what is published before "
-                "all of the channels %s exist to the first of them alone: create the topic and these channels at nsqd "
-                "before anything is published to it",
-                *(topic, ", ".join(query.channel for query in _readers(settings, topic))),
-            )
-        return ""
-    return f"no nsqd has the topic {', '.join(missing)}" if missing else ""
+    return ""
 
 
 def _readers(settings: JobSettings, topic: str) -> list[Query]:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import gevent
@@ -61,12 +61,18 @@ class ChannelClient:
         """Create topics and channel at each configured nsqd; at other nsqds, create the channel in existing topics.
 
         Also create the other channels of the options. nsqd gives the messages that wait in a topic only to the topic's
-        first channel. So a topic without channels is paused until all channels exist.
+        first channel. So a topic without channels is paused until all channels exist. Of a topic that no nsqd has yet,
+        nsqlookupds are told the channels: an nsqd asks them for these before it gives a new topic's messages to any.
+
+        Source: nsqd.go, GetTopic.
 
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails. Known nsqds without a failure have the channel then.
         """
         nsqds, failures = self._topics_by_nsqd()
+        if missing := set(self._options.topics).difference(*nsqds.values()):
+            self._register(missing)
+            nsqds, failures = self._topics_by_nsqd()  # an nsqd may have got the topic just before
         for address, topics in nsqds.items():
             nsqd = self._client_of(address)
             try:
@@ -78,6 +84,15 @@ class ChannelClient:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+    def _register(self, topics: Iterable[str]) -> None:
+        for lookupd in self._lookupds:
+            # An nsqlookupd that is down is a failure of _topics_by_nsqd(), unless another one has responded.
+            with contextlib.suppress(NSQHttpError):
+                for topic in topics:
+                    if others := self._options.others_of(topic):
+                        for channel in (self._options.channel, *others):
+                            lookupd.create_channel(topic, channel)
 
     def _create_channels(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
         must_pause = bool(others) and not any(each["channels"] for each in nsqd.stats(topic)["topics"] or ())
