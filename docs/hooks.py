@@ -397,6 +397,13 @@ def foreign_addresses(text: str, *, css: bool = False) -> list[str]:
 # --- called by mkdocs
 
 
+def on_config(config: Any) -> Any:  # Any: of mkdocs
+    """Link each page to the repository."""
+    config.repo_url = repository()
+    config.repo_name = "/".join(urlsplit(config.repo_url).path.split("/")[1:3])
+    return config
+
+
 def on_page_markdown(markdown: str, /, *, page: Any, **context: Any) -> str:  # Any: of mkdocs
     """Complete the text of a page."""
     return with_repository_links(generated(markdown), page.file.src_uri)

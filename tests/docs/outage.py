@@ -78,7 +78,7 @@ def measure(every, **options):
 LEFT, RIGHT, HEIGHT, MOST = 70.0, 870.0, 130.0, 400
 TITLE = "Messages that wait and dead letters in a run with an hour without a database, with backoff and without it"
 STYLE = """
-svg{color:#17212b;background:#f7f9fb}@media(prefers-color-scheme:dark){svg{color:#e6edf3;background:#161d24}}
+svg{color:#17212b;background:#f7f9fb}
 text{font:14px Helvetica,Arial,sans-serif;fill:currentColor}.b{font-weight:bold}.c{text-anchor:middle}
 .e{text-anchor:end}.x{stroke:currentColor;opacity:.5}.o{fill:currentColor;opacity:.1}.t{stroke:currentColor;opacity:.8}
 .w{fill:none;stroke:#3b82d6;stroke-width:2.5}.d{fill:none;stroke:#d9534f;stroke-width:2.5;stroke-dasharray:7 4}

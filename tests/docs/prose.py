@@ -38,6 +38,7 @@ from tests.helpers import LIMIT, child, wait_until
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/pages"
 PAGES = (
+    "index.md",
     "tutorial.md",
     "guides/asyncio.md",
     "guides/command-line.md",
@@ -52,9 +53,11 @@ PAGES = (
     "guides/outage-or-poison.md",
     "guides/producing.md",
     "guides/several-consumers.md",
+    "guides/systemd.md",
     "guides/threads.md",
     "guides/tls-and-auth.md",
     "guides/tracing.md",
+    "guides/web-frameworks.md",
     "fakensqd/cookbook.md",
     "fakensqd/first-test.md",
     "coming-from/nsq-utilities.md",

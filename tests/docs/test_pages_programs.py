@@ -22,7 +22,13 @@ def test_program_in_a_process(block, fakensqd, fakelookupd, tmp_path):
 
 
 # Pages with files and commands that other modules of tests write and run.
-WITH_FILES = ("tutorial.md", "guides/forks-and-gunicorn.md", "guides/kubernetes.md")
+WITH_FILES = (
+    "tutorial.md",
+    "guides/forks-and-gunicorn.md",
+    "guides/kubernetes.md",
+    "guides/systemd.md",
+    "guides/web-frameworks.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
