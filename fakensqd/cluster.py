@@ -6,8 +6,7 @@ import dataclasses
 import os
 import random
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from fakensqd.addresses import join_address
@@ -170,8 +169,16 @@ class FakeCluster(MessageAssertions, Server):
         """Return the bodies that FakeNsqd.messages() lists for nsqd 0, then those of nsqd 1, and so on."""
         return [body for nsqd in self.nsqds for body in nsqd.messages(topic, channel)]
 
-    def _published_counts(self) -> dict[str, int]:
-        return dict(sum((Counter(nsqd._published_counts()) for nsqd in self.nsqds), Counter()))
+    def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
+        kept: dict[str, list[bytes]] = {}
+        for nsqd in self.nsqds:
+            for topic, bodies in nsqd._kept_bodies().items():
+                kept.setdefault(topic, []).extend(bodies)
+        return kept
+
+    def _transcript_end(self) -> str:
+        ends = [(nsqd, nsqd._transcript_end()) for nsqd in self.nsqds]
+        return "\n".join(f"nsqd {nsqd.tcp_address}:\n{end}" for nsqd, end in ends if end)
 
     def depth(self, topic: str, channel: str | None = None) -> int:
         """Count the messages queued in a topic, or in one of its channels, on all nsqds."""

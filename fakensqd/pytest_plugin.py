@@ -172,9 +172,9 @@ def pytest_runtest_makereport(
         used = getattr(item, "fixturenames", ())
         servers = [server for server in item.session.stash.get(_SERVERS, ()) if server[0] in used]
         sections = [(name, runner.report()) for name, runner in (*item.stash.get(_SERVERS, ()), *servers)]
-        shown = getattr(call.excinfo.value, "transcript", "")  # a WaitError of wait_until() has a transcript
-        if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
-            call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # the value is a WaitError
+        # A failed wait_until() or assert_published() has the same text as a note.
+        notes = getattr(call.excinfo.value, "__notes__", [])
+        notes[:] = [note for note in notes if not (note and any(note.splitlines()[-1] in text for _, text in sections))]
     report = yield
     if report.failed:
         report.sections += sections

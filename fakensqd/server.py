@@ -122,6 +122,7 @@ class ThreadProxy:
             return iter(self._wrapped(self._call(list, value)))
         if callable(value) and not isinstance(value, type):
 
+            @functools.wraps(value)  # also for pytest, which shows its name
             def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: arguments and result of the callable
                 __tracebackhide__ = True
                 return self._wrapped(self._call(value, *self._unwrapped(args), **self._unwrapped(kwargs)))

@@ -13,7 +13,7 @@ import difflib
 import json
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,15 +25,21 @@ from gnsq.texts import counted
 __all__ = [
     "Entry",
     "Transcript",
-    "WaitError",
     "decode_bytes",
     "difference",
     "encode_bytes",
+    "failure",
     "shown_body",
     "wait_until",
 ]
 
+# Limits of what a failure shows: bytes of a body, the last entries, kinds of entries, characters of a value, items of a
+# list.
 _SHOWN_BYTES = 60
+_SHOWN_ENTRIES = 40
+_SHOWN_KINDS = 6
+_SHOWN_CHARACTERS = 300
+_SHOWN_ITEMS = 20
 
 
 @dataclass(slots=True)
@@ -201,6 +207,21 @@ class Transcript:
 
     __str__ = text
 
+    def end(self) -> str:
+        """Format the last entries, for the text of a failure."""
+        return self.text(_SHOWN_ENTRIES)
+
+    def __repr__(self) -> str:
+        """Say what happened most often: pytest shows this beside a value of the transcript that is not as expected."""
+        # A copy, since another thread may append meanwhile.
+        happened = Counter(
+            " ".join(filter(None, [entry.name or entry.kind, "/".join(filter(None, [entry.topic, entry.channel]))]))
+            for entry in list(self._entries)
+            if entry.kind != "reply"
+        )
+        parts = [f"{number} x {name}" for name, number in happened.most_common(_SHOWN_KINDS)]
+        return f"<Transcript of {counted(len(self._entries), 'entry', 'entries')}: {', '.join(parts) or 'nothing'}>"
+
     def dump(self) -> str:
         """Encode as JSON lines: a header, then one line per entry, without the fields that have their default."""
         head = {"transcript": 1, "dropped": self.dropped}
@@ -247,22 +268,14 @@ def decode_bytes(value: str | dict[str, str]) -> bytes:
 _Value = TypeVar("_Value")
 # Seconds between calls of a predicate if no entry is appended: some values change without an entry, such as depths.
 _POLL_INTERVAL = 0.005
-_SHOWN_ENTRIES = 40
 
 
-class WaitError(AssertionError):
-    """A predicate did not return the expected value in time.
-
-    Attributes:
-        transcript: The end of the transcript, shown below the text; empty if there is none, or if pytest shows it.
-    """
-
-    def __init__(self, text: str, transcript: str = "") -> None:
-        super().__init__(text)
-        self.transcript = transcript
-
-    def __str__(self) -> str:
-        return "\n".join(filter(None, [super().__str__(), self.transcript]))
+def failure(text: str, transcript: str) -> AssertionError:
+    """Make the error of an assertion; the transcript's end becomes a note, unless it is empty."""
+    error = AssertionError(text)
+    if transcript:
+        error.add_note(transcript)
+    return error
 
 
 def wait_until(
@@ -273,10 +286,10 @@ def wait_until(
     Args:
         expected: The wanted value; True accepts every value that is true.
         timeout: Seconds of real time.
-        transcript: If given, a new entry causes the next call of the predicate, and a WaitError shows the end.
+        transcript: If given, a new entry causes the next call of the predicate, and the AssertionError shows the end.
 
     Raises:
-        WaitError: If the time is over.
+        AssertionError: If the time is over.
     """
     __tracebackhide__ = True
     deadline = time.monotonic() + timeout
@@ -301,16 +314,32 @@ def wait_until(
         if transcript is not None:
             transcript.on_entry = before
     text = f"not so within {timeout:g} s: {difference(expected, nearest)}"
-    raise WaitError(text, transcript.text(_SHOWN_ENTRIES) if transcript is not None else "")
+    raise failure(text, transcript.end() if transcript is not None else "")
 
 
 def difference(expected: object, nearest: object) -> str:
-    """Describe how a value differs from the expected one; for lists, line by line."""
-    head = f"expected {expected!r}, nearest was {nearest!r}"
+    """Describe how a value differs from the expected one; for lists, line by line from the first difference on."""
+    head = f"expected {_shown(expected)}, nearest was {_shown(nearest)}"
     if not isinstance(expected, (list, tuple)) or not isinstance(nearest, (list, tuple)):
         return head
-    lines = difflib.ndiff([repr(item) for item in expected], [repr(item) for item in nearest])
-    return "\n".join([head, *(line for line in lines if not line.startswith("?"))])
+    differs = next((at for at, pair in enumerate(zip(expected, nearest, strict=False)) if pair[0] != pair[1]), None)
+    begin = max(0, (min(len(expected), len(nearest)) if differs is None else differs) - 1)
+    part = slice(begin, begin + _SHOWN_ITEMS)
+    lines = difflib.ndiff(list(map(_shown, expected[part])), list(map(_shown, nearest[part])))
+    after = max(len(expected), len(nearest)) - begin - _SHOWN_ITEMS
+    return "\n".join(
+        [
+            head,
+            *([f"  ({counted(begin, 'equal item')} before)"] if begin else []),
+            *(line for line in lines if not line.startswith("?")),
+            *([f"  ({after} more after)"] if after > 0 else []),
+        ]
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
 def _distance(value: object, expected: object) -> float:

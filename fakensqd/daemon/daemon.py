@@ -138,6 +138,9 @@ class Daemon(Server):
 
     # --- public -------------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.tcp_address}>"
+
     def start(self) -> Self:
         if self.running:
             return self

@@ -9,18 +9,20 @@ import contextlib
 import difflib
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fakensqd.transcript import WaitError, shown_body, wait_until
+from fakensqd.transcript import failure, shown_body, wait_until
 from gnsq.texts import counted, nearest
 
-__all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
+__all__ = ["MessageAssertions", "PublishedBodies", "check_body_types", "published_difference", "unmet"]
 
 # How many bodies, and how many bytes of them, are kept for each topic.
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 * 1024 * 1024
-# How many bodies a failure shows; how many of the newest, and bytes of each, are compared with a missing body.
+# How many topics and bodies a failure shows; how many of the newest, and bytes of each, are compared with a missing
+# body.
+_SHOWN_TOPICS = 10
 _SHOWN_MESSAGES = 10
 _COMPARED_MESSAGES = 1000
 _COMPARED_BYTES = 200
@@ -74,9 +76,9 @@ class PublishedBodies:
             )
         return list(record.bodies)
 
-    def counts(self) -> dict[str, int]:
-        """Count the messages published to each topic."""
-        return {topic: record.count for topic, record in self._records.items()}
+    def kept(self) -> dict[str, list[bytes]]:
+        """Return the bodies of each topic, without those that were dropped."""
+        return {topic: list(record.bodies) for topic, record in self._records.items()}
 
 
 class MessageAssertions(ABC):
@@ -87,8 +89,12 @@ class MessageAssertions(ABC):
         """List the bodies published to a topic so far, or the bodies that one of its channels still has."""
 
     @abstractmethod
-    def _published_counts(self) -> dict[str, int]:
-        """Count the messages published to each topic."""
+    def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
+        """Return the bodies published to each topic, without those that were dropped."""
+
+    @abstractmethod
+    def _transcript_end(self) -> str:
+        """Return the end of the transcript as text; empty if nothing is recorded."""
 
     def assert_published(self, topic: str, *bodies: bytes, count: int | None = None, timeout: float = 0.0) -> None:
         """Assert that messages were published to a topic, in any order, and maybe with others between them.
@@ -101,21 +107,23 @@ class MessageAssertions(ABC):
             timeout: Seconds of real time to wait until the assertion is true.
 
         Raises:
-            AssertionError: If the assertion is false. The text has published bodies, and the nearest to a missing body.
+            AssertionError: If the assertion is false. The text has the last bodies of this topic or of the one with the
+                most similar name, the body that is nearest to the missing one, and the transcript's end.
             TypeError: If a body is not bytes.
             RuntimeError: If bodies of the topic were dropped, see messages().
         """
         __tracebackhide__ = True
         check_body_types(bodies)
 
-        def difference() -> str:
-            return published_difference(topic, self.messages(topic), bodies, count, self._published_counts())
+        def is_met() -> bool:
+            return next(unmet(self.messages(topic), bodies, count), None) is None
 
         if timeout:
-            with contextlib.suppress(WaitError):
-                wait_until(lambda: not difference(), timeout=timeout)
-        if text := difference():
-            raise AssertionError(f"{text}\n(after {timeout:g} s)" if timeout else text)
+            with contextlib.suppress(AssertionError):
+                wait_until(is_met, timeout=timeout)
+        if not is_met():
+            text = published_difference(topic, self._kept_bodies(), bodies, count)
+            raise failure(f"{text}\n(after {timeout:g} s)" if timeout else text, self._transcript_end())
 
 
 def check_body_types(bodies: Sequence[object]) -> None:
@@ -129,47 +137,61 @@ def check_body_types(bodies: Sequence[object]) -> None:
             raise TypeError(f"body {body!r} is {type(body).__name__}, not bytes")
 
 
-def published_difference(
-    topic: str, published: Sequence[bytes], wanted: Sequence[bytes], count: int | None, counts: Mapping[str, int]
-) -> str:
-    """Explain how the bodies published to a topic differ from the wanted bodies.
+def unmet(
+    published: Sequence[bytes], wanted: Sequence[bytes], count: int | None
+) -> Iterator[tuple[bytes | None, int, int]]:
+    """List what is published too rarely or too often: the body (None: any), how often it is, how often it must be.
 
     Args:
         count: How often exactly each wanted body must be there; if none is wanted, any body. None: at least as often.
-        counts: Number of messages published to each topic.
-
-    Returns:
-        The explanation; "" if there is no difference.
     """
-    found, times = Counter(published), Counter(wanted)
-    if not wanted:
-        if len(published) == count or (count is None and published):
-            return ""
-        expected = "none" if count == 0 else counted(count or 1, "message") + (" or more" if count is None else "")
-        return f"expected {expected} in topic {topic!r}\n{_describe(topic, published, counts)}"
-    for body, least in times.items():
+    if not wanted and (len(published) != count if count is not None else not published):
+        yield None, len(published), 1 if count is None else count
+    found = Counter(published)
+    for body, least in Counter(wanted).items():
         if found[body] != count if count is not None else found[body] < least:
-            expected = f"{count if count is not None else least}"
-            times_found = "once" if found[body] == 1 else f"{found[body]} times"
-            text = f"{shown_body(body)} was published {times_found} to topic {topic!r}, expected {expected}"
-            if not found[body]:
-                text = f"{shown_body(body)} was not published to topic {topic!r}{_nearest(body, published)}"
-            elif count is None:
-                text += " or more"
-            return f"{text}\n{_describe(topic, published, counts)}"
-    return ""
+            yield body, found[body], least if count is None else count
 
 
-def _describe(topic: str, published: Sequence[bytes], counts: Mapping[str, int]) -> str:
-    """Describe what was published: the first bodies of the topic, or topics with messages if this topic has none."""
+def published_difference(
+    topic: str, kept: Mapping[str, Sequence[bytes]], wanted: Sequence[bytes], count: int | None
+) -> str:
+    """Explain the first thing that unmet() lists for a topic, by what was published to it and to other topics.
+
+    Args:
+        kept: The bodies of each topic.
+    """
+    published = kept.get(topic, ())
+    body, found, expected = next(unmet(published, wanted, count))
+    at_least = " or more" if count is None else ""
+    if body is None:
+        head = f"expected {counted(expected, 'message') if expected else 'none'}{at_least} in topic {topic!r}"
+    elif found:
+        times = "once" if found == 1 else f"{found} times"
+        head = f"{shown_body(body)} was published {times} to topic {topic!r}, expected {expected}{at_least}"
+    else:
+        head = f"{shown_body(body)} was not published to topic {topic!r}{_nearest(body, published)}"
+        elsewhere = [repr(name) for name, bodies in kept.items() if name != topic and body in bodies]
+        if elsewhere:
+            head += f"\nit was published to topic {', '.join(elsewhere[:_SHOWN_TOPICS])}"
+    return f"{head}\n{_describe(topic, kept)}"
+
+
+def _describe(topic: str, kept: Mapping[str, Sequence[bytes]]) -> str:
+    """Describe what was published: the last bodies of the topic, or of the topic with the most similar name."""
+    published, head = kept.get(topic, ()), "published"
     if not published:
-        others = [name for name, number in counts.items() if number]
+        others = [name for name, bodies in kept.items() if bodies]
         text = f"nothing was published to topic {topic!r}"
-        return text + (nearest([topic], others, "topics with messages are") if others else ", nor to any other")
-    lines = [f"published ({counted(len(published), 'message')}):", *map(shown_body, published[:_SHOWN_MESSAGES])]
-    if len(published) > _SHOWN_MESSAGES:
-        lines.append(f"and {len(published) - _SHOWN_MESSAGES} more")
-    return "\n  ".join(lines)
+        if not others:
+            return f"{text}, nor to any other"
+        similar = difflib.get_close_matches(topic, others, n=_SHOWN_TOPICS, cutoff=0.0)
+        text += nearest([topic], similar, "topics with messages are")
+        text += f" and {len(others) - len(similar)} more" if len(others) > len(similar) else ""
+        published, head = kept[similar[0]], f"{text}\npublished to topic {similar[0]!r}"
+    shown = published[-_SHOWN_MESSAGES:]
+    last = f", the last {len(shown)}" if len(shown) < len(published) else ""
+    return "\n  ".join([f"{head} ({counted(len(published), 'message')}{last}):", *map(shown_body, shown)])
 
 
 def _nearest(body: bytes, published: Sequence[bytes]) -> str:

@@ -6,7 +6,7 @@ clients. Modules that take long to import and that few tests need are imported a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.clock import Clock, Timer
@@ -147,8 +147,11 @@ class FakeNsqd(MessageAssertions, Daemon):
         found = self._find(topic, channel)
         return [message.body for message in found.stored()] if found is not None else []
 
-    def _published_counts(self) -> dict[str, int]:
-        return self._published.counts()
+    def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
+        return self._published.kept()
+
+    def _transcript_end(self) -> str:
+        return self.faults.transcript.end() if self.faults.transcript is not None else ""
 
     def depth(self, topic: str, channel: str | None = None) -> int:
         """Count the messages queued in a topic, or in one of its channels; 0 if the topic or channel does not exist."""

@@ -191,6 +191,26 @@ def test_failed_wait_shows_the_line_of_the_test_and_the_transcript_once(outcomes
     assert "threads.py" not in output
 
 
+def test_failed_assertions_show_what_came_instead_and_the_transcript_once(outcomes):
+    found, output = outcomes(
+        PUBLISH
+        + """
+        def test_body(fakensqd):
+            post(fakensqd.http_address, "/pub?topic=order")
+            fakensqd.assert_published("orders", b"x")
+
+        def test_transcript(fakensqd):
+            post(fakensqd.http_address, "/pub?topic=bill")
+            assert fakensqd.transcript.finished("bill", "c") == 1
+        """
+    )
+
+    assert found == {"failed": 2}
+    assert "E       it was published to topic 'order'" in output
+    assert output.count("http POST /pub order b'x' 200") == 1
+    assert "<Transcript of 1 entry: 1 x POST /pub bill>" in output
+
+
 def test_failed_wait_on_a_server_without_a_fixture_shows_its_transcript(outcomes):
     found, output = outcomes(
         PUBLISH

@@ -94,7 +94,7 @@ def test_attributes_are_read_and_methods_called_on_the_servers_thread():
         cluster.nsqds[0].clock.advance(60.0)
 
         assert (channel.depth, list(topic.channels)) == (1, ["c"])
-        assert repr(cluster.nsqds[0]).startswith("<proxy of <fakensqd.nsqd.server.FakeNsqd")
+        assert repr(cluster.nsqds[0]).startswith("<proxy of <FakeNsqd 127.0.0.1:")
 
 
 def test_exceptions_of_the_server_are_raised_in_the_caller():
@@ -196,7 +196,7 @@ def test_threaded_server_has_the_attributes_and_methods_of_the_server():
     nsqd = FakeNsqd(max_rdy_count=7).in_thread()
     assert isinstance(nsqd, ServerThread)
     assert (nsqd.running, nsqd.options.max_rdy_count) == (False, 7)
-    assert repr(nsqd).startswith("<proxy of <fakensqd.nsqd.server.FakeNsqd")
+    assert repr(nsqd).startswith("<proxy of <FakeNsqd 127.0.0.1:")
 
     nsqd.start()
     assert get(nsqd.http_address, "/ping") == b"OK"

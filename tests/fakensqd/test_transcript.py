@@ -158,6 +158,26 @@ def test_difference_compares_lists_line_by_line():
     assert difference([b"a", b"b"], [b"a"]).splitlines()[1:] == ["  b'a'", "- b'b'"]
 
 
+def test_difference_of_large_values_is_bounded_and_shows_the_first_difference():
+    numbers = [b"%d" % number for number in range(5000)]
+
+    lines = difference(numbers, [*numbers[:3000], b"other", *numbers[3000:]]).splitlines()
+
+    assert lines[1:5] == ["  (2999 equal items before)", "  b'2999'", "+ b'other'", "  b'3000'"]
+    assert lines[-1] == "  (1982 more after)"
+    assert len(lines) < 30
+    assert len(difference(b"x" * 10**6, [b"y" * 10**6])) < 1000
+
+
+def test_transcript_in_a_failed_assertion_says_what_happened(recorded):
+    text = repr(recorded.transcript)
+
+    assert text.startswith("<Transcript of ")
+    assert " entries: 5 x message t/c, " in text
+    assert "2 x PUB t, " in text
+    assert repr(Transcript()) == "<Transcript of 0 entries: nothing>"
+
+
 def test_failure_shows_the_end_of_the_transcript(nsqd):
     Client(nsqd.tcp_address).send(b"PUB")
     wait_until(lambda: len(nsqd.transcript))

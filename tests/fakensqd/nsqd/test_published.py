@@ -1,5 +1,7 @@
 """publish(), messages() and assert_published(), in the hub of the test and on a thread."""
 
+import traceback
+
 import gevent
 import pytest
 
@@ -145,7 +147,7 @@ def test_record_keeps_the_newest_and_refuses_to_give_a_part(limits):
     kept = limits.get("max_messages", 2)
     with pytest.raises(RuntimeError, match=rf"3 messages were published to topic 'orders', and only the last {kept} "):
         record.of("orders")
-    assert record.counts() == {"orders": 3, "clicks": 0}
+    assert {topic: len(bodies) for topic, bodies in record.kept().items()} == {"orders": kept, "clicks": 0}
     assert record.of("clicks") == []
 
 
@@ -184,15 +186,16 @@ FAILURES = [
         ("order", b"?"),
         {},
         "b'?' was not published to topic 'order'\n"
-        "nothing was published to topic 'order'; did you mean orders? topics with messages are orders, many",
+        "it was published to topic 'orders'\n"
+        "nothing was published to topic 'order'; did you mean orders? topics with messages are orders, many\n"
+        "published to topic 'orders' (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
         id="another topic",
     ),
     pytest.param(
         ("many", b"12"),
         {"count": 2},
-        "b'12' was published once to topic 'many', expected 2\npublished (13 messages):\n  "
-        + "".join(f"b'{number}'\n  " for number in range(10))
-        + "and 3 more",
+        "b'12' was published once to topic 'many', expected 2\npublished (13 messages, the last 10):"
+        + "".join(f"\n  b'{number}'" for number in range(3, 13)),
         id="many messages",
     ),
 ]
@@ -227,8 +230,23 @@ def test_assert_published_waits_up_to_its_timeout(server):
     server.assert_published("orders", b"42", timeout=30.0)
 
     later.get(timeout=10)
-    with pytest.raises(AssertionError, match=r"expected 2\n(.*\n)+\(after 0\.05 s\)$"):
+    with pytest.raises(AssertionError, match=r"expected 2\n(.*\n)+\(after 0\.05 s\)\n.* publish orders"):
         server.assert_published("orders", b"42", count=2, timeout=0.05)
+
+
+def test_failure_of_assert_published_is_bounded():
+    nsqd = FakeNsqd(record=True)
+    for number in range(500):
+        nsqd.publish(f"topic-{number}", b"x" * 10_000)
+
+    with pytest.raises(AssertionError, match="expected 1 message or more in topic 'topic'") as caught:
+        nsqd.assert_published("topic")
+
+    text = "\n".join(traceback.format_exception_only(caught.value))
+    assert "did you mean topic-" in text
+    assert " and 490 more\n" in text
+    assert "(460 entries before)" in text
+    assert len(text) < 10_000
 
 
 # --- FakeCluster
@@ -248,8 +266,17 @@ def test_cluster_publishes_on_its_nsqds_in_turn(threaded):
         assert (cluster.depth("orders"), cluster.depth("orders", "billing")) == (2, 1)
         assert cluster.in_flight("orders", "billing") == 0
         cluster.assert_published("orders", b"3", b"4", count=1)
-        with pytest.raises(AssertionError, match=r"did you mean orders\? topics with messages are orders$"):
+        with pytest.raises(AssertionError, match=r"topics with messages are orders\n.*orders' \(4 messages\):\n  b'1'"):
             cluster.assert_published("order")
+
+
+def test_failure_of_a_cluster_shows_the_transcript_of_each_nsqd():
+    with FakeCluster(lookupds=0, record=True) as cluster:
+        cluster.publish("orders", b"1", b"2")
+        first, second = cluster.nsqd_tcp_addresses
+
+        with pytest.raises(AssertionError, match=rf"nsqd {first}:\n.*b'1'\nnsqd {second}:\n.*b'2'"):
+            cluster.assert_published("orders", b"3")
 
 
 def test_cluster_that_refuses_a_body_publishes_none():
