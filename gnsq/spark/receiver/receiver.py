@@ -78,7 +78,7 @@ LISTINGS_PER_LIMIT = 4
 # Seconds between checks whether an nsqd waits for FINs: if so, the segment is written before it is full.
 STARVED_CHECK_INTERVAL = 0.01
 # Seconds that close() waits: for FINs, after which consumers requeue, and have 1 s to disconnect; and for the writes of
-# what is buffered.
+# what is buffered, then for that of closed.json.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
 # Messages in memory may have the bytes of this many full segments. Above it, receiving pauses until half are left.
@@ -104,7 +104,6 @@ class Receiver:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
         max_rows: The most messages to write; None: no limit.
         segment_rows, segment_bytes: Most rows and bytes of bodies in one segment.
-        write_timeout: Seconds that close() waits for the writes of what is buffered, and then for that of closed.json.
 
     Attributes:
         id: Name of the receiver's directory in the spool.
@@ -129,7 +128,6 @@ class Receiver:
         max_rows: int | None = None,
         segment_rows: int = SEGMENT_ROWS,
         segment_bytes: int = SEGMENT_BYTES,
-        write_timeout: float = WRITE_TIMEOUT,
     ) -> None:
         self.options = options
         self.id = uuid.uuid4().hex
@@ -141,7 +139,6 @@ class Receiver:
         self._on_segment = on_segment
         self._max_rows = max_rows
         self._segment_bytes = segment_bytes
-        self._write_timeout = write_timeout
         self._buffer = SegmentBuffer(segment_rows, segment_bytes, options.segment_wait)
         # The messages of the segment that is being written. If the write is abandoned, they must be requeued.
         self._writing: Sequence[Message] = ()
@@ -195,7 +192,7 @@ class Receiver:
         """Receive no more, write what is buffered, finish it, and disconnect. Each wait has a limit.
 
         A requeue instead of the write would cost each message an attempt, and nsqd would deliver it to another
-        receiver, which may be the next one to stop. After write_timeout, or if writes fail, messages that are not
+        receiver, which may be the next one to stop. After WRITE_TIMEOUT, or if writes fail, messages that are not
         durable are requeued (REQ 0).
         """
         if self._closing or self._write_greenlet is None:
@@ -207,7 +204,7 @@ class Receiver:
         # _write_loop() then ends at once, if nothing is buffered.
         self._disconnecting.rawlink(lambda _: self._wake.set())
         self._wake.set()
-        self._write_greenlet.join(self._write_timeout)
+        self._write_greenlet.join(WRITE_TIMEOUT)
         self._is_drained = True
         self.is_stuck = self.io_seconds is not None
         self._write_greenlet.kill()
@@ -250,7 +247,7 @@ class Receiver:
     def _close_writer(self) -> None:
         assert self._writer is not None  # start() has made it
         try:
-            with gevent.Timeout(self._write_timeout, TimeoutError(f"not within {self._write_timeout:g} s")):
+            with gevent.Timeout(WRITE_TIMEOUT, TimeoutError(f"not within {WRITE_TIMEOUT:g} s")):
                 self._io_thread.call(self._writer.close, self.segments)
         except OSError as error:
             self.is_stuck = self.io_seconds is not None

@@ -87,9 +87,9 @@ class Subscription:
         make: Makes a consumer with a max_in_flight.
     """
 
-    def __init__(self, make: Callable[[int], Consumer], max_in_flight: int, max_connections: int) -> None:
+    def __init__(self, make: Callable[[int], Consumer], max_in_flight: int) -> None:
         self._make = make
-        self._max_connections = max_connections
+        self._max_connections = MAX_CONNECTIONS
         self.consumers = [make(max_in_flight)]
 
     @property
@@ -174,8 +174,6 @@ class Subscriptions:
         on_messages: Called with a consumer and all its messages that have arrived. Must later finish or requeue them.
         close_timeout: Seconds after which close() requeues the messages that are not finished.
         create_channels: Called before a new topic is read; creates the channels of all queries in topics without any.
-        max_connections: Maximum number of consumers of one topic.
-        rebalance_interval: Least seconds between changes of shares for starvation, and between additions of consumers.
 
     Raises:
         ValueError: If an address is not valid, or a file that an option names can't be used.
@@ -188,15 +186,11 @@ class Subscriptions:
         close_timeout: float,
         *,
         create_channels: Callable[[], None] | None = None,
-        max_connections: int = MAX_CONNECTIONS,
-        rebalance_interval: float = REBALANCE_INTERVAL,
     ) -> None:
         self._options = options
         self._on_messages = on_messages
         self._close_timeout = close_timeout
         self._create_channels = create_channels
-        self._max_connections = max_connections
-        self._rebalance_interval = rebalance_interval
         self._keywords = connection_keywords(options)
         self._subscriptions: dict[str, Subscription] = {}
         self._paused = False
@@ -273,7 +267,7 @@ class Subscriptions:
     def add_connections(self) -> None:
         """Add a consumer to each topic that can use one, unless paused or just done. Called when a segment is full."""
         now = time.monotonic()
-        if not self._paused and now - self._extended_at >= self._rebalance_interval:
+        if not self._paused and now - self._extended_at >= REBALANCE_INTERVAL:
             self._extended_at = now
             added = [subscription.add_connection() for subscription in self._subscriptions.values()]
             self._start([consumer for consumer in added if consumer is not None])
@@ -288,7 +282,7 @@ class Subscriptions:
             return bool(starved)
         now = time.monotonic()
         self._starved_at.update(dict.fromkeys(starved, now))
-        if starved and now - self._rebalanced_at >= self._rebalance_interval:
+        if starved and now - self._rebalanced_at >= REBALANCE_INTERVAL:
             self._rebalanced_at = now
             self._rebalance()
         return bool(starved)
@@ -297,10 +291,7 @@ class Subscriptions:
 
     def _add(self, topics: list[str]) -> list[Consumer]:
         shares = split_max_in_flight(self._options.max_in_flight, [*self._subscriptions, *topics])
-        added = {
-            topic: Subscription(functools.partial(self._make_consumer, topic), shares[topic], self._max_connections)
-            for topic in topics
-        }
+        added = {topic: Subscription(functools.partial(self._make_consumer, topic), shares[topic]) for topic in topics}
         self._subscriptions |= added
         self._rebalance()
         return [consumer for subscription in added.values() for consumer in subscription.consumers]

@@ -29,7 +29,6 @@ from gnsq.spark.offsets import (
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.buffer import SEGMENT_BYTES, SEGMENT_ROWS, grown_age
 from gnsq.spark.receiver.receiver import Receiver
-from gnsq.spark.source import channel, drain
 from gnsq.spark.source.channel import ChannelMonitor
 from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome, SmallBatchDelay
 from gnsq.spark.spool.index import Totals
@@ -38,7 +37,7 @@ from gnsq.spark.spool.ownership import SpoolLock
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
-__all__ = ["Planner", "PlannerTimes", "drain_channel"]
+__all__ = ["Planner", "drain_channel"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,29 +56,10 @@ LISTING_PAUSE = 10.0
 DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerTimes:
-    """Seconds that a planner waits; listing_pause is a factor.
-
-    Attributes:
-        lock: For the spool's lock. A planner that ends releases its lock first, so a restarted query waits briefly.
-        owner_check: Between checks that no other run has taken the spool.
-        listing_pause: See LISTING_PAUSE.
-        depth, warn_after: Given to ChannelMonitor as poll_interval and warn_after.
-        trigger_after_depth, trigger_after_unknown, trigger_retry: Given to EmptyBatchTrigger, in this order.
-    """
-
-    lock: float = 3.0
-    owner_check: float = 5.0
-    listing_pause: float = LISTING_PAUSE
-    depth: float = channel.POLL_INTERVAL
-    warn_after: float = drain.WARN_AFTER
-    trigger_after_depth: float = drain.TRIGGER_AFTER_DEPTH
-    trigger_after_unknown: float = drain.TRIGGER_AFTER_UNKNOWN
-    trigger_retry: float = drain.RETRY_INITIAL
-
-
-TIMES = PlannerTimes()
+# Seconds to wait for the spool's lock. A planner that ends releases it first, so a restarted query waits briefly.
+LOCK_TIMEOUT = 3.0
+# Seconds between checks that no other run has taken the spool.
+OWNER_CHECK_INTERVAL = 5.0
 
 
 class Planner:
@@ -89,12 +69,11 @@ class Planner:
         is_batch: Read the segments of the planner's own receiver once, at most options.max_rows rows; delete nothing.
     """
 
-    def __init__(self, options: ReadOptions, *, is_batch: bool = False, times: PlannerTimes = TIMES) -> None:
+    def __init__(self, options: ReadOptions, *, is_batch: bool = False) -> None:
         self.spool = Spool(options.spool, options.spool_permissions)
         self.receiver: Receiver | None = None
         self._options = options
         self._is_batch = is_batch
-        self._times = times
         self._limit = options.max_spool_bytes
         self._lock: SpoolLock | None = None
         self._hub: HubThread | None = None
@@ -113,7 +92,7 @@ class Planner:
         self._renewed: dict[str, int] | None = None
         # Number of batches that were planned, for take_up_to().
         self._turn = 0
-        self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
+        self._trigger = EmptyBatchTrigger()
         self._delay: SmallBatchDelay | None = None
         if options.min_rows_per_batch is not None:
             self._delay = SmallBatchDelay(options.min_rows_per_batch, options.max_trigger_delay)
@@ -145,13 +124,13 @@ class Planner:
         """
         if self._lock is not None:
             return
-        options, times = self._options, self._times
+        options = self._options
         try:
-            self._lock = self.spool.lock(options.spool_owner, options.source, times.lock)
+            self._lock = self.spool.lock(options.spool_owner, options.source, LOCK_TIMEOUT)
             self._checked_at = time.monotonic()
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
-            self._monitor = ChannelMonitor(self._hub, options, self.spool.location, times.depth, times.warn_after)
+            self._monitor = ChannelMonitor(self._hub, options, self.spool.location)
             self._monitor.start()
             if drain:
                 self._start_drain()
@@ -458,9 +437,9 @@ class Planner:
                 f"the receiver has ended: {self.receiver.error!r}, its traceback is in the log: start the query again, "
                 "nothing is lost"
             )
-        self._check_owner(self._times.owner_check)
+        self._check_owner(OWNER_CHECK_INTERVAL)
         age = time.monotonic() - self._listed_at
-        is_recent = age < self._times.listing_pause * self._listing_took
+        is_recent = age < LISTING_PAUSE * self._listing_took
         if is_recent and start is not None and self._exceeds_batch(self._totals_after(start)):
             return
         has_changed = self._changed.is_set()

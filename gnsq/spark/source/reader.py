@@ -24,7 +24,7 @@ from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import tune_gc
-from gnsq.spark.source.planner import TIMES, Planner, PlannerTimes, drain_channel
+from gnsq.spark.source.planner import Planner, drain_channel
 from gnsq.spark.source.pyspark41 import (
     HAS_READ_LIMITS,
     PlannedEnd,
@@ -76,18 +76,9 @@ def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterat
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # no types
     """Reader of ``readStream``. Rows come exactly once from spool to query, but at least once from NSQ to spool."""
 
-    def __init__(
-        self,
-        options: ReadOptions,
-        columns: tuple[str, ...],
-        *,
-        times: PlannerTimes | None = None,
-        retry_interval: float = RETRY_INTERVAL,
-    ) -> None:
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._times = times
-        self._retry_interval = retry_interval
         self._planner: Planner | None = None
         # The end of the segments that latestOffset() may delete.
         self._committed: dict[str, int] | None = None
@@ -132,7 +123,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
                 if not planner.is_draining:
                     # Wait here, since Spark calls again within 10 ms.
-                    time.sleep(self._retry_interval)
+                    time.sleep(RETRY_INTERVAL)
                     return start
                 # While draining, do not return start: the query would end, as if all messages had been read.
                 if time.monotonic() >= deadline:
@@ -140,7 +131,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                         f"spool {planner.spool.location} can't be listed for {self._options.idle_timeout:g} s "
                         f"(idleTimeout): {error}: repair the file system and start the query again, nothing is lost"
                     ) from error
-            time.sleep(self._retry_interval)
+            time.sleep(RETRY_INTERVAL)
 
     def reportLatestOffset(self) -> Offset | None:
         """Return the end of the spool and the backlog, for query.lastProgress.
@@ -195,7 +186,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 # tune_gc() may change the whole process, since Spark gives the reader of each query its own process.
                 tune_gc()
             # Assign the planner before it starts: a signal may come during the start, and must stop this planner.
-            self._planner = planner = Planner(self._options, times=self._times or TIMES)
+            self._planner = planner = Planner(self._options)
             if threading.current_thread() is threading.main_thread():
                 self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
             try:

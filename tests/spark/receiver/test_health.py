@@ -12,13 +12,14 @@ from tests.spark.helpers import numbered, publish, wait_for
 
 
 @pytest.fixture
-def make(fakensqd, spool, hub):
+def make(fakensqd, spool, hub, monkeypatch):
     """Make a receiver; it is closed at the end."""
+    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 0.2)
     receivers = []
 
     def make(**options):
         given = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
-        receivers.append(hub.call(Receiver, ReadOptions(**given), spool, write_timeout=0.2))
+        receivers.append(hub.call(Receiver, ReadOptions(**given), spool))
         return receivers[-1]
 
     yield make

@@ -14,15 +14,16 @@ from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, 
 
 
 @pytest.fixture
-def receive(fakensqd, spool, hub):
+def receive(fakensqd, spool, hub, monkeypatch):
     """Start a receiver; it is closed at the end."""
     receivers = []
 
     def start(limits=(), write_timeout=5.0, **options):
+        monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", write_timeout)
         options = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
 
         def make():
-            receiver = Receiver(ReadOptions(**options), spool, write_timeout=write_timeout, **dict(limits))
+            receiver = Receiver(ReadOptions(**options), spool, **dict(limits))
             receivers.append(receiver)
             receiver.start()
             return receiver

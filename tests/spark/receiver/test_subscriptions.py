@@ -12,12 +12,14 @@ from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 
 @pytest.fixture
-def subscribe(hub):
+def subscribe(hub, monkeypatch):
     """Make and start Subscriptions whose methods run on the hub; topics of messages are recorded. They are finished,
     or added to held."""
     made = []
 
     def start(received, held=None, rebalance_interval=0.1, max_connections=8, **options):
+        monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", rebalance_interval)
+        monkeypatch.setattr("gnsq.spark.receiver.subscriptions.MAX_CONNECTIONS", max_connections)
         options = ReadOptions(**{"channel": "archive", "lookupd_poll_interval": 0.05, **options})
 
         def take(consumer, messages):
@@ -29,10 +31,7 @@ def subscribe(hub):
 
         def make():
             create = ChannelClient(options).create if options.other_channels else None
-            subscriptions = Subscriptions(
-                options, take, 0.1 if held is not None else 5.0, create_channels=create,
-                rebalance_interval=rebalance_interval, max_connections=max_connections,
-            )  # fmt: skip
+            subscriptions = Subscriptions(options, take, 0.1 if held is not None else 5.0, create_channels=create)
             made.append(subscriptions)
             subscriptions.start()
             return subscriptions

@@ -1,3 +1,4 @@
+import functools
 import os
 import resource
 import threading
@@ -7,7 +8,9 @@ import pytest
 
 from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.source.planner import LOCAL_INTERVALS, Planner, PlannerTimes, drain_channel
+from gnsq.spark.source.channel import ChannelMonitor
+from gnsq.spark.source.drain import EmptyBatchTrigger
+from gnsq.spark.source.planner import LOCAL_INTERVALS, Planner, drain_channel
 from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, unusable, wait_for
 
 pytestmark = pytest.mark.slow
@@ -32,11 +35,14 @@ def options(fakensqd, tmp_path):
 
 
 @pytest.fixture
-def planner(options):
+def planner(options, monkeypatch):
     planners = []
 
-    def make(*, drain=False, times=None, **changes):
-        planners.append(Planner(options(**changes), times=PlannerTimes(**times or {})))
+    def make(*, drain=False, monitor=(), trigger=(), **changes):
+        module = "gnsq.spark.source.planner"
+        monkeypatch.setattr(f"{module}.ChannelMonitor", functools.partial(ChannelMonitor, **dict(monitor)))
+        monkeypatch.setattr(f"{module}.EmptyBatchTrigger", functools.partial(EmptyBatchTrigger, **dict(trigger)))
+        planners.append(Planner(options(**changes)))
         planners[-1].start(drain=drain)
         return planners[-1]
 
@@ -123,12 +129,13 @@ def test_large_batch_that_is_planned_already_is_divided_after_a_restart(planner,
     assert read(second, {}, end) == bodies_of(spool)
 
 
-def test_known_segments_are_planned_without_a_listing_for_each_batch(planner, spool, tmp_path):
+def test_known_segments_are_planned_without_a_listing_for_each_batch(planner, spool, tmp_path, monkeypatch):
+    # As if a listing took long.
+    monkeypatch.setattr("gnsq.spark.source.planner.LISTING_PAUSE", 1e9)
     writer = spool.writer("r1")
     for number in range(1, 6):
         writer.write(number, columns(number))
-    # As if a listing took long.
-    stream = planner(receivers="external", max_rows_per_batch=1, times={"listing_pause": 1e9})
+    stream = planner(receivers="external", max_rows_per_batch=1)
 
     ends = [stream.latest({})]
     with unusable(tmp_path / "spool"):
@@ -194,8 +201,8 @@ def test_batch_with_fewer_rows_does_not_wait_for_ever(planner, spool, given):
 def test_batch_that_waits_does_not_keep_receivers_from_going_on(fakensqd, planner, spool):
     writer = spool.writer("r1")
     writer.write(1, columns(1))
-    times = {"depth": 0.05, "trigger_after_depth": 0.1}
-    stream = planner(receivers="external", min_rows_per_batch=2, max_trigger_delay=60, times=times)
+    soon = {"monitor": {"poll_interval": 0.05}, "trigger": {"after_depth": 0.1}}
+    stream = planner(receivers="external", min_rows_per_batch=2, max_trigger_delay=60, **soon)
     stream.latest({})
     writer.write(2, columns(2))
     # With a limit of its own, the receiver is paused.
@@ -351,11 +358,12 @@ def test_quarantined_segment_is_left_out(planner, spool, tmp_path):
     assert stream.progress()[1]["quarantined"] == 1
 
 
-def test_second_query_on_a_spool_is_refused(planner):
+def test_second_query_on_a_spool_is_refused(planner, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0.0)
     planner()
 
     with pytest.raises(SpoolInUse, match="each query needs a spool of its own"):
-        planner(times={"lock": 0})
+        planner()
 
 
 def test_stopped_query_lets_the_next_one_start(planner):
@@ -394,7 +402,7 @@ def test_drain_waits_for_nsqd_to_answer(fakensqd, planner, caplog):
 def test_channel_without_a_receiver_is_logged(fakensqd, planner, caplog):
     publish(fakensqd, "clicks", [b"one"])
 
-    planner(receivers="external", times={"depth": 0.01, "warn_after": 0.05})
+    planner(receivers="external", monitor={"poll_interval": 0.01, "warn_after": 0.05})
 
     wait_for(lambda: "messages waiting and no subscriber" in caplog.text)
     assert "start receivers: python -m gnsq.spark.receiver" in caplog.text
@@ -509,7 +517,7 @@ def test_external_receivers_segments_are_read(planner, spool):
 
 def test_empty_batch_lets_paused_receivers_go_on(fakensqd, planner, spool):
     spool.writer("r1").write(1, columns(1))
-    stream = planner(receivers="external", times={"depth": 0.05, "trigger_after_depth": 0.1})
+    stream = planner(receivers="external", monitor={"poll_interval": 0.05}, trigger={"after_depth": 0.1})
     end = stream.latest({})
     # With a limit of its own, the receiver is paused.
     publish(fakensqd, "clicks", [b"waits"])
@@ -525,8 +533,8 @@ def test_empty_batch_lets_paused_receivers_go_on(fakensqd, planner, spool):
 
 def test_stream_that_has_read_all_gets_no_empty_batch(planner, spool):
     spool.writer("r1").write(1, columns(1))
-    times = {"depth": 0.01, "trigger_after_depth": 0.0, "trigger_after_unknown": 0.0}
-    stream = planner(receivers="external", times=times)
+    trigger = {"after_depth": 0.0, "after_unknown": 0.0}
+    stream = planner(receivers="external", monitor={"poll_interval": 0.01}, trigger=trigger)
     end = stream.latest({})
     wait_for(lambda: stream._monitor.asked_at > stream._grown_at)
 
@@ -539,7 +547,7 @@ def on_a_read_only_disk(path):
 
 def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, spool, monkeypatch, caplog):
     spool.writer("r1").write(1, columns(1))
-    stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1, times={"trigger_retry": 0.2})
+    stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1, trigger={"retry_initial": 0.2})
 
     monkeypatch.setattr(os, "unlink", on_a_read_only_disk)
     start = stream.latest({})

@@ -20,11 +20,9 @@ from gnsq import NsqdHTTPClient
 from gnsq.spark.datasource import COLUMNS, NsqDataSource, data_source_for
 from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.offsets import Segment, encode_offset
-from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
-from gnsq.spark.source.planner import PlannerTimes
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
-from gnsq.spark.source.reader import RETRY_INTERVAL, NsqStreamReader, SegmentsPartition
+from gnsq.spark.source.reader import SegmentsPartition
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, unusable, wait_for
 
@@ -58,13 +56,6 @@ def reader(options):
     def make(*names, **changes):
         readers.append(NsqDataSource({**options, **changes}).streamReader(schema=schema(*names)))
         return readers[-1]
-
-    def make_with(times, retry_interval=RETRY_INTERVAL, **changes):
-        given = ReadOptions.parse({**options, **changes})
-        readers.append(NsqStreamReader(given, tuple(COLUMNS), times=times, retry_interval=retry_interval))
-        return readers[-1]
-
-    make.with_times = make_with
 
     yield make
     for each in readers:
@@ -143,8 +134,9 @@ def test_latest_offset_keeps_to_the_limits(reader, spool, given, limit, segments
     assert stream.latestOffset(stream.initialOffset(), limit)["r"] == {"r1": segments}
 
 
-def test_failing_file_system_does_not_end_the_query(reader, tmp_path, caplog):
-    stream = reader.with_times(PlannerTimes(), 0.2, receivers="external")
+def test_failing_file_system_does_not_end_the_query(reader, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.source.reader.RETRY_INTERVAL", 0.2)
+    stream = reader(receivers="external")
     start = stream.latestOffset(stream.initialOffset(), LIMIT)
     began = time.monotonic()
 
@@ -156,9 +148,12 @@ def test_failing_file_system_does_not_end_the_query(reader, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["AvailableNow", "Once"])
-def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, reader, tmp_path, caplog, once):
+def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(
+    fakensqd, reader, tmp_path, caplog, once, monkeypatch
+):
+    monkeypatch.setattr("gnsq.spark.source.reader.RETRY_INTERVAL", 0.01)
     publish(fakensqd, "clicks", numbered(100))
-    stream = reader.with_times(PlannerTimes(), 0.01)
+    stream = reader()
     start = stream.initialOffset()
     stream.prepareForTriggerAvailableNow()
     with ThreadPoolExecutor() as other:
@@ -170,8 +165,9 @@ def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, read
     assert len(read(stream, start, end)) == 100
 
 
-def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, tmp_path):
-    stream = reader.with_times(PlannerTimes(), 0.01, idleTimeout="1")
+def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, tmp_path, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.source.reader.RETRY_INTERVAL", 0.01)
+    stream = reader(idleTimeout="1")
     stream.prepareForTriggerAvailableNow()
 
     with (
@@ -284,8 +280,9 @@ def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
         list(reader(receivers="external").read(partition))
 
 
-def test_second_query_is_refused(reader):
-    first, second = reader(), reader.with_times(PlannerTimes(lock=0))
+def test_second_query_is_refused(reader, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0.0)
+    first, second = reader(), reader()
     first.latestOffset(first.initialOffset(), LIMIT)
 
     with pytest.raises(SpoolInUse):
@@ -358,8 +355,9 @@ def test_run_of_once_deletes_the_segments_of_the_run_before(reader, spool):
     assert [segment.number for segment in spool.listing().segments] == [2]
 
 
-def test_spool_taken_by_another_run_ends_the_first_one(reader, tmp_path):
-    first = reader.with_times(PlannerTimes(owner_check=0.0), receivers="external")
+def test_spool_taken_by_another_run_ends_the_first_one(reader, tmp_path, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.source.planner.OWNER_CHECK_INTERVAL", 0.0)
+    first = reader(receivers="external")
     start = first.initialOffset()
     first.latestOffset(start, LIMIT)
 
