@@ -21,7 +21,6 @@ __all__ = [
     "encode_offset",
     "may_follow",
     "missing",
-    "pending",
     "positions_of",
     "read_after",
     "take_up_to",
@@ -112,31 +111,14 @@ def may_follow(before: str, now: str) -> bool:
     return before_channel == channel and (is_pattern or bool(in_common))
 
 
-def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = None) -> list[Segment]:
-    """List the segments after start, up to end if it is given, in the order in which they are read.
-
-    The segments of one receiver are in the order of their numbers. Segments of several receivers alternate, so that
-    none waits for all segments of another.
-    """
-    found = [segment for segment in segments if segment.number > start.get(segment.receiver, 0)]
-    if end is not None:
-        found = [segment for segment in found if segment.number <= end.get(segment.receiver, 0)]
-    turns: dict[str, int] = {}
-    ordered: list[tuple[int, str, Segment]] = []
-    for segment in sorted(found, key=lambda segment: segment.number):
-        turn = turns[segment.receiver] = turns.get(segment.receiver, 0) + 1
-        ordered.append((turn, segment.receiver, segment))
-    return [segment for _, _, segment in sorted(ordered, key=lambda item: item[:2])]
-
-
 def take_up_to(
     waiting: Mapping[str, Iterable[Segment]], max_rows: int | None, max_bytes: int, turn: int = 0
 ) -> list[Segment]:
     """Return as many segments as the limits allow, but at least one of those waiting: segments are not divided.
 
-    They are in the order of pending(), except the first. If a segment does not fit, the later segments of its receiver
-    wait, too, but those of other receivers may be taken. ``turn`` selects the receiver that comes first, so that a
-    receiver with small segments can't delay one with large segments for ever.
+    They are in the order of SegmentIndex.between(), except the first. If a segment does not fit, the later segments of
+    its receiver wait, too, but those of other receivers may be taken. ``turn`` selects the receiver that comes first,
+    so that a receiver with small segments can't delay one with large segments for ever.
 
     Args:
         waiting: For each receiver its segments, in the order of their numbers. At most one more is read of each
@@ -185,7 +167,7 @@ def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dic
     segments.
 
     Args:
-        taken: Segments in the order of pending().
+        taken: Segments in the order of SegmentIndex.between().
         receivers: The receivers that have a file. The others have probably ended; the result leaves them out, so that
             vectors do not grow for ever. But if no segment is taken, the result is start, since Spark takes any
             difference for new data.

@@ -160,3 +160,16 @@ def members_of(group):
             if int(pgrp) == group and state != "Z":
                 found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
+
+
+def pending(segments, start, end=None):
+    """The segments after start, up to end, in the order in which they are read, by a plain list."""
+    found = [segment for segment in segments if segment.number > start.get(segment.receiver, 0)]
+    if end is not None:
+        found = [segment for segment in found if segment.number <= end.get(segment.receiver, 0)]
+    turns = {}
+    ordered = []
+    for segment in sorted(found, key=lambda segment: segment.number):
+        turn = turns[segment.receiver] = turns.get(segment.receiver, 0) + 1
+        ordered.append((turn, segment.receiver, segment))
+    return [segment for _, _, segment in sorted(ordered, key=lambda item: item[:2])]

@@ -15,10 +15,10 @@ from gnsq.spark.offsets import (
     encode_offset,
     may_follow,
     missing,
-    pending,
     take_up_to,
     with_new_revision,
 )
+from tests.spark.helpers import pending
 
 VECTORS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 9))
 SPOOLS = st.lists(
@@ -81,18 +81,6 @@ def test_offset_is_the_same_whatever_the_order_it_was_made_in():
 def test_foreign_offset_is_refused(offset, words):
     with pytest.raises(ValueError, match=words):
         decode_offset(offset, "clicks/a")
-
-
-def test_pending_takes_turns_between_receivers():
-    found = pending(segments("a", 3, 1, 2) + segments("b", 7, 8), {"a": 1})
-
-    assert [(each.receiver, each.number) for each in found] == [("a", 2), ("b", 7), ("a", 3), ("b", 8)]
-
-
-def test_pending_ends_at_end():
-    found = pending(segments("a", 1, 2, 3) + segments("b", 1), {}, {"a": 2})
-
-    assert [(each.receiver, each.number) for each in found] == [("a", 1), ("a", 2)]
 
 
 @pytest.mark.parametrize(

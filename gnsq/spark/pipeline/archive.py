@@ -139,19 +139,6 @@ class ArchiveBatches:
         """The tables that the query writes."""
         return [table for table in (self._table, self._dead) if table is not None]
 
-    def claim(self, owner: str | None, *, committed: int = -1) -> None:
-        """Check, before the query starts, that its tables fit the settings and belong to its checkpoint.
-
-        Args:
-            owner: Spark's id of the query; None for a checkpoint that is new.
-            committed: The last batch of the checkpoint; -1: none.
-
-        Raises:
-            JobFailed, SettingError: If a table does not.
-        """
-        for table in self.tables:
-            table.claim(owner, take_over=self.take_over, committed=committed)
-
     def __call__(self, rows: DataFrame, batch: BatchIdentity) -> list[DataFile]:
         """Write one batch.
 

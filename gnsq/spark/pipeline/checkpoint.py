@@ -98,22 +98,15 @@ def hash_of(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:6])
 
 
-def last_batch(location: str) -> int:
-    """Return the last batch in a checkpoint's commit log; -1 if there is none.
+def last_batch(location: str, log: str = "commits") -> int:
+    """Return the last batch that Spark has committed or, of the log offsets, planned; -1 if there is none.
 
     Raises:
         ValueError: As open_location().
         OSError: If the file system fails.
     """
     filesystem, root = open_location(location)
-    found = filesystem.get_file_info(fs.FileSelector(f"{root}/commits", allow_not_found=True))
-    return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
-
-
-def _planned(location: str) -> int:
-    """Return the last batch that Spark has planned; -1 if there is none. Errors are those of last_batch()."""
-    filesystem, root = open_location(location)
-    found = filesystem.get_file_info(fs.FileSelector(f"{root}/offsets", allow_not_found=True))
+    found = filesystem.get_file_info(fs.FileSelector(f"{root}/{log}", allow_not_found=True))
     return max((int(info.base_name) for info in found if info.base_name.isdecimal()), default=-1)
 
 
@@ -237,7 +230,7 @@ def _next_epoch(query: Query, epoch: int, changed: list[str]) -> int:
     location = checkpoint_of(query, epoch)
     subject = f"query {query.name}: {', '.join(changed)} changed, so it needs a new checkpoint"
     try:
-        planned, committed = _planned(location), last_batch(location)
+        planned, committed = last_batch(location, "offsets"), last_batch(location)
     except ValueError as error:
         raise JobFailed(f"{subject}, and {error}: leave the settings as they were, or give it another name") from error
     if planned < 0:

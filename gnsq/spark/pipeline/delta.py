@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import functools
 import json
 import logging
 import re
 import tempfile
-import threading
 import time as clock
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -48,15 +45,14 @@ from gnsq.spark.pipeline.parquet import (
     TableTarget,
     check_partition_by,
     check_partitions,
-    file_prefix,
     partition_text,
     stats_columns,
     store_error,
 )
 from gnsq.spark.pipeline.settings import SettingError
-from gnsq.spark.spool.objectstore import delta_retries, s3_options
+from gnsq.spark.spool.objectstore import ObjectStore, delta_retries, s3_options
 from gnsq.spark.spool.storage import LocalStore, open_store
-from gnsq.spark.uris import join_uri, redact_uri
+from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 __all__ = ["DISTINCT_COLUMNS", "NO_HOOKS", "BatchIdentity", "Table", "TableStatus", "check_store", "delta_location"]
@@ -76,9 +72,6 @@ _TRIES = 5
 # The same for a merge; and operations of Spark and delta-rs that are maintenance, too.
 _MERGE = "gnsq.merge"
 _MAINTENANCE = ("OPTIMIZE", "VACUUM END")
-# Number of commits at the same moment by which check_store() finds out whether a store has conditional PUT. delta-rs
-# reads the newest version just before it writes the next version, so commits one after the other would show nothing.
-_RIVALS = 4
 # Number of newest commits in which status() looks for committed_at and maintained_at. Each takes two requests on S3.
 _HISTORY = 120
 _PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -199,14 +192,13 @@ class Table:
             raise
         return True
 
-    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1, batch_id: int | None = None) -> int:
+    def claim(self, owner: str | None, *, take_over: bool, committed: int = -1) -> int:
         """Create the table if it is missing. Check that it fits the settings and belongs to this checkpoint.
 
         Args:
             owner: Spark's id of the query. None without a checkpoint: then claim() only checks, and creates no table.
             take_over: Let this checkpoint take the table of another one, or create a new table if its table is gone.
             committed: The checkpoint's last batch; -1: none. If the checkpoint has a batch, it has had a table.
-            batch_id: The batch that runs, if its tasks may have written files for a table that is still missing.
 
         Returns:
             The epoch of the checkpoint: 1 for the table's first checkpoint, 2 for its second, and so on. A checkpoint
@@ -219,9 +211,7 @@ class Table:
         with store_errors(self.location):
             mend_log(self.location)
         if not self.exists():
-            # After --take-over such files may be of a batch of the old checkpoint, which had another number.
-            own = None if batch_id is None else "part-" if take_over else file_prefix(batch_id)
-            self._check_empty(own)
+            self._check_empty()
             if committed >= 0 and not take_over:
                 batches = counted(committed + 1, "batch", "batches")
                 raise JobFailed(
@@ -388,20 +378,13 @@ class Table:
                 self._delta.update_incremental()
         return self._delta
 
-    def _check_empty(self, own: str | None) -> None:
-        """Check that there are no files; own: how the names of files begin that may be there."""
+    def _check_empty(self) -> None:
+        """Check that there are no files."""
         with store_errors(self.location):
             found = [path for path, _ in open_store(self.location).list()]
         if self._root is not None:
             found += (str(path.relative_to(self._root)) for path in self._root.rglob("*.parquet"))
-        foreign = next(
-            (
-                path
-                for path in found
-                if path.endswith(".parquet") and (own is None or not path.rpartition("/")[2].startswith(own))
-            ),
-            None,
-        )
+        foreign = next((path for path in found if path.endswith(".parquet")), None)
         if foreign is not None:
             raise JobFailed(f"{self._shown} has files that belong to no table, such as {foreign}: give another output")
 
@@ -651,40 +634,24 @@ def store_errors(location: str) -> Iterator[None]:
 
 
 def check_store(location: str) -> None:
-    """Refuse an object store on which one commit could replace another. Makes a small table there, and deletes it.
+    """Refuse an object store on which one commit could replace another. Makes a file there, and deletes it.
 
     Raises:
         JobFailed: If the store ignores the condition of a PUT, or can't be used.
     """
-    scratch = join_uri(location, f"_probe-{uuid.uuid4().hex}")
-    store = open_store(scratch, "output")
-    if isinstance(store, LocalStore):
+    store, name = open_store(location, "output"), f"_probe-{uuid.uuid4().hex}"
+    if not isinstance(store, ObjectStore):
         return
-    uri, options = delta_location(scratch)
-    schema = Schema.from_arrow(pa.schema([("x", pa.int32())]))
     with store_errors(location):
-        DeltaTable.create(uri, schema, storage_options=options)
-        # Open the tables before the threads start: a thread that failed before the barrier would block the others.
-        rivals = [DeltaTable(uri, storage_options=options) for _ in range(_RIVALS)]
-        with ThreadPoolExecutor(_RIVALS) as pool:
-            # list() raises the exceptions of the threads.
-            list(pool.map(functools.partial(_commit_probe, threading.Barrier(_RIVALS)), rivals, range(_RIVALS)))
-        version = DeltaTable(uri, storage_options=options).version()
-        store.remove(*(path for path, _ in store.list()))
-        # Both, since pyarrow makes an object for a directory that has lost its last file.
-        store.remove_directory("_delta_log")
-        store.remove_directory("")
-    if version != _RIVALS:
+        store.try_create(name, b"")
+        # delta-rs and obstore are one library, and send the same request.
+        is_replaced = store.try_create(name, b"")
+        store.remove(name)
+    if is_replaced:
         raise JobFailed(
             f"setting output {redact_uri(location)}: the store ignores the condition of a PUT (If-None-Match), so one "
             "commit would replace another: give a store that has conditional PUT"
         )
-
-
-def _commit_probe(barrier: threading.Barrier, delta: DeltaTable, number: int) -> None:
-    barrier.wait()
-    properties = CommitProperties(app_transactions=[Transaction(str(number), 0)])
-    delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)
 
 
 def delta_location(location: str) -> tuple[str, dict[str, str]]:

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed, root_cause
-from gnsq.spark.offsets import Segment, decode_offset, pending
+from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import (
     checkpoint_id,
@@ -66,6 +66,7 @@ from gnsq.spark.pipeline.status import (
     longest_batch,
     summary_lines,
 )
+from gnsq.spark.spool.index import SegmentIndex
 from gnsq.spark.spool.spool import Spool
 from gnsq.texts import counted
 
@@ -157,7 +158,7 @@ class RunningQuery:
         self._failure = ""
         # With once: the segments that the spool had at the start. The first progress says which of these were read
         # before; the rows of the others are added to due.
-        self._spooled: tuple[Segment, ...] | None = None
+        self._spooled: SegmentIndex | None = None
         self._rows, self._batches = self._plan(take_over)
         self._location = ""
 
@@ -223,7 +224,8 @@ class RunningQuery:
         if any(table.exists() and any(map(table.is_owned, former)) for table in self.tables):
             self._batches.take_over = True
         try:
-            self._batches.claim(owner, committed=committed)
+            for table in self.tables:
+                table.claim(owner, take_over=self._batches.take_over, committed=committed)
         except SettingError as error:
             raise SettingError(error.text, query.section) from error
         if committed >= 0:  # the tables belong to this checkpoint
@@ -234,7 +236,7 @@ class RunningQuery:
         """With once, before anything is read: note how many messages there are."""
         try:
             self.due = depth_of(self.query)
-            self._spooled = tuple(Spool(self.query.spool).listing().segments)
+            self._spooled = Spool(self.query.spool).listing().segments
         except NSQException as error:
             raise JobFailed(f"query {self.query.name}: what is there to read is not known: {error}") from error
 
@@ -329,7 +331,7 @@ class RunningQuery:
             start = source["startOffset"]
             offset = json.loads(start) if isinstance(start, str) else start
             vector = decode_offset(offset, name) if offset is not None else {}
-            self.due += sum(segment.rows for segment in pending(self._spooled, vector))
+            self.due += self._spooled.totals(vector).rows
             self._spooled = None
         if progress["numInputRows"]:
             self._failures = 0

@@ -186,18 +186,6 @@ class MetricBatches:
         """The tables that the query writes."""
         return [self._table]
 
-    def claim(self, owner: str | None, *, committed: int = -1) -> None:
-        """Check, before the query starts, that its table fits the settings and belongs to its checkpoint.
-
-        Args:
-            owner: Spark's id of the query; None for a checkpoint that is new.
-            committed: The last batch of the checkpoint; -1: none.
-
-        Raises:
-            JobFailed, SettingError: If it does not.
-        """
-        self._table.claim(owner, take_over=self.take_over, committed=committed)
-
     def __call__(self, changed: DataFrame, batch: BatchIdentity) -> list[DataFile]:
         """Append the rows that a batch has changed, then publish them.
 

@@ -168,8 +168,6 @@ def check_partition_by(schema: Any, partition_by: Sequence[str], time: str = "_t
     """
     kinds = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date, pa.types.is_decimal)
     for name in partition_by:
-        if partition_by.count(name) > 1:
-            raise ValueError(f"partition_by has {name} twice: leave one out")
         if name in DERIVED:
             if name in schema.names or time not in schema.names:
                 raise ValueError(f"partition_by {name} is computed from {time}, and has to be no column itself")

@@ -92,7 +92,7 @@ class PlannedEnd:
             ) from error
 
     def _prepare(self, initial: dict[str, Any]) -> None:
-        if self._store.exists(_NAME):
+        if self._store.size(_NAME) is not None:
             return
         if read_owner(self._store):
             raise SpoolError(

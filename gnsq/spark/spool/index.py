@@ -10,9 +10,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
-from gnsq.spark.offsets import Segment, Vector, pending
+from gnsq.spark.offsets import Segment, Vector
 
 __all__ = ["SegmentIndex", "Totals"]
 
@@ -110,8 +110,13 @@ class SegmentIndex:
         return found
 
     def between(self, start: Vector, end: Vector | None = None) -> list[Segment]:
-        """List the segments after start, up to end if it is given, in the order in which they are read."""
-        return pending([each for waiting in self.waiting(start, end).values() for each in waiting], {})
+        """List the segments after start, up to end if it is given, in the order in which they are read.
+
+        Those of one receiver are in the order of their numbers. Receivers take turns, so that none waits for another.
+        """
+        waiting = sorted(self.waiting(start, end).items())
+        turns = ((turn, receiver, each) for receiver, found in waiting for turn, each in enumerate(found))
+        return [each for _, _, each in sorted(turns, key=itemgetter(0, 1))]
 
     def waiting(self, start: Vector, end: Vector | None = None) -> Mapping[str, Iterator[Segment]]:
         """Return the segments after start, up to end if it is given, for each receiver that has any, in their order."""

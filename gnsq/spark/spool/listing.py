@@ -8,14 +8,14 @@ goes on after the last known name. Now and then, a listing of all names shows wh
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gnsq.spark.offsets import Segment, Vector
 from gnsq.spark.spool.index import SegmentIndex
+from gnsq.spark.spool.storage import Store
 
-__all__ = ["CLOSED", "CORRUPT", "PAGE", "ListedStore", "SpoolListing"]
+__all__ = ["CLOSED", "CORRUPT", "PAGE", "SpoolListing"]
 
 # Names of files in the directory of a receiver. An object store lists CLOSED after all segments.
 CLOSED = "closed.json"
@@ -23,32 +23,6 @@ CORRUPT = ".corrupt"
 _SEGMENT = re.compile(r"(?P<number>\d{12})-(?P<rows>\d+)\.arrow(?P<corrupt>\.corrupt)?")
 # Number of names in one response of an object store. Fewer names are listed from the first by the same single request.
 PAGE = 1000
-
-
-class ListedStore(Protocol):
-    """Methods of a store that a listing needs. All methods may raise OSError.
-
-    Attributes:
-        lists_in_order: True if names() lists names in their order, and can begin after one of them.
-    """
-
-    lists_in_order: bool
-
-    def first_name(self, directory: str) -> str | None:
-        """Return the first name in a directory; None if it is empty. Called only if lists_in_order."""
-
-    def directories(self) -> Collection[str]:
-        """List the names of the directories in the root."""
-
-    def names(self, directory: str, after: str = "") -> Mapping[str, int | None]:
-        """List the names of files in a directory, with sizes in bytes. None: the size would cost another request.
-
-        Args:
-            after: Only names after this one, if lists_in_order.
-        """
-
-    def size(self, path: str) -> int | None:
-        """Return the size of a file; None if there is no such file."""
 
 
 @dataclass(slots=True)
@@ -91,7 +65,7 @@ class SpoolListing:
         """Messages in quarantined segments: they are missing in the results of the query."""
         return sum(segment.rows for segment in self.quarantined)
 
-    def update(self, store: ListedStore, *, is_whole: bool = True, sees_deletions: bool = False) -> None:
+    def update(self, store: Store, *, is_whole: bool = True, sees_deletions: bool = False) -> None:
         """List the spool.
 
         Args:
@@ -109,7 +83,7 @@ class SpoolListing:
             elif sees_deletions:
                 self._forget_first(store, receiver)
 
-    def update_receiver(self, store: ListedStore, receiver: str) -> None:
+    def update_receiver(self, store: Store, receiver: str) -> None:
         """List all names in the directory of one receiver."""
         if self._list(store, receiver):
             # A listing may miss a segment that appears meanwhile, and find a later one. The next listing finds both.
@@ -136,16 +110,16 @@ class SpoolListing:
     def _directory(self, receiver: str) -> _Directory:
         return self._directories.setdefault(receiver, _Directory())
 
-    def _list(self, store: ListedStore, receiver: str) -> bool:
+    def _list(self, store: Store, receiver: str) -> bool:
         names = store.names(receiver)
         self._forget(receiver, self._directory(receiver).files.keys() - names.keys())
         return self._add(store, receiver, names)
 
-    def _list_new(self, store: ListedStore, receiver: str) -> bool:
+    def _list_new(self, store: Store, receiver: str) -> bool:
         # No name has only digits. So this is after all names with the highest number, and before all later ones.
         return self._add(store, receiver, store.names(receiver, f"{self._directory(receiver).highest + 1:012d}"))
 
-    def _forget_first(self, store: ListedStore, receiver: str) -> None:
+    def _forget_first(self, store: Store, receiver: str) -> None:
         first = _SEGMENT.fullmatch(store.first_name(receiver) or "")
         if first is not None and not first["corrupt"]:
             # A query deletes segments in the order of their numbers.
@@ -154,7 +128,7 @@ class SpoolListing:
             # A quarantined segment stays when the others are deleted, and so does closed.json.
             self.update_receiver(store, receiver)
 
-    def _add(self, store: ListedStore, receiver: str, names: Mapping[str, int | None]) -> bool:
+    def _add(self, store: Store, receiver: str, names: Mapping[str, int | None]) -> bool:
         """Add files that are not known yet. Return True if numbers between the known segments and these are missing."""
         directory = self._directory(receiver)
         found: dict[str, Segment | None] = {}

@@ -64,7 +64,6 @@ class ObjectStore:
         client: The client of obstore, for requests that only object stores know.
     """
 
-    # See ListedStore.
     lists_in_order = True
 
     def __init__(
@@ -100,9 +99,6 @@ class ObjectStore:
     def open(self, path: str) -> Any:
         # By pyarrow: obstore's files would take Python's lock for each piece that Parquet reads.
         return self._fs.open_input_file(f"{self._root}/{path}")
-
-    def exists(self, path: str) -> bool:
-        return self.size(path) is not None
 
     def size(self, path: str) -> int | None:
         try:

@@ -57,9 +57,6 @@ class RemoteStore:
     def open(self, path: str) -> Any:
         return self._fs.open_input_file(self._path(path))
 
-    def exists(self, path: str) -> bool:
-        return bool(self._fs.get_file_info(self._path(path)).type == fs.FileType.File)
-
     def make_directory(self, path: str) -> None:
         self._fs.create_dir(self._path(path), recursive=True)
 
@@ -101,7 +98,7 @@ class RemoteStore:
             self._fs.move(self._path(path), self._path(target))
         except OSError:
             # Ignore an error if the file does not exist: pyarrow does not always raise FileNotFoundError then.
-            if self.exists(path):
+            if self.size(path) is not None:
                 raise
             return False
         return True

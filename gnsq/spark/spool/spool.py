@@ -149,7 +149,7 @@ class Spool:
             with self._with_hint():
                 data = self._store.read(segment.path)
         except FileNotFoundError:
-            if self._store.exists(segment.path + CORRUPT):
+            if self._store.size(segment.path + CORRUPT) is not None:
                 return []
             raise SpoolIncomplete(
                 f"spool {self.location}: segment {segment.path} is gone, with "

@@ -65,7 +65,7 @@ class LocalStore:
         mode: Permissions of new directories, and, without the x bits, of files. None: as the umask says.
     """
 
-    # See ListedStore.
+    # True if names() lists names in their order, and can begin after one of them.
     lists_in_order = False
 
     def __init__(self, root: Path, mode: int | None = None) -> None:
@@ -97,10 +97,6 @@ class LocalStore:
         """Open a file for reading at any position."""
         # Not memory-mapped: a disk that fails must raise an error, and not kill the process.
         return pa.OSFile(str(self.root / path))
-
-    def exists(self, path: str) -> bool:
-        """Return True if the file exists."""
-        return (self.root / path).exists()
 
     def make_directory(self, path: str) -> None:
         """Make a directory durably, if it does not exist."""
@@ -139,14 +135,18 @@ class LocalStore:
         return {directory.name for directory in _directories(self.root)}
 
     def names(self, directory: str, after: str = "") -> dict[str, int | None]:
-        """List the names in a directory, each with None in place of its size. ``after`` has no effect."""
+        """List the names of files in a directory, with sizes in bytes. None: the size would cost another request.
+
+        Args:
+            after: Only names after this one, if lists_in_order.
+        """
         # A size would take four times as long as a name.
         with contextlib.suppress(FileNotFoundError):
             return dict.fromkeys(os.listdir(self.root / directory))
         return {}
 
     def first_name(self, directory: str) -> str | None:
-        """Return the first name in a directory; None if it is empty."""
+        """Return the first name in a directory; None if it is empty. Called only if lists_in_order."""
         return min(self.names(directory), default=None)
 
     def size(self, path: str) -> int | None:

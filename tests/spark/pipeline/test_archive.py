@@ -202,7 +202,8 @@ def test_letter_is_one_that_requeue_dead_knows():
 @pytest.mark.parametrize("number", [0, 1], ids=["events", "dead"])
 def test_batch_that_was_begun_with_other_settings_is_refused_before_it_is_read(archive, number):
     batches = archive.batches()
-    batches.claim(OURS)
+    for each in batches.tables:
+        each.claim(OURS, take_over=False)
     refused = batches.tables[number]
     refused.commit(identity(3), archive_files(archive, refused))
 

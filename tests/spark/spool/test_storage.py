@@ -70,8 +70,7 @@ def test_renamed_file_has_its_new_name_only(store):
     assert store.rename("a/one", "a/two")
 
     assert store.list() == [("a/two", 1)]
-    assert store.exists("a/two")
-    assert not store.exists("a/one")
+    assert (store.size("a/one"), store.size("a/two")) == (None, 1)
 
 
 def test_rename_that_fails_raises(store):
