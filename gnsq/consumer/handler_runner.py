@@ -378,6 +378,12 @@ class HandlerRunner:
         if message.has_responded():
             return
         consumer, letters, was_async = self._consumer, self._letters, message.is_async()
+        if letters is not None and message.time_left == 0:
+            # No FIN can prevent that nsqd delivers it again, so its letter would be the first of several.
+            text = "not given up yet: its timeout is over, and nsqd delivers it again"
+            self._logger.limited(logging.WARNING, "given up late", text, message=message)
+            message.drop()
+            return
         receivers = list(consumer.on_giving_up.receivers_for(consumer))
         keepers = [handler_name(receiver) for receiver in receivers]
         _remember(self._given_up, (message.nsqd, message.id), None, MAX_GIVEN_UP)

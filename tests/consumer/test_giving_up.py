@@ -523,6 +523,21 @@ def test_secret_that_may_not_publish_stops_no_other_message(lines):
     assert "E_UNAUTHORIZED" in line
 
 
+def test_message_whose_timeout_is_over_gets_no_letter_since_it_comes_again(nsqd, clock, publish, started, lines):
+    def handle(consumer, message):
+        if message.attempts == 1:
+            clock.sleep(3.0)
+        raise NSQGiveUp("no")
+
+    consumer = started(handle, nsqd, dead_letter_topic="dead", msg_timeout=2.0)
+    publish(nsqd, b"x")
+    clock.advance(10.0)
+
+    assert [letter.attempts for letter in letters(nsqd)] == [2]
+    assert (consumer.stats().given_up, consumer.total_in_flight) == (1, 0)
+    assert [line for line in lines() if "not given up yet: its timeout is over" in line]
+
+
 def test_letter_without_a_reply_ends_after_ten_seconds(nsqd, clock, publish, started):
     errors = []
 
