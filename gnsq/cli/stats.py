@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 import click
@@ -20,7 +19,7 @@ from gnsq.cli.keys import pressed_keys, reading_keys
 from gnsq.cli.nodes import NodePoller
 from gnsq.cli.parameters import PAUSE
 from gnsq.cli.snapshot import Snapshot
-from gnsq.cli.table import SORT_KEYS, SORTS, History, Scroll, StatsView, failures
+from gnsq.cli.table import SORT_KEYS, SORTS, History, StatsView, failures
 from gnsq.cli.topics import CHANNEL, TOPIC
 from gnsq.concurrency.greenlets import spawn
 from gnsq.running import StopSignals
@@ -108,8 +107,9 @@ def stats(
     logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
     poller = NodePoller(cluster, topic, channel)
     if not once and not as_json and console.is_terminal:
-        screen = _Screen(console, poller, sort, reverse, by_nsqd)
-        until_signal(stop, screen.show, interval or DEFAULT_INTERVAL)
+        if (first := until_signal(stop, poller.poll)) is not None:
+            view = StatsView(first, sort, reverse, by_nsqd, History(), is_live=True)
+            until_signal(stop, _show, view, console, poller, interval or DEFAULT_INTERVAL)
         return 0
     snapshot = before_signal(stop, _poll_once, poller, interval)
     if as_json:
@@ -128,81 +128,54 @@ def _poll_once(poller: NodePoller, interval: float | None) -> Snapshot:
     return poller.poll()
 
 
-@dataclass
-class _Screen:
-    """The live table, and what keys have changed of it.
+def _show(view: StatsView, console: Console, poller: NodePoller, interval: float) -> None:
+    """Poll and show the table until a key ends it, or for ever. At the end, also after a signal, leave it there."""
+    try:
+        with reading_keys() as view.has_keys, Live(console=console, auto_refresh=False, screen=True) as live:
+            running = [spawn("gnsq-stats", _update_loop, view, live, poller, interval, on_failure=None)]
+            if view.has_keys:
+                running.append(spawn("gnsq-keys", _obey_keys, view, live, on_failure=None))
+            try:
+                for each in gevent.iwait(running):
+                    if each.get():
+                        return
+            finally:
+                gevent.killall(running)
+    finally:
+        view.has_keys = False
+        console.print(view)
 
-    Attributes:
-        polled: The last snapshot; None before the first.
-    """
 
-    console: Console
-    poller: NodePoller
-    sort: str
-    reverse: bool
-    by_nsqd: bool
-    history: History = field(default_factory=History)
-    scroll: Scroll = field(default_factory=Scroll)
-    polled: Snapshot | None = None
-    has_keys: bool = False
+def _update_loop(view: StatsView, live: Live, poller: NodePoller, interval: float) -> NoReturn:
+    """Draw, and poll. Draw again if the terminal gets another size."""
+    while True:
+        assert view.history is not None  # it is a live view
+        view.history.add(view.snapshot)
+        size = live.console.size
+        live.update(view, refresh=True)
+        with gevent.Timeout(interval, False):
+            while True:
+                gevent.sleep(RESIZE_CHECK_INTERVAL)
+                if live.console.size != size:
+                    size = live.console.size
+                    live.update(view, refresh=True)
+        view.snapshot = poller.poll()
 
-    def show(self, interval: float) -> None:
-        """Poll and show the table until a key ends it, or for ever. At the end, also after a signal, leave it there."""
-        try:
-            with reading_keys() as self.has_keys, Live(console=self.console, auto_refresh=False, screen=True) as live:
-                running = [spawn("gnsq-stats", self._update_loop, live, interval, on_failure=None)]
-                if self.has_keys:
-                    running.append(spawn("gnsq-keys", self._obey_keys, live, on_failure=None))
-                try:
-                    for each in gevent.iwait(running):
-                        if each.get():
-                            return
-                finally:
-                    gevent.killall(running)
-        finally:
-            self.has_keys = False
-            if self.polled is not None:
-                self.console.print(self._view(self.polled))
 
-    def _view(self, polled: Snapshot) -> StatsView:
-        return StatsView(
-            *(polled, self.sort, self.reverse, self.by_nsqd, self.history),
-            is_live=True,
-            scroll=self.scroll,
-            has_keys=self.has_keys,
-        )
-
-    def _draw(self, live: Live) -> None:
-        if self.polled is not None:
-            live.update(self._view(self.polled), refresh=True)
-
-    def _update_loop(self, live: Live, interval: float) -> NoReturn:
-        """Poll, and draw. Draw again if the terminal gets another size."""
-        while True:
-            self.polled, size = self.poller.poll(), self.console.size
-            self.history.add(self.polled)
-            self._draw(live)
-            with gevent.Timeout(interval, False):
-                while True:
-                    gevent.sleep(RESIZE_CHECK_INTERVAL)
-                    if self.console.size != size:
-                        size = self.console.size
-                        self._draw(live)
-
-    def _obey_keys(self, live: Live) -> bool:
-        """Do what keys say. Return True at the key that ends the command, and False if the terminal has ended."""
-        for key in pressed_keys():
-            if key == "q":
-                return True
-            if key == "r":
-                self.reverse = not self.reverse
-            self.sort = SORT_KEYS.get(key, self.sort)
-            page, first = self.scroll.page, self.scroll.first
-            moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "b": -page, "page down": page, " ": page}
-            moves |= {"home": -first, "end": sys.maxsize}
-            self.scroll.first += moves.get(key, 0)
-            self._draw(live)
-        return False
+def _obey_keys(view: StatsView, live: Live) -> bool:
+    """Do what keys say. Return True at the key that ends the command, and False if the terminal has ended."""
+    for key in pressed_keys():
+        if key == "q":
+            return True
+        if key == "r":
+            view.reverse = not view.reverse
+        view.sort = SORT_KEYS.get(key, view.sort)
+        page = view.page
+        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "b": -page, "page down": page, " ": page}
+        moves |= {"home": -view.first, "end": sys.maxsize}
+        view.first += moves.get(key, 0)
+        live.update(view, refresh=True)
+    return False
 
 
 def report(snapshot: Snapshot, topic: str | None, channel: str | None) -> int:

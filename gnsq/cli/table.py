@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -16,7 +16,7 @@ from gnsq.cli.nodes import short_address
 from gnsq.cli.snapshot import Counts, Node, NodeStats, Row, Snapshot
 from gnsq.texts import counted, printable
 
-__all__ = ["SORTS", "SORT_KEYS", "History", "Scroll", "StatsView", "failures"]
+__all__ = ["SORTS", "SORT_KEYS", "History", "StatsView", "failures"]
 
 # Characters of a sparkline, and the number of polls that it shows.
 _BARS = "▁▂▃▄▅▆▇█"
@@ -101,25 +101,6 @@ SORTS: Mapping[str, tuple[str, ...]] = {
 SORT_KEYS = dict(zip("ndieutpc", SORTS, strict=True))
 
 
-class Scroll:
-    """Which rows a screen shows.
-
-    Attributes:
-        first: Index of the first row. The next drawing makes it so low that the screen is filled.
-        page: Number of rows that were drawn last.
-    """
-
-    def __init__(self) -> None:
-        self.first = 0
-        self.page = 1
-
-    def visible(self, rows: int, room: int) -> slice:
-        """Return which of some rows are drawn, if there is room for so many."""
-        self.page = max(room, 1)
-        self.first = min(max(self.first, 0), max(rows - room, 0))
-        return slice(self.first, self.first + room)
-
-
 def _rate(value: float | None) -> str:
     """Write a rate. Small ones have a digit after the point: a rate of 0.2 is not 0."""
     if value is None:
@@ -169,17 +150,18 @@ class _Line:
         return "?" if number is None else f"{number:,}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class StatsView:
-    """A snapshot as rich shows it.
+    """A snapshot as rich shows it. On a live screen, keys and polls change the view.
 
     Attributes:
         sort: A name of SORTS.
         by_nsqd: Show the numbers of each nsqd under their sum.
         history: The last depths; None: do not show them.
         is_live: Leave out rows that the screen is too low for, and show why servers fail: there is no other place.
-        scroll: Which rows are shown then.
         has_keys: Show which keys there are.
+        first: Index of the first row that is shown then. Drawing makes it so low that the screen is filled.
+        page: Number of rows that were drawn last.
     """
 
     snapshot: Snapshot
@@ -188,8 +170,9 @@ class StatsView:
     by_nsqd: bool = False
     history: History | None = None
     is_live: bool = False
-    scroll: Scroll = field(default_factory=Scroll)
     has_keys: bool = False
+    first: int = 0
+    page: int = 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines, servers, visible = list(self._lines()), list(self._servers()), slice(None)
@@ -198,7 +181,9 @@ class StatsView:
             # Besides the rows: the summary, the titles of the columns, an empty line, the keys (after the end the shell
             # needs their line), and which rows are shown.
             room = max(console.height - used - 4, 0)
-            visible = self.scroll.visible(len(lines), room if room >= len(lines) else max(room - 1, 0))
+            room = room if room >= len(lines) else max(room - 1, 0)
+            self.page, self.first = max(room, 1), min(max(self.first, 0), max(len(lines) - room, 0))
+            visible = slice(self.first, self.first + room)
         shown = len(lines[visible])
         if self.snapshot.reached:
             yield self._summary(options)
@@ -206,7 +191,7 @@ class StatsView:
             yield self._table(lines, visible, options)
         if shown < len(lines):
             why = "up and down scroll" if self.has_keys else "the screen is too low"
-            rows = f"rows {self.scroll.first + 1:,} to {self.scroll.first + shown:,}" if shown else "none"
+            rows = f"rows {self.first + 1:,} to {self.first + shown:,}" if shown else "none"
             yield Text(f"{rows} of {len(lines):,}: {why}", style="dim", no_wrap=True)
         if self.snapshot.reached:
             yield Text()

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gnsq import NsqdHTTPClient
 from gnsq.cli.snapshot import Node, NodeStats, Snapshot, parse_stats, set_rates
-from gnsq.cli.table import History, Scroll, StatsView
+from gnsq.cli.table import History, StatsView
 from tests.cli.programs import servers_of
 from tests.helpers import LIMIT, child, peer, refused_port
 
@@ -432,17 +432,16 @@ def test_low_screen_counts_the_rows_that_it_hides():
 
 
 def test_scrolled_screen_shows_other_rows_and_is_always_filled():
-    scroll = Scroll()
-    view = StatsView(snapshot(*(f"t{number:02}" for number in range(20))), "name", is_live=True, scroll=scroll)
+    view = StatsView(snapshot(*(f"t{number:02}" for number in range(20))), "name", is_live=True)
     first = shown(view, height=12)
 
-    scroll.first = 10
+    view.first = 10
     second = shown(view, height=12)
-    scroll.first = 1000
+    view.first = 1000
     last = shown(view, height=12)
 
     assert (first[2][:3], second[2][:3]) == ("t00", "t05")
-    assert f"rows {41 - scroll.page} to 40 of 40: the screen is too low" in [line.strip() for line in last]
+    assert f"rows {41 - view.page} to 40 of 40: the screen is too low" in [line.strip() for line in last]
     assert len(first) == len(second) == len(last)
 
 
