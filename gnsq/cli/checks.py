@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from gevent import socket
 
@@ -57,6 +57,8 @@ PROBE_TIMEOUT = 2.0
 TCP_PORT = 4150
 # A certificate that is valid for fewer days is a warning.
 MIN_DAYS = 30
+# In place of a secret, if none is given. It is never sent.
+NO_SECRET = b"gnsq ping has no secret"
 
 
 class Status(enum.Enum):
@@ -115,6 +117,16 @@ class _Recorder:
     def __init__(self, explain: Callable[[Exception], advice.Explanation]) -> None:
         self.checks: list[Check] = []
         self._explain = explain
+        self._started = 0.0
+
+    def _begin(self, name: str) -> Check:
+        self.checks.append(Check(name))
+        self._started = time.monotonic()
+        return self.checks[-1]
+
+    def _end(self) -> Check:
+        self.checks[-1].seconds = time.monotonic() - self._started
+        return self.checks[-1]
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[Check]:
@@ -123,19 +135,18 @@ class _Recorder:
         Raises:
             _Failed: If the block raises an expected error.
         """
-        check, started = Check(name), time.monotonic()
-        self.checks.append(check)
         try:
-            yield check
+            yield self._begin(name)
         except (NSQException, OSError, ValueError) as error:
-            check.seconds = time.monotonic() - started
-            self.fail(check, error)
-        check.seconds = time.monotonic() - started
+            check = self._end()
+            check.status, (check.text, check.advice) = Status.FAILED, self._explain(error)
+            raise _Failed from error
+        self._end()
 
-    def fail(self, check: Check, error: Exception) -> NoReturn:
-        """Let a step fail."""
-        check.status, (check.text, check.advice) = Status.FAILED, self._explain(error)
-        raise _Failed from error
+    def next_step(self, name: str) -> Check:
+        """End the step that runs, and record the rest of its block as another one."""
+        self._end()
+        return self._begin(name)
 
 
 # --- nsqlookupd
@@ -222,66 +233,38 @@ def _kind_of_server(host: str, port: int, timeout: float) -> tuple[advice.Kind, 
 # --- nsqd
 
 
-class _Handshake:
-    """The parts of a handshake, as steps.
+def _observed(
+    steps: Handshake, stack: TransportStack, recorder: _Recorder, on_tls: Callable[[TlsTransport], object]
+) -> Handshake:
+    """Yield the steps of a handshake, and record its parts. Call a function with the TLS transport after its handshake.
 
-    Args:
-        stack: Of the connection.
-        has_secret: False if AUTH must fail, since the secret in the options is none.
-
-    Attributes:
-        checks: The parts that have begun; the last one runs.
-        tls: The TLS transport after its handshake; None before, or without TLS.
+    Raises:
+        NSQException: If the next step is AUTH with NO_SECRET.
     """
-
-    def __init__(self, stack: TransportStack, *, has_secret: bool) -> None:
-        self.checks = [Check("IDENTIFY", text="nsqd without a version")]
-        self.tls: TlsTransport | None = None
-        self._stack = stack
-        self._has_secret = has_secret
-        self._started = time.monotonic()
-
-    def run(self, options: ConnectionOptions) -> Identity:
-        """Perform the handshake."""
+    response: Frame | None = None
+    identified = check = recorder.checks[-1]
+    while True:
         try:
-            return self._stack.run_handshake(self._observed(handshake(options)))
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        now = time.monotonic()
-        self.checks[-1].seconds, self._started = now - self._started, now
-
-    def _begin(self, step: str) -> None:
-        self._end()
-        self.checks.append(Check(step))
-
-    def _observed(self, steps: Handshake) -> Handshake:
-        """Yield the steps of a handshake, and note when its parts begin."""
-        response: Frame | None = None
-        while True:
-            try:
-                step = steps.send(response)
-            except StopIteration as end:
-                identity: Identity = end.value
-                return identity
-            match step:
-                case StartTLS():
-                    self._begin("TLS")
-                case StartCompression(codec):
-                    self._begin("compression")
-                    self.checks[-1].text = codec.name
-                case Write(data) if data.startswith(b"AUTH\n"):
-                    self._begin("AUTH")
-                    if not self._has_secret:
-                        raise auth_required()
-                case ReadFrame() if self.checks[-1].step == "TLS" and isinstance(self._stack.below_log, TlsTransport):
-                    self.tls = self._stack.below_log
-                    _describe_tls(self.tls.object, self.checks[-1])
-            response = yield step
-            if response is not None and len(self.checks) == 1:
-                with contextlib.suppress(ValueError, AttributeError, KeyError):  # an old nsqd answers with a plain OK
-                    self.checks[0].text = f"nsqd {printable(str(json.loads(response[1])['version']))}"
+            step = steps.send(response)
+        except StopIteration as end:
+            identity: Identity = end.value
+            return identity
+        match step:
+            case StartTLS():
+                check = recorder.next_step("TLS")
+            case StartCompression(codec):
+                check = recorder.next_step("compression")
+                check.text = codec.name
+            case Write(data) if data.startswith(b"AUTH\n"):
+                check = recorder.next_step("AUTH")
+                if data.endswith(NO_SECRET):
+                    raise auth_required()
+            case ReadFrame() if check.step == "TLS" and isinstance(stack.below_log, TlsTransport):
+                on_tls(stack.below_log)
+        response = yield step
+        if response is not None and check is identified:
+            with contextlib.suppress(ValueError, AttributeError, KeyError):  # an old nsqd answers with a plain OK
+                check.text = f"nsqd {printable(str(json.loads(response[1])['version']))}"
 
 
 class NsqdChecker:
@@ -296,11 +279,8 @@ class NsqdChecker:
         self._target = target
         self._host, self._port = parse_address(target.address)
         options = ConnectionOptions(**cluster.connection)
-        self._has_secret = options.auth_secret is not None
-        # Without a secret, the handshake would end before TLS, if nsqd requires AUTH. This value is never sent.
-        self._options = load_certificates(
-            options if self._has_secret else dataclasses.replace(options, auth_secret=b"-")
-        )
+        # Without a secret, the handshake would end before TLS, if nsqd requires AUTH.
+        self._options = load_certificates(dataclasses.replace(options, auth_secret=options.auth_secret or NO_SECRET))
         name = f"gnsq-ping-{secrets.token_hex(8)}#ephemeral"
         self._is_own_topic = topic is None
         self._topic = topic or name
@@ -358,28 +338,27 @@ class NsqdChecker:
 
     # --- handshake
 
-    def _handshake(self, connections: contextlib.ExitStack, options: ConnectionOptions) -> _Handshake:
-        """Connect, and return the handshake that is to be performed."""
+    def _stack(self, connections: contextlib.ExitStack, options: ConnectionOptions) -> TransportStack:
+        """Connect."""
         stack = TransportStack(self._host, self._port, options)
         stack.connect()
         connections.callback(stack.connected.close)
-        return _Handshake(stack, has_secret=self._has_secret)
+        return stack
 
     def _connect(self, connections: contextlib.ExitStack) -> None:
-        with self._recorder.step("connect"):
-            shaken = self._handshake(connections, self._options)
-        try:
-            with self._limit("no end of the handshake"):
-                identity = shaken.run(self._options)
-        except (NSQException, OSError, ValueError) as error:
-            self._recorder.checks += shaken.checks
-            self._recorder.fail(shaken.checks[-1], error)
-        self._recorder.checks += shaken.checks
+        recorder = self._recorder
+        with recorder.step("connect"):
+            stack = self._stack(connections, self._options)
+        with recorder.step("IDENTIFY") as first, self._limit("no end of the handshake"):
+            first.text = "nsqd without a version"
+            steps = _observed(
+                *(handshake(self._options), stack, recorder), lambda tls: _describe_tls(tls.object, recorder.checks[-1])
+            )
+            identity = stack.run_handshake(steps)
         if identity.warnings:
-            first = shaken.checks[0]
             first.status, first.text = Status.WARNING, "; ".join(identity.warnings)
         if identity.auth:
-            shaken.checks[-1].text = _auth_text(identity)
+            recorder.checks[-1].text = _auth_text(identity)
         logger.info("%s: connected, %s", self._target.address, identity.summary)
 
     def _certificate_names(self) -> tuple[str, ...]:
@@ -387,11 +366,13 @@ class NsqdChecker:
         context = client_context(ConnectionOptions(**self._cluster.connection))
         context.check_hostname = False
         options = dataclasses.replace(self._options, tls_context=context, tls_options=None)
+        found: list[TlsTransport] = []
+        recorder = _Recorder(lambda error: ("", ""))
         with contextlib.ExitStack() as connections, self._limit("no certificate"):
-            shaken = self._handshake(connections, options)
-            with contextlib.suppress(NSQException, OSError):
-                shaken.run(options)
-            return _names(shaken.tls.object.getpeercert()) if shaken.tls is not None else ()
+            stack = self._stack(connections, options)
+            with contextlib.suppress(_Failed), recorder.step("IDENTIFY"):
+                stack.run_handshake(_observed(handshake(options), stack, recorder, found.append))
+            return _names(found[0].object.getpeercert()) if found else ()
 
     # --- the way of a message
 

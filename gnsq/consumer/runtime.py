@@ -87,8 +87,9 @@ class ConsumerRuntime:
             first_attempts=self._first_attempts,
         )
         topic = consumer.options.dead_letter_topic
-        self._letters = topic and DeadLetterPublisher(topic, self.pool.connections, connection, clock, owner)
-        self.dispatcher = MessageDispatcher(consumer, self.pool, clock, overrides, self._letters or None)
+        letters = DeadLetterPublisher(topic, self.pool.connections, connection, clock, owner) if topic else None
+        self._letters = letters
+        self.dispatcher = MessageDispatcher(consumer, self.pool, clock, overrides, letters)
         self.runner, self.workers, self.rdy = self.dispatcher.runner, self.dispatcher.workers, self.dispatcher.rdy
         self.nodes = TopicNodes(consumer.lookupds, consumer.topic, owner)
         self._looked_up = False  # True if any nsqlookupd answered the last query_lookupd()
