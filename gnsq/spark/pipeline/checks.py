@@ -128,9 +128,13 @@ def _check_spool(query: Query) -> None:
 # --- what former queries have left
 
 
-def note_queries(settings: JobSettings) -> None:
-    """Note which channels the queries read, so that a later start can tell which are read no more."""
-    _note(settings, _noted(settings))
+def note_queries(settings: JobSettings, former: Mapping[str, str] | None = None) -> None:
+    """Note which channels the queries read, so that a later start can tell which are read no more; keep former ones."""
+    former = _noted(settings) if former is None else former
+    store = open_store(settings.work, "work")
+    store.make_directory("")
+    sources = {**former, **{query.read_options.source: query.name for query in settings.queries}}
+    store.put(_SOURCES, json.dumps(sources).encode())
 
 
 def _noted(settings: JobSettings) -> dict[str, str]:
@@ -141,14 +145,6 @@ def _noted(settings: JobSettings) -> dict[str, str]:
             return found
     except FileNotFoundError:
         return {}
-
-
-def _note(settings: JobSettings, former: Mapping[str, str]) -> None:
-    """Note these sources, and those of the queries."""
-    store = open_store(settings.work, "work")
-    store.make_directory("")
-    sources = {**former, **{query.read_options.source: query.name for query in settings.queries}}
-    store.put(_SOURCES, json.dumps(sources).encode())
 
 
 def _tell_left(settings: JobSettings) -> None:
@@ -182,7 +178,7 @@ def _tell_left(settings: JobSettings) -> None:
                 "in no table: give the query back and start with --once to write them",
                 *(name, redact_uri(settings.spool_of(name))),
             )
-    _note(settings, former)
+    note_queries(settings, former)
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,27 +333,20 @@ class Table:
         delta = self._open()
         with store_errors(self.location):
             files = pa.table(delta.get_add_actions())
-            batch, kept = self._newest_commits(delta.version())
+            newest: dict[str, dt.datetime] = {}
+            for commit in self._history(delta.version()):
+                is_kept = _MERGE in commit or commit["operation"] in _MAINTENANCE
+                kind = "batch" if _BATCH in commit else "maintenance" if is_kept else ""
+                newest.setdefault(kind, dt.datetime.fromtimestamp(commit["timestamp"] / 1000, dt.UTC))
+                if {"batch", "maintenance"} <= newest.keys():
+                    break
         return TableStatus(
             sum(files.column("num_records").to_pylist()),
             files.num_rows,
             sum(files.column("size_bytes").to_pylist()),
-            _time(batch),
-            _time(kept),
+            newest.get("batch"),
+            newest.get("maintenance"),
         )
-
-    def _newest_commits(self, newest: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Find the newest commit of a batch, and that of maintenance; {} for one that is not found."""
-        batch: dict[str, Any] = {}
-        kept: dict[str, Any] = {}
-        for commit in self._history(newest):
-            if not batch and _BATCH in commit:
-                batch = commit
-            if not kept and (_MERGE in commit or commit["operation"] in _MAINTENANCE):
-                kept = commit
-            if batch and kept:
-                break
-        return batch, kept
 
     def _history(self, newest: int) -> Iterator[dict[str, Any]]:
         """Yield the commitInfo of the newest log entries, the newest first."""
@@ -612,10 +605,6 @@ def _applications(owner: str) -> tuple[str, str, str]:
     """Name the applications whose versions are a checkpoint's last batch, the hash of its offsets, and that of its
     settings."""
     return f"gnsq:{owner}", f"gnsq:{owner}:offsets", f"gnsq:{owner}:settings"
-
-
-def _time(entry: Mapping[str, Any]) -> dt.datetime | None:
-    return dt.datetime.fromtimestamp(entry["timestamp"] / 1000, dt.UTC) if entry else None
 
 
 def _type(kind: Any) -> str:  # Any: pyarrow has no types

@@ -51,7 +51,7 @@ from gnsq.spark.pipeline.checks import check_nsq, check_places, check_work, crea
 from gnsq.spark.pipeline.delta import Table
 from gnsq.spark.pipeline.durable import mend_checkpoint
 from gnsq.spark.pipeline.events import check_streaming, deduplicated, plan
-from gnsq.spark.pipeline.lock import LeaseLost, WorkLock
+from gnsq.spark.pipeline.lock import LeaseLost, locked
 from gnsq.spark.pipeline.maintenance import DAY, RETENTION, Maintenance
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
 from gnsq.spark.pipeline.session import borrow_session, check_classic
@@ -633,8 +633,8 @@ def run_queries(
     # Check nsqd first, so that a typing error in a topic leaves no directories behind.
     check_nsq(settings, survey(settings), once=once, new_topic=new_topic)
     check_work(settings)
-    with WorkLock(settings.work, stop.wait) as lock, contextlib.ExitStack() as stack:
-        if not lock.is_held:
+    with locked(settings.work, stop.wait) as lock, contextlib.ExitStack() as stack:
+        if lock is None:
             return Summary()
         check_places(settings)
         queries: list[RunningQuery] = []

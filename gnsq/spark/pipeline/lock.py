@@ -24,10 +24,10 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -40,7 +40,7 @@ from gnsq.spark.spool.ownership import try_lock, write_text
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 
-__all__ = ["Lease", "LeaseLost", "LeaseTimes", "WorkLock", "describe"]
+__all__ = ["Lease", "LeaseLost", "LeaseTimes", "describe", "locked"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,43 +61,25 @@ class LeaseLost(JobFailed):
     """
 
 
-class WorkLock:
-    """Keeps other jobs out of a work directory, which must exist and be writable, during a ``with`` block.
+@contextlib.contextmanager
+def locked(work: str, wait: Callable[[float], bool]) -> Iterator[_FileLock | Lease | None]:
+    """Keep other jobs out of a work directory, which must exist and be writable, during a ``with`` block.
 
-    Entering raises JobFailed if another job uses the directory, or if the store can't be used.
+    Yields the lock, whose check() raises LeaseLost when the block must end at once; None if wait() has returned True.
 
     Args:
         work: Path, or URI of an object store.
         wait: Waits the given seconds; returns True to give up. After a kill a lease is not over for some time.
 
-    Attributes:
-        is_held: False before the block, and in it if wait() has returned True.
+    Raises:
+        JobFailed: If another job uses the directory, or if the store can't be used.
     """
-
-    def __init__(self, work: str, wait: Callable[[float], bool]) -> None:
-        store = open_store(work, "work", retry_time=_RETRY_TIME)
-        self._lock = _FileLock(store.root) if isinstance(store, LocalStore) else Lease(work, _NAME)
-        self._wait = wait
-        self.is_held = False
-
-    def __enter__(self) -> Self:
-        try:
-            self.is_held = self._lock.acquire(self._wait)
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def check(self) -> None:
-        """Check that the block may go on.
-
-        Raises:
-            LeaseLost: If it must end at once.
-        """
-        self._lock.check()
+    store = open_store(work, "work")
+    lock = _FileLock(store.root) if isinstance(store, LocalStore) else Lease(work, _NAME)
+    try:
+        yield lock if lock.acquire(wait) else None
+    finally:
+        lock.release()
 
 
 def describe(work: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from gnsq.consumer import Consumer
@@ -16,15 +17,15 @@ except ImportError as error:
 
 __all__ = ["METRICS", "ReceiverCollector", "application"]
 
-# Name after gnsq_receiver_, kind and meaning. All have the label channel.
+# Name after gnsq_receiver_, kind, meaning, and attribute of Receiver. All have the label channel.
 METRICS = [
-    ("rows", "counter", "Messages that were written into the spool."),
-    ("segments", "counter", "Segments that were written into the spool."),
-    ("not_finished", "counter", "Messages in the spool whose connection was lost before FIN: they come again."),
-    ("spool_bytes", "gauge", "Unread bytes of the spool, of all its receivers; partly an estimate."),
-    ("spool_limit_bytes", "gauge", "The spool is full with so many unread bytes: max-spool-bytes."),
-    ("spool_full", "gauge", "1 while the receiver asks for no messages, since the spool is full, else 0."),
-    ("spool_failing", "gauge", "1 while the receiver can't write into the spool, else 0."),
+    ("rows", "counter", "Messages that were written into the spool.", "rows"),
+    ("segments", "counter", "Segments that were written into the spool.", "segments"),
+    ("not_finished", "counter", "Messages that come again: their connection was lost before FIN.", "not_finished"),
+    ("spool_bytes", "gauge", "Unread bytes of the spool, of all its receivers; partly an estimate.", "spool_bytes"),
+    ("spool_limit_bytes", "gauge", "The spool is full with so many unread bytes.", "options.max_spool_bytes"),
+    ("spool_full", "gauge", "1 while no messages are asked for, since the spool is full, else 0.", "is_spool_full"),
+    ("spool_failing", "gauge", "1 while the receiver can't write into the spool, else 0.", "failing"),
 ]
 
 
@@ -39,20 +40,11 @@ class ReceiverCollector:
     def collect(self) -> list[Any]:  # Any: families of prometheus_client
         """Return all metrics with their values."""
         receiver = self._receiver
-        values = {
-            "rows": receiver.rows,
-            "segments": receiver.segments,
-            "not_finished": receiver.not_finished,
-            "spool_bytes": receiver.spool_bytes,
-            "spool_limit_bytes": receiver.options.max_spool_bytes,
-            "spool_full": receiver.is_spool_full,
-            "spool_failing": receiver.failing,
-        }
         families: list[Any] = []
-        for name, kind, meaning in METRICS:
+        for name, kind, meaning, attribute in METRICS:
             make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             family = make(f"gnsq_receiver_{name}", meaning, labels=("channel",))
-            family.add_metric((receiver.options.channel,), float(values[name]))
+            family.add_metric((receiver.options.channel,), float(attrgetter(attribute)(receiver)))
             families.append(family)
         return families + self._consumer_families()
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gevent
@@ -115,52 +115,39 @@ class ChannelClient:
         Raises:
             NSQHttpError: If an nsqd, or each nsqlookupd, fails (if partial: if no nsqd responds), or no nsqd is known.
         """
-        found, failures = self._ask([self._options.channel], may_be_missing=may_be_missing)
-        if failures and not (partial and found):
-            raise failures[0]
-        return functools.reduce(Depth.plus, found.values(), Depth(0, 0, 0, exact=not failures))
-
-    def _ask(
-        self, channels: Collection[str], *, may_be_missing: bool = False
-    ) -> tuple[dict[tuple[str, str], Depth], list[NSQHttpError]]:
-        """Ask all nsqds for their depths. Return these by topic and channel, and the failures.
-
-        If an nsqd has responded, the result has at least an empty depth for each of its topics.
-        """
         nsqds, failures = self._topics_by_nsqd()
-        found: dict[tuple[str, str], Depth] = {}
+        found: list[Depth] = []
         for address, topics in nsqds.items():
             try:
-                for key, depth in self._depths_at(address, topics, channels):
-                    found[key] = found[key].plus(depth) if key in found else depth
+                found += self._depths_at(address, topics)
             except NSQHttpError as error:
                 failures.append(error)
         # An nsqlookupd that was just started knows no nsqd: then it is not known whether there are messages.
         if not nsqds and not failures and not (may_be_missing and self._knows_nsqds):
             wanted = "that fits topicPattern" if self._options.topic_pattern else repr(self._options.topic)
             failures.append(NSQHttpError(f"no nsqlookupd names an nsqd with a topic {wanted}: does it exist yet?"))
-        return found, failures
+        if failures and not (partial and found):
+            raise failures[0]
+        return functools.reduce(Depth.plus, found, Depth(0, 0, 0, exact=not failures))
 
-    def _depths_at(
-        self, address: str, topics: Sequence[str], channels: Collection[str]
-    ) -> list[tuple[tuple[str, str], Depth]]:
+    def _depths_at(self, address: str, topics: Sequence[str]) -> list[Depth]:
+        """Ask an nsqd for the depths of topics and of their channel. An empty depth says that it has responded."""
         # Ask for the topic, not for the channel: nsqd would omit a topic without the channel, but the topic's own depth
         # counts, too.
         stats = self._client_of(address).stats(topics[0] if len(topics) == 1 else None)
-        found = [((topic, channel), Depth(0, 0, 0)) for topic in topics for channel in channels]
+        found = [Depth(0, 0, 0)]
         try:
             for topic in stats["topics"] or ():
-                name = topic["topic_name"]
-                if name not in topics:
+                if topic["topic_name"] not in topics:
                     continue
-                found += [((name, channel), Depth(topic["depth"], 0, 0)) for channel in channels]
+                found.append(Depth(topic["depth"], 0, 0))
                 for channel in topic["channels"]:
-                    if channel["channel_name"] in channels:
+                    if channel["channel_name"] == self._options.channel:
                         # nsqd before 1.2 has no client_count.
                         count = channel.get("client_count")
                         subscribers = len(channel["clients"] or ()) if count is None else count
                         depth = (channel["depth"], channel["in_flight_count"], channel["deferred_count"], subscribers)
-                        found.append(((name, channel["channel_name"]), Depth(*depth)))
+                        found.append(Depth(*depth))
         except (KeyError, TypeError) as error:
             raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
         return found

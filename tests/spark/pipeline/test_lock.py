@@ -21,9 +21,9 @@ from gnsq.spark.pipeline.lock import (
     Lease,
     LeaseLost,
     LeaseTimes,
-    WorkLock,
     _Object,
     describe,
+    locked,
     read_holder,
 )
 from tests.spark.helpers import running, wait_for
@@ -48,19 +48,19 @@ def at_once(seconds):
 
 def test_one_job_at_a_time(tmp_path):
     work = str(tmp_path)
-    with WorkLock(work, at_once) as lock:
-        assert lock.is_held
+    with locked(work, at_once) as lock:
+        assert lock is not None
         assert describe(work) == f"running, process {os.getpid()}"
         with (
             pytest.raises(JobFailed, match=f"in use by another job, process {os.getpid()}: stop that one"),
-            WorkLock(work, at_once),
+            locked(work, at_once),
         ):
             pytest.fail("begun")
-        with WorkLock(work, lambda seconds: True) as other:
-            assert not other.is_held
+        with locked(work, lambda seconds: True) as other:
+            assert other is None
     assert describe(work) == "not running"
-    with WorkLock(work, pytest.fail) as lock:
-        assert lock.is_held
+    with locked(work, pytest.fail) as lock:
+        assert lock is not None
 
 
 def test_no_job_ever_ran(tmp_path):
@@ -68,7 +68,7 @@ def test_no_job_ever_ran(tmp_path):
 
 
 def test_job_that_has_not_said_who_it_is(tmp_path):
-    with WorkLock(str(tmp_path), at_once):
+    with locked(str(tmp_path), at_once):
         (tmp_path / "job.json").write_text("")
         assert describe(str(tmp_path)) == "running, process unknown"
 
@@ -76,7 +76,7 @@ def test_job_that_has_not_said_who_it_is(tmp_path):
 def test_lock_follows_no_symlink(tmp_path):
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "job.json").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="symbolic link"), WorkLock(str(tmp_path), at_once):
+    with pytest.raises(OSError, match="symbolic link"), locked(str(tmp_path), at_once):
         pytest.fail("begun")
 
     assert (tmp_path / "victim").read_text() == "mine"
@@ -266,8 +266,8 @@ def test_job_starts_though_the_store_is_busy_for_a_while_and_says_who_it_is(prox
     work = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
     proxy.refuses = 8
 
-    with WorkLock(work, pytest.fail) as lock:
-        assert lock.is_held
+    with locked(work, pytest.fail) as lock:
+        assert lock is not None
         lock.check()
         assert describe(work).startswith(f"process {os.getpid()} on ")
     assert describe(work) == "not running"

@@ -7,7 +7,7 @@ import pytest
 
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.delta import Table
-from gnsq.spark.pipeline.lock import WorkLock
+from gnsq.spark.pipeline.lock import locked
 from gnsq.spark.pipeline.parquet import DataFile
 from gnsq.spark.pipeline.status import (
     Counts,
@@ -389,7 +389,7 @@ def test_where_a_query_stands(fakensqd, tmp_path):
     status.failed("no space left", 5.0)
     status.running()
 
-    with WorkLock(settings.work, lambda seconds: True):
+    with locked(settings.work, lambda seconds: True):
         lines = list(status_lines(settings, NOW))
 
     assert lines[0] == f"job      running, process {os.getpid()}"
