@@ -1,0 +1,105 @@
+"""The recipes for other clients run in an empty folder, as they are but for the ports and the installation of packages.
+
+Each is skipped where its library is not installed, see tests/fakensqd/test_other_languages.py. Nothing is downloaded.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import sys
+
+import pytest
+
+from tests.docs.pages import example
+from tests.fakensqd.programs import run_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+
+FLAGS = {"4150": "--tcp-address", "4151": "--http-address", "4153": "--faults-http-address"}
+
+
+class Folder:
+    """An empty folder, and on PATH a fakensqd that listens on free ports in place of those in the page."""
+
+    def __init__(self, path):
+        self.path = path / "recipe"
+        self.path.mkdir()
+        # All are open at once, so that they are different.
+        sockets = {port: socket.create_server(("127.0.0.1", 0)) for port in FLAGS}
+        self.ports = {port: str(found.getsockname()[1]) for port, found in sockets.items()}
+        for found in sockets.values():
+            found.close()
+        program = path / "fakensqd"
+        flags = " ".join(f"{FLAGS[port]}=127.0.0.1:{found}" for port, found in self.ports.items())
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fakensqd "$@" {flags}\n')
+        program.chmod(0o755)
+        self.environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
+
+    def here(self, text):
+        return re.sub("|".join(FLAGS), lambda port: self.ports[port[0]], text)
+
+    def write(self, name, text):
+        (self.path / name).write_text(self.here(text))
+
+    def run(self, script, **environment):
+        """Run a shell script to its end; returns what it has written. A command that fails ends it."""
+        ended = run_command(
+            "sh", "-ec", self.here(script), limit=100.0, cwd=self.path, env=self.environment | environment
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+def test_faults_from_the_command_line(folder):
+    script = example("fakensqd/any-client.md", "From the command line", language="sh")
+
+    assert folder.run(f"trap 'kill $!' EXIT\n{script}trap - EXIT\n") == example(
+        "fakensqd/any-client.md", "From the command line", language="text"
+    )
+
+
+def test_go(folder):
+    cache = shutil.which("go") and run_command("go", "env", "GOMODCACHE").stdout.strip()
+    if not cache or not os.path.exists(f"{cache}/github.com/nsqio/go-nsq@v1.1.0"):
+        pytest.skip("Go's module cache has no go-nsq: go mod download github.com/nsqio/go-nsq@v1.1.0")
+    folder.write("orders_test.go", example("fakensqd/any-client.md", "Go", language="go"))
+
+    offline = {"GOPROXY": f"file://{cache}/cache/download", "GOSUMDB": "off", "GOTOOLCHAIN": "local"}
+    script = example("fakensqd/any-client.md", "Go", language="sh").replace("go-nsq", "go-nsq@v1.1.0")
+    assert folder.run(script, **offline).rstrip().rpartition("\n")[2].startswith("ok ")
+
+
+def test_node(folder):
+    node = shutil.which("node")
+    if node is None or run_command(node, "-e", "require('nsqjs')").returncode:
+        pytest.skip("node does not find nsqjs: npm install nsqjs, and NODE_PATH with its node_modules")
+    folder.write("orders.test.js", example("fakensqd/any-client.md", "Node", language="js"))
+
+    assert "pass 1\n" in folder.run(
+        example("fakensqd/any-client.md", "Node", language="sh").replace("npm install nsqjs\n", "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "code"),
+    [
+        ("asyncnsq", "test_orders.py", example("fakensqd/any-client.md", "Python, with another client")),
+        ("nsq", "test_orders_pynsq.py", example("fakensqd/any-client.md", "Python, with another client", 1)),
+    ],
+)
+def test_python(folder, module, name, code):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: pip install asyncnsq pynsq")
+    folder.write(name, code)
+    script = example("fakensqd/any-client.md", "Python, with another client", language="sh")
+
+    assert " passed" in folder.run(
+        script.replace("pip install asyncnsq pynsq pytest\npytest", f"{sys.executable} -m pytest")
+    )
