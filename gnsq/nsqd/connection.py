@@ -71,7 +71,7 @@ from gnsq.stats import ConnectionStats, LatencyRecorder
 from gnsq.texts import counted
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
-__all__ = ["Connection", "ConnectionListener", "ConnectionState", "InternalError"]
+__all__ = ["HUB_ROUND", "Connection", "ConnectionListener", "ConnectionState", "InternalError"]
 
 logger = logging.getLogger(__name__)
 

@@ -67,6 +67,7 @@ from gnsq.errors import (
     NSQUnknownTimeout,
 )
 from gnsq.logs import LogOwner
+from gnsq.nsqd.connection import HUB_ROUND
 from gnsq.producer.batching import Batcher
 from gnsq.producer.deadlines import Deadlines
 from gnsq.producer.options import ProducerOptions
@@ -592,6 +593,9 @@ class Dispatcher:
         if oldest is None or not oldest.done:
             return
         due = max(link.last_read, oldest.started) + min(max(oldest.timeout, MIN_SILENCE), STALLED_AFTER)
+        if link.overdue is not oldest:
+            # After a time in which the hub was blocked, the response may wait in the socket: let it be read first.
+            link.overdue, due = oldest, max(due, now + HUB_ROUND)
         if now < due:
             self.deadlines.schedule(due)
         else:

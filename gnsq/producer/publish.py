@@ -218,7 +218,10 @@ class Link:
         submit: Takes a publish. Later, Dispatcher.confirm() gets it, or one of its ``on_`` methods is called.
         poll_reply: Looks for nsqd's response now, if it is likely to come within microseconds.
         abort: Closes the connection with an error.
+        overdue: The oldest sent publish, if it was seen without a response after its deadline.
     """
+
+    overdue: PendingPublish | None = None
 
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address

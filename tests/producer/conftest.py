@@ -112,9 +112,9 @@ class ListLink:
         self.submit = self.unsent.append
         self.polls = 0
         self.last_read = 0.0
-
-    def abort(self, error):
-        """The test itself decides what becomes of the publishes."""
+        self.overdue = None
+        self.aborts = []
+        self.abort = self.aborts.append  # the test itself decides what becomes of the publishes
 
     def poll_reply(self):
         """No response comes within microseconds."""

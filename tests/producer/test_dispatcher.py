@@ -128,6 +128,22 @@ def test_expired_publish_that_was_sent_holds_no_bytes(dispatcher, link, clock, s
     running.kill()
 
 
+@pytest.mark.parametrize("is_read", [True, False], ids=["response waits in the socket", "no response"])
+def test_response_is_read_before_its_connection_is_closed_as_silent(dispatcher, link, clock, is_read):
+    running = gevent.spawn(dispatcher.deadlines.run)
+    dispatcher.submit(publish_until(6.0), True)
+    (late,) = link.send()
+    clock.advance(6.0)  # as if the hub was blocked: nothing was read meanwhile
+    assert (late.done, link.aborts) == (True, [])
+
+    if is_read:
+        link.sent.remove(late)
+    clock.advance(1.0)
+
+    assert len(link.aborts) == (0 if is_read else 1)
+    running.kill()
+
+
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
 def test_each_publish_ends_by_its_own_deadline(dispatcher, link, clock, sent):
     running = gevent.spawn(dispatcher.deadlines.run)
