@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -55,7 +55,10 @@ from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
-__all__ = ["DISTINCT_COLUMNS", "NO_HOOKS", "BatchIdentity", "Table", "TableStatus", "check_store", "delta_location"]
+__all__ = [
+    *("DISTINCT_COLUMNS", "NO_HOOKS", "BatchIdentity", "Table", "TableFile", "TableStatus"),
+    *("check_store", "delta_location"),
+]
 
 logger = logging.getLogger(__name__)
 
@@ -123,15 +126,14 @@ class TableStatus:
     maintained_at: dt.datetime | None = None
 
 
-class Removed(Protocol):
-    """A file that write_entry() removes; path as on the disk."""
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a version; path as on the disk, values of its partition as the log has them."""
 
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def partition(self) -> tuple[str | None, ...]: ...
+    path: str
+    size: int
+    partition: tuple[str | None, ...]
+    written_at: float
 
 
 class Table:
@@ -555,7 +557,7 @@ def write_entry(
     delta: DeltaTable,
     location: str,
     added: Collection[DataFile],
-    removed: Collection[Removed] = (),
+    removed: Collection[TableFile] = (),
     transactions: Sequence[Transaction] = (),
     *,
     notes: Mapping[str, Any] = MappingProxyType({}),  # Any: JSON

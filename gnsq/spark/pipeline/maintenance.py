@@ -36,7 +36,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.delta import DISTINCT_COLUMNS, delta_location
+from gnsq.spark.pipeline.delta import DISTINCT_COLUMNS, TableFile, delta_location
 from gnsq.spark.pipeline.durable import sync_directories, sync_log
 from gnsq.spark.pipeline.parquet import (
     DataFile,
@@ -46,7 +46,7 @@ from gnsq.spark.pipeline.parquet import (
     store_error,
     write_file,
 )
-from gnsq.spark.pipeline.snapshot import READ_BYTES, Snapshot, TableFile, read_rows
+from gnsq.spark.pipeline.snapshot import READ_BYTES, Snapshot, read_rows
 from gnsq.spark.spool.storage import Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,27 +17,17 @@ from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.delta import delta_location, store_errors, write_entry
+from gnsq.spark.pipeline.delta import TableFile, delta_location, store_errors, write_entry
 from gnsq.spark.pipeline.durable import sync_log
 from gnsq.spark.pipeline.parquet import DataFile, partition_text
 from gnsq.spark.spool.storage import Store
 
-__all__ = ["PATH", "Snapshot", "TableFile", "open_snapshot", "read_rows"]
+__all__ = ["PATH", "Snapshot", "open_snapshot", "read_rows"]
 
 # Limit of the bytes of the rows that read_rows() reads at a time, about.
 READ_BYTES = 16 * 2**20
 # Column of Snapshot.listing with the path of a file: the blank tells it from columns of the table.
 PATH = "the path"
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """A file of a version; path as on the disk, values of its partition as the log has them."""
-
-    path: str
-    size: int
-    partition: tuple[str | None, ...]
-    written_at: float
 
 
 class Snapshot:

@@ -1,9 +1,8 @@
-"""Policies of a planner: when Trigger.AvailableNow, Trigger.Once and batch reads have read all messages, when a full
-spool needs an empty batch, and when a batch waits for more rows. Pure: callers pass facts and times; reads no clock."""
+"""Policies of a planner: when Trigger.AvailableNow, Trigger.Once and batch reads have read all messages, and when a
+full spool needs an empty batch. Pure: callers pass facts and times; reads no clock."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -18,7 +17,6 @@ __all__ = [
     "EmptyBatchTrigger",
     "NoReceiverWarning",
     "Outcome",
-    "SmallBatchDelay",
 ]
 
 # nsqd moves a message from topic to channel, and from queue to in flight. During the move the message is counted in
@@ -237,33 +235,6 @@ class EmptyBatchTrigger:
     def is_ineffective(self) -> bool:
         """True if at least two empty batches were needed, and nothing was deleted."""
         return self._tries > 1
-
-
-class SmallBatchDelay:
-    """Decides whether a batch waits for more rows.
-
-    Args:
-        min_rows: A batch with at least so many rows does not wait.
-        max_delay: Seconds since the last batch after which a batch does not wait. The first one of a run never waits,
-            since the time of the batch before it is not known.
-    """
-
-    def __init__(self, min_rows: int, max_delay: float) -> None:
-        self._min_rows = min_rows
-        self._max_delay = max_delay
-        self._last_batch = -math.inf
-
-    def must_wait(self, rows: int, now: float, *, is_paused: bool) -> bool:
-        """Return True if a batch with these rows must wait.
-
-        Args:
-            is_paused: True if receivers are known to wait for space: then no more rows come.
-        """
-        return rows < self._min_rows and now - self._last_batch < self._max_delay and not is_paused
-
-    def record_batch(self, now: float) -> None:
-        """Record that a batch with rows was planned."""
-        self._last_batch = now
 
 
 class NoReceiverWarning:

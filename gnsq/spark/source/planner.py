@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.buffer import SEGMENT_BYTES, SEGMENT_ROWS, grown_age
 from gnsq.spark.receiver.receiver import Receiver
 from gnsq.spark.source.channel import ChannelMonitor
-from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome, SmallBatchDelay
+from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome
 from gnsq.spark.spool.index import Totals
 from gnsq.spark.spool.listing import SpoolListing
 from gnsq.spark.spool.ownership import SpoolLock
@@ -93,9 +94,8 @@ class Planner:
         # Number of batches that were planned, for take_up_to().
         self._turn = 0
         self._trigger = EmptyBatchTrigger()
-        self._delay: SmallBatchDelay | None = None
-        if options.min_rows_per_batch is not None:
-            self._delay = SmallBatchDelay(options.min_rows_per_batch, options.max_trigger_delay)
+        # When a batch with rows was planned. The first one of a run never waits: when the one before was is not known.
+        self._last_batch = -math.inf
         # While draining: the policy, the last offset once it is known, the end of the counted segments, and their rows.
         self._drain: Drain | None = None
         self._drain_end: Vector | None = None
@@ -311,8 +311,7 @@ class Planner:
         self._planned = advance(start, taken, self._listing.receivers)
         if taken:
             self._turn += 1
-            if self._delay is not None:
-                self._delay.record_batch(time.monotonic())
+            self._last_batch = time.monotonic()
         return dict(self._planned)
 
     def _totals_after(self, start: Vector) -> Totals:
@@ -321,10 +320,12 @@ class Planner:
 
     def _is_too_small(self, start: Vector, waiting: Totals) -> bool:
         """Return True if the batch of the segments after start must wait for more rows (minRowsPerBatch)."""
-        # If a limit of a batch leaves segments out, the batch can't get more rows. A drain ends with the last rows.
-        if self._delay is None or self._drain is not None or self._exceeds_batch(waiting):
+        least = self._options.min_rows_per_batch
+        # If a limit of a batch leaves segments out, the batch can't get more rows. A drain ends with the last rows. No
+        # more rows come while receivers wait for space.
+        if least is None or waiting.rows >= least or self._drain is not None or self._exceeds_batch(waiting):
             return False
-        return self._delay.must_wait(waiting.rows, time.monotonic(), is_paused=self._is_paused())
+        return time.monotonic() - self._last_batch < self._options.max_trigger_delay and not self._is_paused()
 
     def _exceeds_batch(self, waiting: Totals) -> bool:
         """Return True if these segments are more than one batch may have."""

@@ -7,7 +7,6 @@ from gnsq.spark.source.drain import (
     EmptyBatchTrigger,
     NoReceiverWarning,
     Outcome,
-    SmallBatchDelay,
 )
 
 EMPTY = Depth(0, 0, 0)
@@ -259,26 +258,3 @@ def test_no_warning_while_a_receiver_is_connected_or_no_message_waits():
     # The time starts again.
     assert not warning.is_due(Depth(1, 0, 0), 29)
     assert warning.is_due(Depth(1, 0, 0), 30)
-
-
-# --- small batches
-
-
-@pytest.mark.parametrize(
-    ("rows", "now", "is_paused", "waits"),
-    [
-        pytest.param(99, 159, False, True, id="few rows"),
-        pytest.param(100, 101, False, False, id="enough rows"),
-        pytest.param(0, 101, False, True, id="no row"),
-        pytest.param(99, 160, False, False, id="after the delay"),
-        pytest.param(99, 101, True, False, id="receivers wait for space"),
-    ],
-)
-def test_small_batch_waits(rows, now, is_paused, waits):
-    delay = SmallBatchDelay(100, 60)
-    # The first batch of a run does not wait.
-    assert not delay.must_wait(0, 100, is_paused=False)
-
-    delay.record_batch(100)
-
-    assert delay.must_wait(rows, now, is_paused=is_paused) is waits
