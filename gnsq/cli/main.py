@@ -70,16 +70,11 @@ def completion(context: click.Context, shell: str) -> None:  # the text of --hel
 @click.pass_context
 def help_command(context: click.Context, words: tuple[str, ...]) -> None:
     """Show the help of a command, or of connection: what all commands have in common."""
-    shown = context.find_root()
+    root = context.find_root()
     if words == ("connection",):
-        click.echo(connection_help(shown))
-        return
-    for word in words:
-        found = shown.command.commands.get(word) if isinstance(shown.command, click.Group) else None
-        if found is None:
-            raise click.UsageError(f"{shown.command_path} has no command {word!r}: gnsq help lists them")
-        shown = click.Context(found, shown, word)
-    click.echo(shown.get_help())
+        click.echo(connection_help(root))
+    else:
+        root.command.main([*words, "--help"], root.info_name)
 
 
 for _command in (bench, channel, copy, ping, pub, requeue_dead, stats, tail, to_file, topic):

@@ -208,7 +208,7 @@ def test_summaries_are_not_cut(invoke):
     [
         (["tial"], "there is no command 'tial'; did you mean tail?"),
         (["topic", "lst"], "there is no command 'lst'; did you mean list?"),
-        (["help", "tial"], "gnsq has no command 'tial': gnsq help lists them"),
+        (["help", "tial"], "there is no command 'tial'; did you mean tail?"),
     ],
 )
 def test_unknown_command_is_named_with_a_similar_one(invoke, words, text):
