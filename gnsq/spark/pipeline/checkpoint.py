@@ -230,19 +230,19 @@ def _next_epoch(query: Query, epoch: int, changed: list[str]) -> int:
     location = checkpoint_of(query, epoch)
     subject = f"query {query.name}: {', '.join(changed)} changed, so it needs a new checkpoint"
     try:
-        planned, committed = last_batch(location, "offsets"), last_batch(location)
+        planned = last_batch(location, "offsets")
+        if planned < 0:
+            return epoch
+        # A metric has an epoch of its own in its table, too, so what this batch has counted there is valid no more. A
+        # batch that fails for a wrong setting would otherwise never let the metric go on.
+        if planned > last_batch(location) and query.metric is None:
+            raise JobFailed(
+                f"{subject}, but batch {planned} was begun with the settings of before and is not done: start the job "
+                "with these and --once, then with the new ones"
+            )
+        delete_read(query, location)
     except ValueError as error:
         raise JobFailed(f"{subject}, and {error}: leave the settings as they were, or give it another name") from error
-    if planned < 0:
-        return epoch
-    # A metric has an epoch of its own in its table, too, so what this batch has counted there is valid no more. A batch
-    # that fails for a wrong setting would otherwise never let the metric go on.
-    if planned > committed and query.metric is None:
-        raise JobFailed(
-            f"{subject}, but batch {planned} was begun with the settings of before and is not done: start the job with "
-            "these and --once, then with the new ones"
-        )
-    delete_read(query, location)
     logger.warning("%s, and begins epoch %d with it", subject, epoch + 1)
     return epoch + 1
 

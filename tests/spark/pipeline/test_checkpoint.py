@@ -196,6 +196,16 @@ def test_metric_whose_batch_always_fails_goes_on_with_corrected_settings(tmp_pat
     assert [segment.number for segment in spool.listing().segments] == ([2, 3] if number else [1, 2, 3])
 
 
+def test_changed_definition_of_another_topics_query_is_refused(tmp_path):
+    query = queries_of(tmp_path)
+    settle_epoch(query)
+    put_end(query, 1, 4, encode_offset({"r": 2}, "views/pages"))
+
+    with pytest.raises(JobFailed, match="keys changed, so it needs a new checkpoint, and the checkpoint is of 'views"):
+        settle_epoch(queries_of(tmp_path, keys=("page", "user")))
+    assert read_epoch(query) == 1
+
+
 def test_window_of_a_metric_can_not_change(tmp_path):
     settle_epoch(queries_of(tmp_path))
 
