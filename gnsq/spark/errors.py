@@ -98,7 +98,7 @@ def root_cause(text: str) -> str:
     if first is None:
         line = causes[-1] if causes else text.strip().partition("\n")[0]
         line = _SQLSTATE.sub("", line).rstrip()
-        return f"{line} {_NO_REASON}" if line.endswith("terminated with exception:") else line
+        return _NO_REASON if line.endswith("terminated with exception:") else line
     line = _SQLSTATE.sub("", _TASK.sub("", first[1]))
     cause = _SQLSTATE.sub("", _TASK.sub("", causes[-1])) if causes else ""
     return line if cause in line else f"{line.rstrip('.')}: {cause}"
