@@ -52,8 +52,7 @@ CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
         pytest.param("\nsome line SQLSTATE: 4\nmore", "some line", id="anything else"),
         pytest.param(
             "[STREAM_FAILED] Query [id = a] terminated with exception:  SQLSTATE: XXKST\n=== Streaming Query ===",
-            "a Python process of Spark has ended: "
-            "was it killed, or out of memory? Start again, nothing is lost",
+            "a Python process of Spark has ended: was it killed, or out of memory? Start again, nothing is lost",
             id="no reason",
         ),
         pytest.param("", "", id="nothing"),

@@ -33,6 +33,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
+from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.archive import ArchiveBatches
@@ -369,6 +370,9 @@ class RunningQuery:
 
 def _loaded_source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     """Load the source. Spark starts a Python process for that, and gives up after 10 s: then try again."""
+    # Queries of one registration share a map of Java's, into which each puts variables when it starts, without a lock.
+    # Two that start at the same time may spoil it. Then all tasks fail, until Spark itself is started again.
+    register(spark)
     for left in reversed(range(TRIES)):
         try:
             return spark.readStream.format("nsq").options(**options).load()

@@ -276,6 +276,17 @@ def test_wrong_key_of_a_metric_is_told_before_anything_is_read(spark, settings_o
 
 
 @pytest.mark.spark
+def test_queries_share_no_map_of_java_that_spark_changes_without_a_lock(spark, settings_of):
+    job = Job(spark, settings_of(table(), metric()), print, once=False)
+
+    leaves = [running._rows._jdf.queryExecution().logical().collectLeaves().head() for running in job.queries]
+    first, second = (leaf.source().get().source().dataSourceCls().envVars() for leaf in leaves)
+    first.put("KEY", "value")
+
+    assert "KEY" not in second
+
+
+@pytest.mark.spark
 def test_job_whose_table_is_another_ones_fails_before_it_writes(run_once, fakensqd, settings_of, tmp_path):
     publish(fakensqd, "clicks", GOOD)
     run_once(settings_of(table()))
