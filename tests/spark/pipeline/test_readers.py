@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.parquet import write
+from gnsq.spark.pipeline.settings import SettingError
 from tests.spark.pipeline.helpers import delta_table
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -204,7 +204,7 @@ REFUSED = [
 def test_type_in_which_a_reader_could_not_read_the_files_of_before_is_refused(tmp_path, before, after, words):
     put_values(str(tmp_path), 0, before, [])
 
-    with pytest.raises(JobFailed, match=words):
+    with pytest.raises(SettingError, match=words):
         put_values(str(tmp_path), 1, after, [])
 
 
