@@ -22,7 +22,7 @@ import re
 import tempfile
 import time as clock
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -56,7 +56,7 @@ from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 __all__ = [
-    *("DISTINCT_COLUMNS", "NO_HOOKS", "BatchIdentity", "Table", "TableFile", "TableStatus"),
+    *("NO_HOOKS", "BatchIdentity", "Table", "TableFile", "TableStatus"),
     *("check_store", "delta_location"),
 ]
 
@@ -66,8 +66,6 @@ logger = logging.getLogger(__name__)
 _OWNER, _EPOCH = "gnsq.owner", "gnsq.epoch."
 # Delta's property for the columns that have statistics. A column added later has no statistics: older files lack it.
 _STATS = "delta.dataSkippingStatsColumns"
-# Property with the columns that have no dictionaries, for merges: a list in JSON.
-DISTINCT_COLUMNS = "gnsq.distinct"
 # Key that gnsq adds to the information of a batch's commit.
 _BATCH = "gnsq.batch"
 # Number of tries of a commit. A try fails if another process changes the table's properties at the same moment.
@@ -146,7 +144,6 @@ class Table:
         partition_by: Columns that divide the rows: _day, _hour, _month, which are computed and added, and columns of
             the schema.
         time: The column, a timestamp in UTC, that _day, _hour and _month are computed from.
-        distinct: Columns without dictionary and statistics, since almost every row has its own value.
 
     Raises:
         ValueError: If the rows can't be divided so, or the location can't be used.
@@ -160,7 +157,6 @@ class Table:
         partition_by: Sequence[str] = (),
         *,
         time: str = "_time",
-        distinct: Set[str] = DISTINCT,
     ) -> None:
         check_partition_by(schema, partition_by, time)
         self.name = name
@@ -168,7 +164,6 @@ class Table:
         self._shown = redact_uri(location)
         self.schema = pa.schema([_nullable(field) for field in schema])
         self.partitioning = Partitioning(tuple(partition_by), time)
-        self._distinct = frozenset(distinct)
         self._uri, self._options = delta_location(location)
         store = open_store(location, "output")
         # Set only for a local disk, where files must be synced.
@@ -181,7 +176,7 @@ class Table:
 
     def target(self, batch_id: int) -> TableTarget:
         """Build the TableTarget, which tells the tasks of a batch where and how to write."""
-        return TableTarget(self.name, self.location, self.schema, self.partitioning, batch_id, self._distinct)
+        return TableTarget(self.name, self.location, self.schema, self.partitioning, batch_id)
 
     def exists(self) -> bool:
         """Return True if there is a table."""
@@ -384,7 +379,7 @@ class Table:
             raise JobFailed(f"{self._shown} has files that belong to no table, such as {foreign}: give another output")
 
     def _create(self, owner: str) -> None:
-        names = stats_columns(self.schema, {*self._distinct, *self.partitioning.columns})
+        names = stats_columns(self.schema, {*DISTINCT, *self.partitioning.columns})
         with store_errors(self.location):
             self._delta = DeltaTable.create(
                 self._uri,
@@ -394,7 +389,6 @@ class Table:
                     _OWNER: owner,
                     f"{_EPOCH}{owner}": "1",
                     _STATS: ",".join(".".join(map(_quoted, path)) for path in names),
-                    DISTINCT_COLUMNS: json.dumps(sorted(self._distinct & {*self.schema.names})),
                 },
                 storage_options=self._options,
                 raise_if_key_not_exists=False,

@@ -36,7 +36,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.delta import DISTINCT_COLUMNS, TableFile, delta_location
+from gnsq.spark.pipeline.delta import TableFile, delta_location
 from gnsq.spark.pipeline.durable import sync_directories, sync_log
 from gnsq.spark.pipeline.parquet import (
     DataFile,
@@ -142,11 +142,9 @@ def merge_files(delta: DeltaTable, location: str, quiet: float = QUIET) -> int:
         JobFailed: If another process was first in each of 20 tries to commit.
     """
     store = open_store(location, "output")
-    metadata = delta.metadata()
-    partitioning = Partitioning(tuple(metadata.partition_columns))
+    partitioning = Partitioning(tuple(delta.metadata().partition_columns))
     schema = pa.schema([each for each in pa.schema(delta.schema().to_arrow()) if each.name not in partitioning.columns])
-    distinct = frozenset(json.loads(metadata.configuration.get(DISTINCT_COLUMNS, "[]")))
-    target = TableTarget("merged", location, schema, partitioning, delta.version(), distinct)
+    target = TableTarget("merged", location, schema, partitioning, delta.version())
     found = groups(Snapshot(location, delta).files, time.time(), quiet)
     merged = 0
     with ThreadPoolExecutor() as pool:

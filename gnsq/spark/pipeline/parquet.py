@@ -208,7 +208,6 @@ class TableTarget:
         location: Path or URI of its directory, which exists.
         schema: Columns of the rows, without _day, _hour and _month. Timestamps are in UTC.
         batch_id: For the names of files.
-        distinct: Columns without dictionary and statistics, since almost every row has its own value.
     """
 
     name: str
@@ -216,7 +215,6 @@ class TableTarget:
     schema: Any  # Any: pyarrow has no types
     partitioning: Partitioning
     batch_id: int
-    distinct: Set[str] = DISTINCT
 
 
 # Divides rows between tables.
@@ -365,13 +363,13 @@ def write_file(store: Store, target: TableTarget, tables: Iterable[Any], partiti
         for table in tables:
             if writer is None:
                 schema = table.schema
-                dictionaries = [leaf.column for leaf in _leaves(schema) if leaf.path[0] not in target.distinct]
+                dictionaries = [leaf.column for leaf in _leaves(schema) if leaf.path[0] not in DISTINCT]
                 writer = stack.enter_context(
                     pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=dictionaries, store_schema=False)
                 )
             writer.write_table(table)
     data = sink.getvalue()
-    stats = file_stats(data, schema, target.distinct)
+    stats = file_stats(data, schema)
     # The name is unique, so a task that runs again, or twice at once, never touches the file of another attempt.
     name = f"{file_prefix(target.batch_id)}{uuid.uuid4().hex}.parquet"
     path = "/".join(filter(None, [target.partitioning.directory(partition), name]))
@@ -433,16 +431,16 @@ def _leaves_of(column: str, path: tuple[str, ...], kind: Any, *, has_stats: bool
         yield _Leaf(column, path, kind if has_stats else None)
 
 
-def stats_columns(schema: Any, distinct: Set[str]) -> list[tuple[str, ...]]:  # Any: pyarrow has no types
+def stats_columns(schema: Any, without: Set[str]) -> list[tuple[str, ...]]:  # Any: pyarrow has no types
     """List the columns and fields that have a minimum and a maximum in statistics, unless all values are null.
 
     The table's log must name the same: if it names a column, and the statistics of a file lack that column, pandas and
     pyarrow find no rows in the file.
     """
-    return [leaf.path for leaf in _leaves(schema) if leaf.has_bounds and leaf.path[0] not in distinct]
+    return [leaf.path for leaf in _leaves(schema) if leaf.has_bounds and leaf.path[0] not in without]
 
 
-def file_stats(data: Any, schema: Any, distinct: Set[str] = DISTINCT) -> dict[str, Any]:  # Any: pyarrow has no types
+def file_stats(data: Any, schema: Any) -> dict[str, Any]:  # Any: pyarrow has no types
     """Make Delta's statistics of a Parquet file from those that the file has. Readers use them to skip files.
 
     Args:
@@ -459,7 +457,7 @@ def file_stats(data: Any, schema: Any, distinct: Set[str] = DISTINCT) -> dict[st
         chunks = [group.column(index).statistics for group in groups]
         nulls = sum(chunk.null_count for chunk in chunks)
         _put(stats["nullCount"], leaf.path, nulls)
-        if leaf.has_bounds and leaf.path[0] not in distinct and nulls < file.metadata.num_rows:
+        if leaf.has_bounds and leaf.path[0] not in DISTINCT and nulls < file.metadata.num_rows:
             lowest, highest = _texts(leaf.kind, *_bounds(file, leaf, chunks))
             _put(stats["minValues"], leaf.path, lowest)
             _put(stats["maxValues"], leaf.path, highest)

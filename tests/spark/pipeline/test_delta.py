@@ -27,7 +27,7 @@ def location(tmp_path):
 
 
 def table(location, schema=SCHEMA, partition_by=("_day",)):
-    return Table("archive", location, schema, partition_by, time="event_time", distinct={"body"})
+    return Table("archive", location, schema, partition_by, time="event_time")
 
 
 def claimed(location, owner=OURS, *, take_over=False, **changes):

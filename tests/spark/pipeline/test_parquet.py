@@ -24,7 +24,7 @@ from gnsq.spark.spool.storage import LocalStore
 
 UTC = dt.UTC
 TIME = pa.timestamp("us", tz="UTC")
-SCHEMA = pa.schema([("event_time", TIME), ("user", pa.string()), ("body", pa.string())])
+SCHEMA = pa.schema([("event_time", TIME), ("user", pa.string()), ("_body", pa.string())])
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -33,7 +33,7 @@ def batch(*rows, schema=SCHEMA):
 
 
 def target(path, *columns, schema=SCHEMA):
-    return TableTarget("archive", str(path), schema, Partitioning(columns, "event_time"), 7, {"body"})
+    return TableTarget("archive", str(path), schema, Partitioning(columns, "event_time"), 7)
 
 
 def written(table, *batches):
@@ -41,7 +41,7 @@ def written(table, *batches):
 
 
 def rows_of(path, files):
-    return sorted(row["body"] for file in files for row in pq.ParquetFile(path / file.path).read().to_pylist())
+    return sorted(row["_body"] for file in files for row in pq.ParquetFile(path / file.path).read().to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_readers_see_times_in_utc_and_no_partition_column(tmp_path):
     [file] = written(target(tmp_path, "user"), batch((NOON, "a", "1")))
 
     schema = pq.read_schema(tmp_path / file.path)
-    assert schema.names == ["event_time", "body"]
+    assert schema.names == ["event_time", "_body"]
     assert schema.field("event_time").type == TIME
 
 
