@@ -41,17 +41,18 @@ def publishing(producer, body=b"1"):
 # Situations: each may return what programs have printed, and the log is read besides.
 
 
-def nobody_has_published(fakecluster):
+def nobody_has_published(fakecluster, logged):
     consumer = Consumer("orders", "billing", lookupd_http_addresses=fakecluster.lookupd_http_addresses[:1])
     consumer.on_message.connect(ignore)
     with consumer:
-        pass
+        logged("asking again in 60 s")
 
 
-def nsqd_is_away():
+def nsqd_is_away(logged):
     with FakeNsqd() as nsqd:
         nsqd.down()
         with consuming(nsqd):
+            logged("Connection refused; trying again")
             return gnsq(nsqd, "ping").output
 
 
@@ -64,7 +65,7 @@ def channel_is_paused(fakensqd):
         return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
 
 
-def address_is_unknown_here(fakelookupd):
+def address_is_unknown_here(fakelookupd, logged):
     with pytest.raises(socket.gaierror) as caught:
         socket.getaddrinfo("nsqd-0.nsqd.invalid", 4150)
     if caught.value.errno == socket.EAI_AGAIN:
@@ -76,7 +77,7 @@ def address_is_unknown_here(fakelookupd):
         consumer = Consumer("orders", "billing", lookupd_http_addresses=fakelookupd.http_address)
         consumer.on_message.connect(ignore)
         with consumer:
-            wait_until(lambda: consumer.stats().failures)
+            logged("not tried again until an nsqlookupd names it")
             return command("ping", "--lookupd", fakelookupd.http_address).output
 
 
@@ -93,7 +94,7 @@ def consumer_was_killed(fakensqd):
     return gnsq(fakensqd, "stats", "orders", "--once", COLUMNS="200").output
 
 
-def handler_is_too_slow():
+def handler_is_too_slow(logged):
     clock, calls, second = ManualClock(), [], gevent.event.Event()
 
     def slow(consumer, message):
@@ -109,19 +110,21 @@ def handler_is_too_slow():
             wait_until(lambda: calls)
             clock.advance(61.0)
             wait_until(nsqd.transcript.finished)
+            logged("E_FIN_FAILED")
+            logged("its handler has run for")
             return gnsq(nsqd, "stats", "orders", "--once", COLUMNS="200").output
 
 
-def message_fails_always(fakensqd):
+def message_fails_always(fakensqd, logged):
     fakensqd.publish("orders", b"1")
     with consuming(fakensqd, fail, max_tries=1):
-        wait_until(lambda: fakensqd.transcript.finished())
+        logged("given up")
 
 
-def consumer_pauses(fakensqd):
+def consumer_pauses(fakensqd, logged):
     fakensqd.publish("orders", b"1")
     with consuming(fakensqd, fail, max_backoff_duration=128, requeue_delay=60_000):
-        wait_until(lambda: fakensqd.transcript.requeued())
+        logged("no messages for")
 
 
 def handler_blocks():
@@ -130,13 +133,13 @@ import logging, sys, time, gnsq
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 def handle(consumer, message):
     if message.attempts == 1:
-        time.sleep(2.5)
+        time.sleep(4)
     else:
         consumer.close()
 options = {"heartbeat_interval": 1, "reconnect_initial": 0.1}
 gnsq.Consumer("orders", "billing", sys.argv[1], message_handler=handle, **options).start()
 """
-    with FakeNsqd(msg_timeout=2.6).in_thread() as nsqd:
+    with FakeNsqd(msg_timeout=2.0).in_thread() as nsqd:
         nsqd.publish("orders", b"1")
         return run_program(code, nsqd.tcp_address).stderr
 
@@ -199,6 +202,12 @@ SITUATIONS = {
     "Depth grows": [nobody_consumes],
     "The program does not end, or is killed": [handler_outlives_the_program],
 }
+
+
+@pytest.fixture
+def logged(caplog):
+    """Wait until the log has a text."""
+    return lambda text: wait_until(lambda: text in caplog.text)
 
 
 @pytest.fixture
