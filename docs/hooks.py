@@ -72,6 +72,11 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _stacked(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Make a table whose cells stand below each other on a telephone, since each row is clear without the header."""
+    return f'<div class="stacked" markdown>\n\n{_table(columns, rows)}\n\n</div>'
+
+
 def _named(path: str) -> Any:  # Any: a class or another object
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
@@ -100,7 +105,7 @@ def options_table(*paths: str, common: bool = False) -> str:
     """Make the table of classes of options, such as ``gnsq.options.ConnectionOptions``, without common options."""
     rows = (row for path in paths for row in option_rows(_named(path), common=common))
     cells = ((f"`{name}`", default and f"`{default}`", *rest) for name, default, *rest in rows)
-    return _table(("option", "default", "unit", "meaning"), cells)
+    return _stacked(("option", "default", "unit", "meaning"), cells)
 
 
 def settings_table(path: str) -> str:
@@ -113,7 +118,7 @@ def settings_table(path: str) -> str:
     cells = (
         (f"`{name}`", "" if default in ('""', "null", "[]") else f"`{default}`", *rest) for name, default, *rest in rows
     )
-    return _table(("setting", "default", "unit", "meaning"), cells)
+    return _stacked(("setting", "default", "unit", "meaning"), cells)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +270,7 @@ def metrics_table(side: str) -> str:
         every = (*_FAMILIES.values(), *_NSQD_FAMILIES.values())
         families = [family for family in every if family.name.startswith(side)]
         rows = [(family.name, family.kind, family.labels, family.meaning) for family in families]
-    return _table(
+    return _stacked(
         ("metric", "kind", "labels", "meaning"),
         (
             (
