@@ -7,7 +7,7 @@ from collections import Counter
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from gnsq.spark.offsets import decode_offset, pending
+from gnsq.spark.offsets import decode_offset
 from gnsq.spark.pipeline.settings import load_settings
 from gnsq.spark.pipeline.snapshot import open_snapshot
 from gnsq.spark.pipeline.status import read_status
@@ -131,7 +131,10 @@ def is_read(query):
     """Return whether Spark has committed batches with all that is in the spool of a query."""
     offset = read_status(query).offset
     segments = Spool(query.spool).listing().segments
-    return offset is not None and not pending(segments, decode_offset(offset, query.read_options.source))
+    if offset is None:
+        return False
+    read = decode_offset(offset, query.read_options.source)
+    return all(segment.number <= read.get(segment.receiver, 0) for segment in segments)
 
 
 def check_account(job, nsqd, publisher, title, meanwhile=lambda: None):
