@@ -419,8 +419,9 @@ def mypy(tmp_path_factory, mypy_cache):
     for block in (block for page in pages for block in blocks(page) if block.language == "python"):
         name = re.sub(r"\W", "_", block.page.removesuffix(".md"))
         (path / f"page_{name}_{block.line}.py").write_text(block.code)
-    # gevent has neither types nor a mark that says so.
-    settings = "[mypy]\nstrict = true\nfollow_imports = silent\n[mypy-gevent.*]\nignore_missing_imports = true\n"
+    # These have neither types nor a mark that says so.
+    untyped = "[mypy-gevent.*,asyncnsq.*,nsq.*]\nignore_missing_imports = true\n"
+    settings = f"[mypy]\nstrict = true\nfollow_imports = silent\n{untyped}"
     (path / "mypy.ini").write_text(settings)
 
     options = [

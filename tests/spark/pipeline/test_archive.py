@@ -13,6 +13,7 @@ from gnsq.spark.pipeline.archive import DEAD_SCHEMA, SPREAD, ArchiveBatches, dea
 from gnsq.spark.pipeline.delta import BatchIdentity
 from gnsq.spark.pipeline.events import plan
 from gnsq.spark.pipeline.lock import LeaseLost
+from gnsq.spark.pipeline.settings import SettingError
 from tests.spark.pipeline.helpers import delta_table, event, messages, published, table_rows
 from tests.spark.pipeline.jobs import job, table
 
@@ -306,7 +307,7 @@ def test_new_columns_are_added_and_what_was_there_stays(spark, archive, settings
     found = {row["_body"]: (row["ms"], row["tags"]) for row in archive.rows}
     assert found == {BODIES[0]: (None, None), body: (5, [{"k": "a", "n": 1}])}
     other = Archive(spark, settings_of(schema=f"{EVENTS}, ms DATE, tags ARRAY<STRUCT<k: STRING, n: INT>>"))
-    with pytest.raises(JobFailed, match="ms"):
+    with pytest.raises(SettingError, match="ms"):
         other.run(BODIES[:1], 2)
 
 
