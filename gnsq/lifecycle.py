@@ -376,7 +376,7 @@ class Lifecycle(Generic[RuntimeT]):
         def close_soon() -> None:
             # In a new greenlet, which continues even if the caller is killed or interrupted by a gevent.Timeout.
             arguments = self._close_runtime, runtime, timeout
-            spawn(f"gnsq-close-{self._label}", *arguments, on_failure="not closed in order")
+            spawn(f"gnsq-close-{self._label}", *arguments, on_failure="not closed gracefully")
 
         try:
             if owner.is_current:

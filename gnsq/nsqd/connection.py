@@ -308,7 +308,7 @@ class Connection:
         except gevent.Timeout as expired:
             if expired is not deadline:
                 raise
-            text = "not closed in order within %.3g s, %s in flight"
+            text = "not closed gracefully within %.3g s, %s in flight"
             self._logger.warning(text, timeout, counted(self.in_flight, "message"))
         except NSQException as error:
             self._log_loss_while_closing(error)

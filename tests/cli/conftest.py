@@ -1,4 +1,4 @@
-"""The program gnsq, in this process and in a process of its own, without settings from the environment."""
+"""The command gnsq, in this process and in a process of its own, without settings from the environment."""
 
 import json
 import os

@@ -133,7 +133,7 @@ def test_unknown_shell_is_refused(gnsq):
 
 @pytest.fixture
 def program(tmp_path):
-    """The program gnsq, in a directory of its own."""
+    """The command gnsq, in a directory of its own."""
     file = tmp_path / "gnsq"
     file.write_text(f'#!/bin/sh\nexec {sys.executable} -m gnsq "$@"\n')
     file.chmod(0o755)

@@ -66,7 +66,7 @@ def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_
 
 @pytest.mark.subprocess
 def test_sigterm_example_ends_in_order(fakensqd):
-    code = example("reference/api/consumer.md", "Stop in order").replace("127.0.0.1:4150", fakensqd.tcp_address)
+    code = example("reference/api/consumer.md", "Graceful shutdown").replace("127.0.0.1:4150", fakensqd.tcp_address)
     with child(sys.executable, "-c", code) as program:
         wait_until(lambda: "RDY" in fakensqd.transcript.commands())
         program.send_signal(signal.SIGTERM)

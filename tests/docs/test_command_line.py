@@ -1,4 +1,4 @@
-"""The command lines and the file of the guide to the program gnsq are valid."""
+"""The command lines and the file of the guide to the command line are valid."""
 
 import re
 import shlex

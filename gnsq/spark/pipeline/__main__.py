@@ -148,7 +148,7 @@ def main(
     Each setting but [tables] and [metrics] may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in the
     TOML file, by its name with underscores; what is given here wins.
 
-    Exit status: 0 after the end in order; 1 after a failure; 2 if a setting is wrong, before anything is read; 130
+    Exit status: 0 after a graceful stop; 1 after a failure; 2 if a setting is wrong, before anything is read; 130
     after a second Ctrl-C.
     """
     began = time.time()
@@ -177,7 +177,7 @@ def main(
             _replay(settings, session, action, name, until)
         else:
             finished = run_job(settings, session, once=once, new_topic=new_topic, take_over=take_over)
-            _print(["drained" if finished else "stopped in order; the next start goes on where this one ended"])
+            _print(["drained" if finished else "stopped; the next start goes on where this one ended"])
     except SettingError as error:
         raise _WrongSetting(str(error)) from error
     except (NSQException, OSError, ValueError) as error:

@@ -585,7 +585,7 @@ def run(
     Args:
         spark: A classic session; Spark Connect has none of the JVM's objects that the job needs.
         once: End after all messages that exist now have been read. Otherwise run until stopped.
-        stop: Stops the job in order when it is set. KeyboardInterrupt also stops the queries, and is raised again.
+        stop: Stops the job gracefully when it is set. KeyboardInterrupt also stops the queries, and is raised again.
         report: Called, in the calling thread, with a line of text for each batch and for the summary, such as print;
             None: the lines are logged as INFO.
         new_topic: Start although no nsqd has a topic yet.
@@ -667,7 +667,7 @@ def run_queries(
                 if finished:
                     job.maintain()
                 else:
-                    report("stopping in order")
+                    report("stopping gracefully")
             except (KeyboardInterrupt, LeaseLost):
                 # Lose no time with a summary: after LeaseLost the queries must end before another job begins.
                 job.release()

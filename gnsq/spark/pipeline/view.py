@@ -142,7 +142,7 @@ class LiveView:
         # At Ctrl-C, terminals write ^C after the view. If that began a new line, the view could not be removed.
         width, now = max(options.max_width - len("^C"), 1), self._now()
         elapsed = dt.timedelta(seconds=max(int(now - self._started_at), 0))
-        title = Text(f"{self._title}, {elapsed}; Ctrl-C stops it in order", "bold", no_wrap=True, overflow="ellipsis")
+        title = Text(f"{self._title}, {elapsed}; Ctrl-C stops it gracefully", "bold", no_wrap=True, overflow="ellipsis")
         table = self._table(width, now, _ASCII_BLOCKS if options.ascii_only else _BLOCKS)
         lines = console.render_lines(Constrain(Group(title, *self._troubles(now), table), width), options, pad=False)
         # A view that is higher than the terminal could not be removed, either. One line is for the cursor.

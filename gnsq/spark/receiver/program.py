@@ -62,7 +62,7 @@ def _run(verbose: bool, health_address: str, **values: Any) -> None:  # Any: eac
     signal ends it at once. Run several for more throughput, each as a process of its own that systemd or Kubernetes
     starts again: they share the channel.
 
-    Exit status: 0 if it has stopped in order; 1 if the spool can't be used, or the receiver has failed; 2 if an option
+    Exit status: 0 if it has stopped gracefully; 1 if the spool can't be used, or the receiver has failed; 2 if an option
     is wrong.
 
     Each option has an environment variable, too, such as GNSQ_RECEIVER_MAX_IN_FLIGHT. GNSQ_RECEIVER_AUTH_SECRET has no
@@ -116,7 +116,7 @@ def _receive(options: ReadOptions, spool: Spool, health_address: str, stop: Even
             f"nothing can be written any more: {receiver.error!r}; its traceback is in the log. {total} are in the "
             "spool; other received messages are requeued at nsqd"
         )
-    click.echo(f"stopped in order: {total}", err=True)
+    click.echo(f"stopped: {total}", err=True)
     if receiver.is_stuck:
         # With sys.exit(), pyarrow would wait half a minute for its last request.
         os._exit(0)

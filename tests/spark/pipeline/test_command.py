@@ -257,7 +257,7 @@ def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, t
         output, _ = process.communicate(timeout=30)
 
     assert process.returncode == 0
-    assert output.endswith("stopped in order; the next start goes on where this one ended\n")
+    assert output.endswith("stopped; the next start goes on where this one ended\n")
     assert not list((tmp_path / "out").rglob("_delta_log"))
 
 

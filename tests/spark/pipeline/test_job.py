@@ -371,7 +371,7 @@ def test_two_jobs_run_side_by_side_in_a_session_and_leave_it_as_it_was(fakensqd,
     assert sum(row["count"] for row in table_rows(join_uri(output, "pages"))) == len(GOOD)
     assert not (tmp_path / "work").exists()
     assert (archived.finished, archived.queries["frames"].total.rows) == (False, 20)
-    assert "stopping in order" in lines
+    assert "stopping gracefully" in lines
     assert sorted(row["_body"] for row in table_rows(tmp_path / "frames/output/frames")) == frames
     assert (caller.conf.get(PARTITIONS), caller.conf.get(ZONE)) == ("7", "America/New_York")
     assert not caller.streams.active

@@ -83,7 +83,7 @@ def test_query_has_a_line_with_its_last_batch(make):
 
     title, header, clicks, pages = drawn(view)
 
-    assert title == "gnsq-pipeline, 0:01:05; Ctrl-C stops it in order"
+    assert title == "gnsq-pipeline, 0:01:05; Ctrl-C stops it gracefully"
     assert header.split()[:7] == ["query", "rows/s", "backlog", "lag", "batch", "updated", "state"]
     assert clicks.split()[:9] == ["clicks", "500", "1,500", "3.3", "s", "7", "65", "s", "ago"]
     assert "  3.0 MiB          -        300  " in pages

@@ -42,7 +42,7 @@ def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path, number):
         output, _ = process.communicate(timeout=20)
 
     assert process.returncode == 0
-    assert re.search(r"stopped in order: 100 rows in \d+ segments?", output)
+    assert re.search(r"stopped: 100 rows in \d+ segments?", output)
     assert "Traceback" not in output
     [receiver] = [path for path in (tmp_path / "spool").iterdir() if path.is_dir()]
     assert (receiver / "closed.json").exists()
