@@ -17,7 +17,9 @@ FILES = ("orders.jsonl", "saved.jsonl", "photo.png", "later.txt", "client.pem", 
 
 def command_lines():
     """List the arguments of each call of gnsq in the page."""
-    lines = [line for block in blocks(PAGE) if block.language == "sh" for line in block.code.splitlines()]
+    lines = [
+        line for block in blocks(PAGE) if block.language == "sh" for line in block.code.replace("\\\n", "").splitlines()
+    ]
     for line in lines:
         for call in re.findall(r"\bgnsq (?!--help)[^|>)]*", line.partition("  #")[0]):
             yield shlex.split(call)[1:]
