@@ -62,8 +62,8 @@ def _run(verbose: bool, health_address: str, **values: Any) -> None:  # Any: eac
     signal ends it at once. Run several for more throughput, each as a process of its own that systemd or Kubernetes
     starts again: they share the channel.
 
-    Exit status: 0 after a graceful shutdown; 1 if the spool can't be used, or the receiver has failed; 2 if an option is
-    wrong.
+    Exit status: 0 after a graceful shutdown; 1 if the spool can't be used, or the receiver has failed; 2 if an option
+    is wrong.
 
     Each option has an environment variable, too, such as GNSQ_RECEIVER_MAX_IN_FLIGHT. GNSQ_RECEIVER_AUTH_SECRET has no
     flag; another way is --auth-secret-file.
