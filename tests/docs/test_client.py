@@ -1,8 +1,6 @@
 """The examples for the client run, in README.md and in the pages."""
 
 import json
-import signal
-import sys
 
 import prometheus_client
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
 from gnsq import NsqdHTTPClient
 from tests.docs.pages import example, run
-from tests.helpers import bodies, channel_stats, child, wait_until
+from tests.helpers import channel_stats, wait_until
 
 
 def test_publish_example_publishes_and_shows_the_refusal(fakensqd, capsys):
@@ -28,13 +26,6 @@ def test_tuned_producer_example_publishes(fakensqd):
 
     assert producer.publish("clicks", b"1") == b"OK"
     assert producer.close() == []
-
-
-def test_threaded_producer_example_publishes(fakensqd, capsys):
-    run(example("reference/api/producer.md", "Threads"), fakensqd)
-
-    assert capsys.readouterr().out == "nsqd says b'OK'\n"
-    assert bodies(fakensqd, "clicks") == [b'{"page": "/"}', b'{"page": "/a"}']
 
 
 def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
@@ -62,17 +53,6 @@ def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_
     (path,) = tmp_path.glob("given-up/*.json")
     assert json.loads(path.read_text())["body"] == "no JSON"
     assert channel_stats(fakensqd, "clicks", "table")["depth"] == 0
-
-
-@pytest.mark.subprocess
-def test_sigterm_example_ends_in_order(fakensqd):
-    code = example("reference/api/consumer.md", "Graceful shutdown").replace("127.0.0.1:4150", fakensqd.tcp_address)
-    with child(sys.executable, "-c", code) as program:
-        wait_until(lambda: "RDY" in fakensqd.transcript.commands())
-        program.send_signal(signal.SIGTERM)
-
-        assert program.wait(20) == 0
-    assert "CLS" in fakensqd.transcript.commands()
 
 
 def test_metrics_example_shows_metrics(fakensqd, capsys, monkeypatch):
@@ -104,20 +84,6 @@ def test_layers_example_publishes(tmp_path):
             (topic,) = NsqdHTTPClient.from_url(running.http_address).stats("invoices")["topics"]
 
     assert topic["message_count"] == 1
-
-
-def test_threaded_consumer_example_shows_messages_and_counts(fakensqd, capsys):
-    NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
-    code = example("reference/api/consumer.md", "Threads")
-    started, shown = code.split("print(consumer.stats", 1)
-    names = run(started, fakensqd)
-    wait_until(lambda: names["consumer"].stats().counts.finished)
-
-    exec("print(consumer.stats" + shown, names)
-
-    out = capsys.readouterr().out
-    assert "b'1'" in out
-    assert "finished=1" in out
 
 
 def test_signals_example_connects_receivers(fakensqd, capsys):
