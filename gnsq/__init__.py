@@ -70,7 +70,7 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(f"gnsq.{_MODULES[name]}"), name)
     if name in _SUBMODULES:
         return import_module(f"gnsq.{name}")
-    raise AttributeError(f"module 'gnsq' has no attribute {name!r}")
+    raise AttributeError(f"module 'gnsq' has no attribute {name!r}; public names are {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

@@ -67,7 +67,8 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
     if not port_text and not address.endswith(":"):
         return host, default_port
     if not port_text.isdecimal() or not is_port(int(port_text)):
-        raise ValueError(f"port {port_text!r} of address {address!r} is not a number from 1 to 65535")
+        hint = "; a server that takes any free port has its port after its start" if port_text == "0" else ""
+        raise ValueError(f"port {port_text!r} of address {address!r} is not a number from 1 to 65535{hint}")
     return host, int(port_text)
 
 

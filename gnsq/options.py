@@ -232,8 +232,24 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     names = str(field.type).split(" | ")
     if all(name in _TYPES for name in names) and not any(_TYPES[name][1](value) for name in names):
-        shown = shown_argument(value) if field.repr else f"a {type(value).__name__}"
-        raise TypeError(f"{field.name} must be {' or '.join(_TYPES[name][0] for name in names)}, not {shown}")
+        kinds = [_TYPES[name][0] for name in names]
+        if (unit := field.metadata.get("unit")) in _UNITS:
+            kinds[:1] = [f"{kinds[0]} ({'seconds' if unit == 's' else 'milliseconds'})", "a timedelta"]
+        shown = _shown(value) if field.repr else f"a {type(value).__name__}"
+        raise TypeError(f"{field.name} must be {' or '.join(kinds)}, not {shown}")
+
+
+def _shown(value: object) -> str:
+    """Write a value of a wrong type. "not tuple" would not tell what is wrong with a tuple: its items do."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, BaseException):
+        return f"an instance of {type(value).__name__}"
+    items = [item for pair in value.items() for item in pair] if isinstance(value, Mapping) else value
+    if not isinstance(items, (list, tuple)) or not items:
+        return shown_argument(value)
+    kinds = (_shown(item) if isinstance(item, (type, BaseException)) else type(item).__name__ for item in items)
+    return f"a {type(value).__name__} with {', '.join(dict.fromkeys(kinds))}"
 
 
 def parameters_of(owner: type) -> set[str]:

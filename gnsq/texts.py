@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
-    *["MAX_SHOWN", "counted", "id_text", "nearest", "option_names", "option_text", "printable", "shown_argument"],
-    "without_secrets",
+    *["MAX_SHOWN", "counted", "id_text", "nearest", "not_bytes", "option_names", "option_text", "printable"],
+    *["shown_argument", "without_secrets"],
 ]
 
 # Limit of the characters of a server's text that a log line or an error shows.
@@ -71,6 +71,12 @@ def printable(text: str | bytes) -> str:
         text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
     shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
     return shown if len(text) <= MAX_SHOWN else f"{shown}..."
+
+
+def not_bytes(subject: str, value: object) -> str:
+    """Write that a value must be bytes, and how to make them if it is a str."""
+    hint = ": give its encode()" if isinstance(value, str) else ""
+    return f"{subject} must be bytes, not {type(value).__name__}{hint}"
 
 
 def id_text(message_id: bytes) -> str:

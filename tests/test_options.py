@@ -52,7 +52,7 @@ def test_special_values_of_an_option_are_valid():
 
 @pytest.mark.parametrize("value", ["soon", "", b"60", True])
 def test_option_that_is_not_a_number_is_a_type_error(value):
-    with pytest.raises(TypeError, match="timeout must be float, not"):
+    with pytest.raises(TypeError, match=r"timeout must be float \(seconds\) or a timedelta, not"):
         ConnectionOptions(timeout=value)
 
 

@@ -115,11 +115,6 @@ class Consumer(ConsumerSignals, Client):
         self.channel = channel
         self.nsqd_tcp_addresses = set(parse_addresses(nsqd_tcp_addresses))
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
-        if not self.nsqd_tcp_addresses and not self.lookupds:
-            hint = ""
-            if not isinstance(channel, str) or not valid_channel_name(channel) or _IPV4.match(channel):
-                hint = "; an address after the topic is taken as the channel: Consumer(topic, channel, addresses)"
-            raise ValueError(f"consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses{hint}")
         random.shuffle(self.lookupds)
         options: dict[str, Any] = dict(  # Any: each option has its own type
             keywords,
@@ -140,6 +135,12 @@ class Consumer(ConsumerSignals, Client):
         connection = load_certificates(
             ConnectionOptions.from_keywords(Consumer, options, ConsumerOptions, ReconnectOptions)
         )
+        # After the options: the name of the addresses may be misspelt.
+        if not self.nsqd_tcp_addresses and not self.lookupds:
+            hint = ""
+            if not isinstance(channel, str) or not valid_channel_name(channel) or _IPV4.match(channel):
+                hint = "; an address after the topic is taken as the channel: Consumer(topic, channel, addresses)"
+            raise ValueError(f"consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses{hint}")
         assert_valid_topic_name(topic)
         assert_valid_channel_name(channel)
         if self.options.dead_letter_topic == topic:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from gnsq.texts import counted
+from gnsq.texts import counted, not_bytes
 
 __all__ = ["MAX_HEADERS_SIZE", "unwrap", "wrap"]
 
@@ -48,7 +48,7 @@ def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
         TypeError: If the body is not bytes, or a name or value is not a str.
     """
     if not isinstance(body, bytes):
-        raise TypeError(f"message body must be bytes, not {type(body).__name__}")
+        raise TypeError(not_bytes("message body", body))
     fields = [_encoded(name, text) for name, value in headers.items() for text in (name, value)]
     size = sum(map(len, fields)) + len(fields) * _SIZE.size
     if size > MAX_HEADERS_SIZE:

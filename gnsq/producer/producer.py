@@ -103,8 +103,6 @@ class Producer(Client):
         self.addresses = parse_addresses(nsqd_tcp_addresses)
         self.nsqd_tcp_addresses = set(self.addresses)
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
-        if not self.addresses and not self.lookupds:
-            raise ValueError("producer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         self.max_backoff_duration = self.options.max_backoff_duration
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
@@ -119,6 +117,9 @@ class Producer(Client):
         connection = load_certificates(
             ConnectionOptions.from_keywords(Producer, options, ProducerOptions, ReconnectOptions)
         )
+        # After the options: the name of the addresses may be misspelt.
+        if not self.addresses and not self.lookupds:
+            raise ValueError("producer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         # While this is empty, handle_response() need not be called.
         overridden = type(self).handle_response is not Producer.handle_response
         response_receivers: Sized = (True,) if overridden else self.on_response.receivers

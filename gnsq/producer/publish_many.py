@@ -15,7 +15,7 @@ from gnsq.logs import LogOwner
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.result import PublishResult
 from gnsq.protocol.commands import check_messages
-from gnsq.texts import counted
+from gnsq.texts import counted, not_bytes
 
 __all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
 
@@ -195,7 +195,7 @@ def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tupl
 def _refusal(body: object, number: int, options: ProducerOptions) -> Exception | None:
     """Return why a message can't be published; None if it can."""
     if not isinstance(body, bytes):
-        return TypeError(f"message {number} must be bytes, not {type(body).__name__}")
+        return TypeError(not_bytes(f"message {number}", body))
     if not body:
         return ValueError(f"message {number} is empty")
     limit = options.max_msg_size

@@ -19,7 +19,7 @@ from typing import Final
 
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.texts import counted, shown_argument
+from gnsq.texts import counted, not_bytes, shown_argument
 
 __all__ = [
     "Command",
@@ -192,7 +192,7 @@ def _sized(data: bytes, subject: str) -> bytes:
 
 def _checked_body(body: bytes, subject: str = "message body") -> bytes:
     if not isinstance(body, bytes):
-        raise TypeError(f"{subject} must be bytes, not {type(body).__name__}")
+        raise TypeError(not_bytes(subject, body))
     if not body:
         raise ValueError(f"{subject} is empty; nsqd wants at least 1 byte")
     return body
@@ -203,7 +203,7 @@ def check_messages(messages: object) -> None:
     if isinstance(messages, (bytes, bytearray, memoryview, str)) or not (
         hasattr(messages, "__iter__") or hasattr(messages, "__getitem__")
     ):
-        raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
+        raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}: give a list")
 
 
 # A space ends a word of a command, and a newline ends its line; nsqd also removes a CR at the end of a line.

@@ -195,6 +195,7 @@ def test_is_starved_when_nearly_all_is_in_flight(send, consume):
         pytest.param(("bad topic", "c", "h"), {}, ValueError, "topic name 'bad topic'", id="topic"),
         pytest.param(("t", "bad!", "h"), {}, ValueError, "channel name 'bad!'", id="channel"),
         pytest.param(("t", "c"), {}, ValueError, "consumer has no address", id="no address"),
+        pytest.param(("t", "c"), {"lookupd_addresses": "h"}, TypeError, "did you mean lookupd_http", id="misspelt"),
         pytest.param(("t", "c", "h:x"), {}, ValueError, "port 'x' of address 'h:x'", id="port"),
         pytest.param(("t", "c", None), {}, TypeError, "must be", id="None"),
         pytest.param(("t", "c", "h"), {"max_in_flight": 0}, ValueError, "max_in_flight 0", id="max_in_flight"),

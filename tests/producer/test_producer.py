@@ -59,7 +59,7 @@ MISUSES = [
     ("topic", "bad topic", ValueError, "topic name 'bad topic'"),
     ("topic", ["t"], ValueError, "topic name must be a str, not list"),
     ("data", b"", ValueError, "message body is empty"),
-    ("data", "text", TypeError, "message body must be bytes, not str"),
+    ("data", "text", TypeError, "message body must be bytes, not str: give its encode[(][)]"),
     ("messages", b"xy", TypeError, "messages must be an iterable of bytes, not bytes"),
     ("messages", 5, TypeError, "messages must be an iterable of bytes, not int"),
     ("defer", -5, ValueError, "defer -5 must be at least 0 milliseconds"),
@@ -207,6 +207,8 @@ def test_closed_producer_refuses(fakensqd):
 def test_wrong_arguments_of_the_constructor_are_refused():
     with pytest.raises(ValueError, match="producer has no address"):
         Producer([])
+    with pytest.raises(TypeError, match=r"no option nsqd_addresses; did you mean nsqd_tcp_addresses\?"):
+        Producer(nsqd_addresses="host")
     with pytest.raises(ValueError, match=r"nope.*round_robin"):
         Producer("host", strategy="nope")
 
