@@ -356,6 +356,8 @@ class NSQBadBody(NSQErrorCode, code="E_BAD_BODY"):
     def _read_text(self) -> None:
         if self.text.startswith("MPUB"):
             self.at_fault = "message"
+            if "too big" in self.text:
+                self.hint = "the limit is nsqd's --max-body-size: publish fewer messages in one call"
         refused = self._OPTION_REFUSED.fullmatch(self.text)
         if refused is not None and refused[1] in self._LIMITS:
             unit, per_unit, flags = self._LIMITS[refused[1]]
@@ -388,6 +390,10 @@ class NSQBadMessage(NSQErrorCode, code="E_BAD_MESSAGE"):
     """
 
     at_fault: AtFault = "message"
+
+    def _read_text(self) -> None:
+        if "too big" in self.text:
+            self.hint = "the limit is nsqd's --max-msg-size"
 
 
 class NSQPutFailed(NSQErrorCode, code="E_PUT_FAILED"):

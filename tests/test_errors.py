@@ -127,6 +127,17 @@ def test_error_of_a_delay_that_is_too_long_says_which_flag_limits_it():
 
 
 @pytest.mark.parametrize(
+    ("frame", "flag"),
+    [
+        (b"E_BAD_MESSAGE PUB message too big 2 > 1", "--max-msg-size"),
+        (b"E_BAD_BODY MPUB body too big 2 > 1", "--max-body-size"),
+    ],
+)
+def test_error_of_a_size_says_which_flag_limits_it(frame, flag):
+    assert flag in make_error(frame).hint
+
+
+@pytest.mark.parametrize(
     "text",
     [
         pytest.param("DPUB timeout 3600001 out of range 0-3600000", id="another command"),

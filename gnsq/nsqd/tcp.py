@@ -461,7 +461,8 @@ class NsqdTCPClient:
 
     def _check_connected(self) -> None:
         if not self.is_connected:
-            raise NSQConnectionClosed("not connected", address=self.nsqd)
+            text = "not connected" if self._stack is not None else "not connected: call connect() first"
+            raise NSQConnectionClosed(text, address=self.nsqd)
 
     @property
     def _connected(self) -> TransportStack:

@@ -43,6 +43,8 @@ DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
 # Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a shorter timeout nsqd flushes more often.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
+# nsqlookupd answers the magic with E_BAD_PROTOCOL in a frame without a type, so the text is where the type would be.
+_LOOKUPD_ERROR = int.from_bytes(b"E_BA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,10 @@ def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
         if frame_type == ERROR:
             raise make_error(data)
         if frame_type != RESPONSE:
-            raise NSQProtocolError(f"frame of type {frame_type} in response to {command}, expected a response")
+            text = f"frame of type {frame_type} in response to {command}, expected a response"
+            if frame_type == _LOOKUPD_ERROR:
+                text += ": is this nsqlookupd's TCP port (4160) in place of nsqd's (4150)?"
+            raise NSQProtocolError(text)
         if data != HEARTBEAT:
             return data
         yield Write(commands.NOP)

@@ -14,7 +14,10 @@ from tests.helpers import channel_stats, wait_until
 def test_publish_example_publishes_and_shows_the_refusal(fakensqd, capsys):
     run(example("README.md", "Publish"), fakensqd)
 
-    assert ": E_BAD_MESSAGE PUB message too big 2000000 > 1048576" in capsys.readouterr().out
+    assert (
+        ": E_BAD_MESSAGE PUB message too big 2000000 > 1048576 (the limit is nsqd's --max-msg-size)"
+        in capsys.readouterr().out
+    )
     stats = NsqdHTTPClient.from_url(fakensqd.http_address).stats("clicks")
     assert stats["topics"][0]["message_count"] == 3
 

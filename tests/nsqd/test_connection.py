@@ -428,6 +428,13 @@ def test_http_server_is_named_in_the_error():
             Connection(host, int(port), ConnectionOptions(timeout=5)).open()
 
 
+def test_tcp_port_of_nsqlookupd_is_named_in_the_error(fakelookupd):
+    host, port = fakelookupd.tcp_address.split(":")
+
+    with pytest.raises(NSQProtocolError, match=r"is this nsqlookupd's TCP port \(4160\)"):
+        Connection(host, int(port), ConnectionOptions(timeout=5)).open()
+
+
 def test_silent_server_is_a_timeout(clock):
     asked = Event()
 

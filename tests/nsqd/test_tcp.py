@@ -150,7 +150,7 @@ def test_closed_client_is_not_opened_again(client):
 
 
 def test_never_connected_says_so():
-    with pytest.raises(NSQConnectionClosed, match=r"127.0.0.1:4150: not connected"):
+    with pytest.raises(NSQConnectionClosed, match=r"127.0.0.1:4150: not connected: call connect\(\) first"):
         NsqdTCPClient().read_response()
 
 
