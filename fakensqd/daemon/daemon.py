@@ -283,6 +283,11 @@ class Daemon(Server):
             AssertionError: If the time is over. The text has the expected and nearest value, and the transcript's end.
         """
         __tracebackhide__ = True
+        if not callable(predicate):
+            raise TypeError(
+                "wait_until() takes a function that gets the server, such as lambda nsqd: nsqd.depth('t'), not "
+                f"{predicate!r}"
+            )
         return wait_until(lambda: predicate(self), expected, timeout=timeout, transcript=self.faults.transcript)
 
     def report(self) -> str:

@@ -27,6 +27,7 @@ from fakensqd.faults.rules import Action, ActionFunction, Event, Point, Steps
 from fakensqd.input_buffer import SIZE
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
+from gnsq.texts import nearest
 
 __all__ = [
     "answer",
@@ -109,7 +110,8 @@ def error(code: str, text: str = "") -> ActionFunction:
         ValueError: If nsqd has no such code.
     """
     if code.encode() not in ERROR_CODES:
-        raise ValueError(f"{code!r} is not a code of nsqd: {', '.join(known.decode() for known in ERROR_CODES)}")
+        codes = nearest([code], (known.decode() for known in ERROR_CODES), "codes are")
+        raise ValueError(f"{code!r} is not a code of nsqd{codes}")
 
     def change(steps: Steps, event: Event) -> Steps:
         data = f"{code} {text or _error_text(code, event)}".encode()
@@ -139,8 +141,11 @@ def delay(seconds: float, *, alone: bool = False) -> ActionFunction:
         alone: Delay only this frame; later frames do not wait for it.
 
     Raises:
+        TypeError: If the seconds are not a number.
         ValueError: If the seconds are negative or NaN.
     """
+    if not isinstance(seconds, (int, float)):
+        raise TypeError(f"delay must be a number of seconds, not {seconds!r}")
     if not seconds >= 0:
         raise ValueError(f"delay of {seconds!r} seconds is negative")
 

@@ -364,8 +364,10 @@ class Rule:
             given = ", ".join(map(_name, (match, *actions)))
             raise TypeError(f"({given}): a condition comes first, as on.reply('PUB'), and actions after it, as drop()")
         if not actions:
-            raise TypeError(f"{match}: a rule needs an action")
+            raise TypeError(f"{match}: a rule needs an action, such as drop()")
         for action in actions:
+            if not isinstance(action, Action) and getattr(action, "__module__", "") == "fakensqd.faults.actions":
+                raise TypeError(f"{match}: {_name(action)} is not called: write {_name(action)}(...)")
             if isinstance(action, Action) and match.point not in action.points:
                 points = ", ".join(sorted(point.value for point in action.points))
                 raise ValueError(f"{match}: {action} is for {points}")

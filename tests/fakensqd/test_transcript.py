@@ -154,6 +154,11 @@ def test_failure_shows_the_nearest_value(nsqd):
         nsqd.wait_until(value, 8, timeout=0.1)
 
 
+def test_value_in_place_of_a_function_is_refused(nsqd):
+    with pytest.raises(TypeError, match="takes a function that gets the server"):
+        nsqd.wait_until(nsqd.transcript.finished(), 2)
+
+
 def test_difference_compares_lists_line_by_line():
     assert difference([b"a", b"b"], [b"a"]).splitlines()[1:] == ["  b'a'", "- b'b'"]
 

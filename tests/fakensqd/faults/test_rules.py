@@ -200,5 +200,7 @@ def test_arguments_of_a_rule_in_another_order_are_refused(take, arguments, given
 def test_rule_without_a_possible_action_is_refused():
     with pytest.raises(TypeError, match="needs an action"):
         Rule(on.command())
+    with pytest.raises(TypeError, match=r"drop is not called: write drop\(\.\.\.\)"):
+        Rule(on.command(), drop)
     with pytest.raises(ValueError, match=r"on.command\(\): reorder\(\) is for frame, reply"):
         Rule(on.command(), reorder())
