@@ -56,7 +56,7 @@ class Facts:
 
 
 # Codes of errors after which it helps to know what listens on the port.
-MAY_BE_ANOTHER_SERVER = {"CLOSED", "E_BAD_PROTOCOL", "ETIMEDOUT", "NOT_NSQD", "TIMEOUT"}
+MAY_BE_ANOTHER_SERVER = {"CLOSED", "ECONNRESET", "E_BAD_PROTOCOL", "ETIMEDOUT", "NOT_NSQD", "TIMEOUT"}
 
 _CLOSED = (
     "the server closed the connection without an answer",

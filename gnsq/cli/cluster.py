@@ -26,7 +26,7 @@ from gnsq.nsqd.connect import load_certificates
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.producer import Producer
 from gnsq.settings import Field, read_value
-from gnsq.texts import nearest
+from gnsq.texts import nearest, shown_argument
 
 __all__ = ["CONNECTION_OPTIONS", "SETTINGS", "Cluster", "given_settings", "load_cluster", "target_of"]
 
@@ -117,7 +117,7 @@ class Cluster(Options):
             if not self.nsqds and not self.lookupds:
                 raise ValueError(
                     "no TCP address of an nsqd, and no nsqlookupd: give --nsqd or --lookupd, set GNSQ_NSQD or "
-                    f"GNSQ_LOOKUPD, or name a cluster in {config_path()} with --cluster"
+                    f"GNSQ_LOOKUPD, or name a cluster in the file ({config_path()}, or --config FILE) with --cluster"
                 )
             load_certificates(ConnectionOptions(**self.connection))
             self.lookupd_clients()
@@ -236,7 +236,8 @@ def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, 
         if config_file or name or os.path.exists(path):
             stored = _stored(path, name)
     except OSError as error:
-        raise click.UsageError(f"{path}: {error.strerror or error}") from error
+        needed = f"; it would have the cluster {name!r}: write it, or give another file with --config" if name else ""
+        raise click.UsageError(f"{path}: {error.strerror or error}{needed}") from error
     except (TypeError, ValueError, RecursionError) as error:  # also a number or a nesting above Python's limits
         raise click.UsageError(f"{path}: {error}") from error
     stored, given = ({key: value for key, value in values.items() if value not in _EMPTY} for values in (stored, given))
@@ -257,15 +258,17 @@ def _stored(path: Path, name: str | None) -> dict[str, Any]:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := sorted(set(content) - {"cluster", "clusters"}):
         raise ValueError(f"{unknown[0]} is unknown; known are cluster and the tables [clusters.NAME]")
+    if not isinstance(default := content.get("cluster", ""), str):
+        raise TypeError(
+            f"cluster must be the name of a cluster, and [clusters.NAME] its table, not {shown_argument(default)}"
+        )
     clusters = content.get("clusters", {})
     if not isinstance(clusters, dict) or not all(isinstance(table, dict) for table in clusters.values()):
         raise ValueError("clusters must be tables [clusters.NAME]")
-    if name is None:
-        name = content.get("cluster")
-        if name is None:
-            return {}
-    if not isinstance(name, str):
-        raise TypeError(f"cluster must be the name of a cluster, not {name!r}")
+    if name is None and (name := content.get("cluster")) is None:
+        return {}
+    if not clusters:
+        raise ValueError(f"there is no cluster {name!r}, and no table [clusters.{name}]")
     if name not in clusters:
         raise ValueError(f"there is no cluster {name!r}{nearest([name], clusters, 'clusters are')}")
     if unknown := sorted(set(clusters[name]) - set(SETTINGS)):

@@ -15,6 +15,7 @@ import gevent
 
 from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster
 from gnsq.cli.keys import restore_terminal
+from gnsq.cli.parameters import warn_of_unknown_variables
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
@@ -46,6 +47,8 @@ _VERBOSE = click.Option(
     ["-v", "--verbose"], count=True, help="Log connections, too. Twice: also each command and frame."
 )
 _SHARED = [*CONNECTION_OPTIONS, _VERBOSE]
+# Prefixes of the variables of gnsq-pipeline and gnsq-receiver, which begin with GNSQ_, too.
+_OTHER_PROGRAMS = ("GNSQ_PIPELINE_", "GNSQ_RECEIVER_")
 # Levels of the log on stderr, by the number of -v.
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 # The options that errors of gnsq ask for, by their names in Python.
@@ -142,7 +145,10 @@ class Command(_WithExamples):
         names = {parameter.name for parameter in _SHARED}
         values = {name: value for name, value in ctx.params.items() if name not in names}
         level = _LEVELS[min(ctx.params["verbose"], len(_LEVELS) - 1)]
-        _log_to_stderr(logging.ERROR if self._says_why and level == logging.WARNING else level)
+        _log_to_stderr(level)
+        warn_of_unknown_variables("GNSQ_", [name for name in os.environ if name.startswith(_OTHER_PROGRAMS)])
+        if self._says_why and level == logging.WARNING:
+            logging.getLogger("gnsq").setLevel(logging.ERROR)
         cluster = load_cluster(ctx.params["cluster"], ctx.params["config_file"], given_settings(ctx))
         stop = ctx.find_object(StopSignals)
         assert stop is not None  # see program()

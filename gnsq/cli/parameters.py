@@ -124,7 +124,7 @@ def warn_of_unknown_variables(prefix: str, others: Iterable[str] = ()) -> None:
         others: Names of variables that have no option.
     """
     options = [option for option in click.get_current_context().command.params if isinstance(option, click.Option)]
-    known = [*(f"{prefix}{option.name}".upper() for option in options), *others]
+    known = [*(str(option.envvar) for option in options if option.envvar), *others]
     for name in sorted(os.environ):
         if name.startswith(prefix) and name not in known:
             logger.warning("the environment has %s, which is unknown%s", name, nearest([name], known))

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 import gevent
@@ -58,6 +59,8 @@ class _Stopped(Exception):
                 and self.error.at_fault == "message"
                 and not isinstance(self.error, NSQInvalid)
             )
+            if self.first == 1 and not is_line_bad:
+                return f"{text}Nothing is published."
             without = f"; without this line: --from-line {self.first + 1}" if is_line_bad else ""
             return f"{text}To go on: --from-line {self.first}{without}"
         lines = f"Line {self.first}" if self.first == self.last else f"Lines {self.first} to {self.last}"
@@ -65,6 +68,16 @@ class _Stopped(Exception):
             f"{text}{lines} may be published. To publish again: --from-line {self.first}. "
             f"To leave out: --from-line {self.last + 1}"
         )
+
+
+class _Input(FilePath):
+    """The file to publish. Its error also helps those who wanted to publish the text itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: click's
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            self.fail(f"{error.message} To publish a text, give -m TEXT.", param, ctx)
 
 
 _EXAMPLES = """
@@ -76,7 +89,7 @@ _EXAMPLES = """
 
 @click.command(cls=Command, says_why=True, examples=_EXAMPLES)
 @click.argument("topic", type=TOPIC)
-@click.argument("file", default="-", type=FilePath(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("file", default="-", type=_Input(exists=True, dir_okay=False, allow_dash=True))
 @click.option("-m", "--message", "messages", metavar="TEXT", multiple=True, help="Publish this text. Repeat.")
 @click.option("--raw", is_flag=True, help="Publish the whole input as one message.")
 @click.option(

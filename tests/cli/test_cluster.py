@@ -228,7 +228,9 @@ REFUSED_FILES = [
     pytest.param("[clusters.a]\ntimeout = 'x'", "clusters.a.timeout must be a number of seconds, .* not 'x'"),
     pytest.param("[clusters.a]\ntimeout = 0", "clusters.a.timeout 0 must be at least 0.001 s"),
     pytest.param("[clusters.a]\ncompression = 'gzip'", "clusters.a.compression 'gzip' must be one of none, snappy"),
-    pytest.param("[cluster.a]\nnsqd = 'a'", "cluster must be the name of a cluster, not {'a': {'nsqd': 'a'}}"),
+    pytest.param(
+        "[cluster.a]\nnsqd = 'a'", r"cluster must be the name of a cluster, and \[clusters.NAME\] its table, not "
+    ),
     pytest.param("cluster = 'lokal'\n[clusters.local]", "no cluster 'lokal'; did you mean local[?] clusters are local"),
     pytest.param("clusters = 1", r"clusters must be tables \[clusters.NAME\]"),
     pytest.param("nsqd = 'a'", r"nsqd is unknown; known are cluster and the tables \[clusters.NAME\]"),
@@ -257,14 +259,29 @@ def test_unknown_cluster_gets_a_similar_one_suggested(load, file):
     )
 
 
+def test_tables_with_a_misspelt_name_are_an_error_with_a_cluster_too(load, file):
+    file.write_text("[cluster.a]\nnsqd = 'a'")
+
+    assert "[clusters.NAME]" in load("--cluster", "a")
+
+
+def test_file_without_clusters_says_which_table_it_needs(load, file):
+    file.write_text("")
+
+    assert load("--cluster", "a") == f"{file}: there is no cluster 'a', and no table [clusters.a]"
+
+
 def test_cluster_without_a_file_names_the_missing_file(load, config_folder):
-    assert load("--cluster", "a") == f"{config_folder}/gnsq.toml: No such file or directory"
+    assert load("--cluster", "a") == (
+        f"{config_folder}/gnsq.toml: No such file or directory; it would have the cluster 'a': write it, or give "
+        "another file with --config"
+    )
 
 
 def test_command_without_an_address_says_how_to_give_one(load, config_folder):
     assert load() == (
         "no TCP address of an nsqd, and no nsqlookupd: give --nsqd or --lookupd, set GNSQ_NSQD or GNSQ_LOOKUPD, "
-        f"or name a cluster in {config_folder}/gnsq.toml with --cluster"
+        f"or name a cluster in the file ({config_folder}/gnsq.toml, or --config FILE) with --cluster"
     )
 
 

@@ -217,6 +217,22 @@ def test_refused_option(pub, options, text):
     assert text in result.stderr
 
 
+def test_unknown_variable_is_told_by_a_command_that_logs_only_errors(fakensqd, gnsq, monkeypatch):
+    monkeypatch.setenv("GNSQ_TIMEOUTS", "3")
+    monkeypatch.setenv("GNSQ_RECEIVER_TOPIC", "t")
+    result = gnsq("pub", "t", "-m", "1", "--nsqd", fakensqd.tcp_address)
+
+    (line,) = (line for line in result.stderr.splitlines() if "environment" in line)
+    assert "GNSQ_TIMEOUTS, which is unknown; did you mean GNSQ_TIMEOUT?" in line
+
+
+def test_text_in_place_of_a_file_is_told_how_to_publish_it(gnsq):
+    result = gnsq("pub", "t", "hello world", "--nsqd", "127.0.0.1:9")
+
+    assert result.exit_code == 2
+    assert "File 'hello world' does not exist. To publish a text, give -m TEXT." in result.stderr
+
+
 # --- failures
 
 
@@ -297,7 +313,7 @@ def test_deferred_lines_that_are_all_refused_are_not_called_published(fakensqd, 
     assert result.exit_code == 1
     assert "Error: stopped at line 1: " in result.stderr
     assert "7200000 out of range" in result.stderr
-    assert result.stderr.endswith("To go on: --from-line 1\n")  # each line has this delay
+    assert result.stderr.endswith("Nothing is published.\n")  # each line has this delay
 
 
 def test_line_is_not_blamed_for_a_wrong_set_up(fakensqd, pub):
@@ -307,7 +323,7 @@ def test_line_is_not_blamed_for_a_wrong_set_up(fakensqd, pub):
     result = pub(b"1\n2\n")
 
     assert "give --tls" in result.stderr
-    assert "To go on: --from-line 1\n" in result.stderr
+    assert result.stderr.endswith("Nothing is published.\n")
 
 
 def test_nsqd_that_is_down_is_an_error_after_the_timeout(pub):
@@ -317,7 +333,7 @@ def test_nsqd_that_is_down_is_an_error_after_the_timeout(pub):
     assert result.exit_code == 1
     assert "0 messages published" in result.stderr
     assert re.search(f"Error: stopped at line 1: .*{address}: .*Connection refused", result.stderr)
-    assert "To go on: --from-line 1\n" in result.stderr  # none of the lines may be published
+    assert result.stderr.endswith("Nothing is published.\n")
 
 
 # --- pipes and signals
