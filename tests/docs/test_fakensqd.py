@@ -17,11 +17,6 @@ from fakensqd.faults.toxics import TOXICS
 from tests.docs.pages import example, run, table
 
 
-@pytest.mark.parametrize("name", ["test_order_is_announced", "test_order_is_billed"])
-def test_fixture_example_passes(fakensqd, name):
-    run(example("reference/api/fakensqd.md", "Fixtures"), fakensqd)[name](fakensqd)
-
-
 @pytest.mark.parametrize("server", [FakeNsqd, FakeCluster])
 def test_methods_of_the_table_for_tests_take_its_arguments(server):
     rows = table("reference/api/fakensqd.md", "Fixtures", "method")
