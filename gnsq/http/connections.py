@@ -331,6 +331,12 @@ class _Connection(urllib3.connection.HTTPConnection):
         _current_call.get().sent = True
         super().send(data)
 
+    def getresponse(self) -> Any:  # Any: as above
+        # After a broken pipe urllib3 asks for a response, also if there is no connection yet.
+        if self.sock is None:
+            raise http.client.RemoteDisconnected("connection lost")
+        return super().getresponse()
+
 
 class _TLSConnection(_Connection, urllib3.connection.HTTPSConnection):
     pass

@@ -668,3 +668,13 @@ def test_error_has_a_text_with_a_hint(error, words, final):
 
 def test_server_text_is_cut_and_printable():
     assert explain(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000))[1] == "HTTP/ [0m" + "1" * 191 + "..."
+
+
+def test_connection_that_breaks_while_it_is_made_is_a_lost_one(client_of, monkeypatch):
+    def create_connection(*given):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("gnsq.http.connections.socket.create_connection", create_connection)
+
+    with http_peer(lambda asked, sock: reply()) as peer, pytest.raises(NSQHttpError, match="no response"):
+        client_of(peer).request("POST", "x")
