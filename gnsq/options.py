@@ -224,7 +224,10 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Mapping[str, str]": ("a dict of str to str", _maps_texts),
     "TlsOptionsDict": ("a dict", _instance_of(Mapping)),
     "ssl.SSLContext": ("an ssl.SSLContext", lambda value: hasattr(value, "wrap_bio")),
-    "Delay": ("a number, a timedelta, a function of a count", lambda value: callable(value) or _is_number(value)),
+    "Delay": (
+        "a number of seconds, a timedelta, a function of a count",
+        lambda value: callable(value) or _is_number(value),
+    ),
     "Callable[[str, int], tuple[str, int]]": ("callable", callable),
 }
 
@@ -233,7 +236,7 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     names = str(field.type).split(" | ")
     if all(name in _TYPES for name in names) and not any(_TYPES[name][1](value) for name in names):
         kinds = [_TYPES[name][0] for name in names]
-        if (unit := field.metadata.get("unit")) in _UNITS:
+        if names[0] != "Delay" and (unit := field.metadata.get("unit")) in _UNITS:
             kinds[:1] = [f"{kinds[0]} ({'seconds' if unit == 's' else 'milliseconds'})", "a timedelta"]
         shown = _shown(value) if field.repr else f"a {type(value).__name__}"
         raise TypeError(f"{field.name} must be {' or '.join(kinds)}, not {shown}")

@@ -373,7 +373,7 @@ def test_idle_timeout_and_longest_pause_may_be_changed_while_the_consumer_runs(n
         (
             {"backoff": [1]},
             TypeError,
-            "backoff must be a number, a timedelta, a function of a count or None, not list",
+            "backoff must be a number of seconds, a timedelta, a function of a count or None, not a list with int",
         ),
         ({"backoff": timedelta(seconds=-1)}, ValueError, "backoff -1.0 must be at least 0 s"),
         ({"requeue_delay": timedelta(seconds=-1)}, ValueError, "requeue_delay -1000.0 must be at least 0 ms"),
