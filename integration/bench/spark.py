@@ -33,6 +33,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from gnsq import Producer
+from gnsq.spark import register
 from gnsq.spark.datasource import COLUMNS
 from gnsq.spark.pipeline.session import open_session
 from gnsq.spark.spool.segments import SCHEMA
@@ -277,6 +278,7 @@ def measure(results: Results, nsqd: Nsqd) -> None:
         tempfile.TemporaryDirectory() as folder,
         open_session("bench", settings={"spark.master": "local[2]"}, log=Path(folder) / "spark.log") as spark,
     ):
+        register(spark)
         spark.dataSource.register(Synthetic)
         bench = Bench(spark, nsqd, Path(folder), results)
         measure_throughput(bench)

@@ -182,9 +182,8 @@ def handler_outlives_the_program(fakensqd):
 
 def certificate_is_not_trusted(fakensqd_certificates, logged):
     certificate, key = fakensqd_certificates.server()
-    with FakeNsqd(tls_cert=certificate, tls_key=key) as nsqd:
-        with Producer(nsqd.tcp_address, tls_v1=True):
-            logged("not connected: TLS failed")
+    with FakeNsqd(tls_cert=certificate, tls_key=key) as nsqd, Producer(nsqd.tcp_address, tls_v1=True):
+        logged("not connected: TLS failed")
 
 
 # By headings of the page.

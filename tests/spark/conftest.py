@@ -131,12 +131,14 @@ def spool(tmp_path):
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
+    from gnsq.spark import register
     from gnsq.spark.pipeline.session import open_session
 
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     # Spark would compile a class for each part of each plan, which runs for some rows: a tenth of Java's time.
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     with open_session("tests", settings={"spark.master": "local[2]", **interpreted}, log=log) as spark:
+        register(spark)
         yield spark
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+from gnsq.spark import register
 from gnsq.spark.pipeline.session import open_session
 
 TOPIC, CHANNEL = "clicks", "archive"
@@ -45,6 +46,7 @@ def main():
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     with open_session("query", settings={"spark.master": master, **SETTINGS}) as spark:
+        register(spark)
         messages = spark.readStream.format("nsq").options(**given).load()
         query = messages.writeStream.foreachBatch(keep).option("checkpointLocation", f"{folder}/checkpoint")
         query = query.trigger(processingTime="200 milliseconds").start()

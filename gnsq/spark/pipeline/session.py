@@ -28,7 +28,6 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from gnsq.spark import register
 from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
 from gnsq.spark.pipeline.events import SESSION
@@ -138,7 +137,6 @@ def borrow_session(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
         sql = {key: value for key, value in own.items() if key.startswith("spark.sql.")}
         for key, value in {**sql, **settings}.items():
             _set(session, key, value)
-        register(session)
     except (PySparkException, Py4JError) as error:
         raise JobFailed(f"this Spark session can't be used: {root_cause(str(error))}") from error
     try:
@@ -249,7 +247,6 @@ def _prepare(spark: SparkSession) -> None:
     with _unconverted_errors() if not HAS_READ_LIMITS else contextlib.nullcontext():
         # Spark reads its settings now.
         spark._jsparkSession.sessionState()
-    register(spark)
 
 
 @contextlib.contextmanager
