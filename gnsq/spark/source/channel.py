@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL = 2.0
 MIN_POLL_INTERVAL = 0.2
 
+# A channel of a topic that is paused while its channels are created. If this process is killed meanwhile, it remains:
+# then the next one knows that the topic is not paused by somebody else.
+_UNFINISHED = "gnsq-unfinished#ephemeral"
+
 
 class ChannelClient:
     """One channel of some topics, at all nsqds that the options name or nsqlookupd knows.
@@ -95,15 +99,19 @@ class ChannelClient:
                             lookupd.create_channel(topic, channel)
 
     def _create_channels(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
-        must_pause = bool(others) and not any(each["channels"] for each in nsqd.stats(topic)["topics"] or ())
+        found = [each["channel_name"] for stats in nsqd.stats(topic)["topics"] or () for each in stats["channels"]]
+        must_pause = (bool(others) and not found) or _UNFINISHED in found
         if must_pause:
             nsqd.pause_topic(topic)
+            nsqd.create_channel(topic, _UNFINISHED)
         try:
             for channel in (self._options.channel, *others):
                 nsqd.create_channel(topic, channel)
         finally:
             if must_pause:
                 nsqd.unpause_topic(topic)
+                with contextlib.suppress(NSQHttpError):  # another query of the table may have been faster
+                    nsqd.delete_channel(topic, _UNFINISHED)
 
     def depth(self, *, partial: bool = False, may_be_missing: bool = False) -> Depth:
         """Return the sum of the depths of all topics at all nsqds.

@@ -52,6 +52,22 @@ def test_topic_that_has_channels_is_not_paused(fakensqd, hub, ask):
     assert channel_stats(fakensqd, "clicks", "metrics")["depth"] == 0
 
 
+def test_topic_that_a_killed_process_has_paused_is_unpaused(fakensqd, hub, ask, monkeypatch):
+    publish(fakensqd, "clicks", numbered(7))
+    client = ask((fakensqd.http_address,), other_channels="clicks/metrics")
+    with monkeypatch.context() as killed:
+        killed.delattr(NsqdHTTPClient, "unpause_topic")
+        with pytest.raises(AttributeError):
+            hub.call(client.create)
+    publish(fakensqd, "clicks", numbered(1))
+
+    hub.call(client.create)
+
+    wait_for(lambda: [channel_stats(fakensqd, "clicks", name)["depth"] for name in ("archive", "metrics")] == [8, 8])
+    (topic,) = NsqdHTTPClient.from_url(fakensqd.http_address).stats("clicks")["topics"]
+    assert {channel["channel_name"] for channel in topic["channels"]} == {"archive", "metrics"}
+
+
 def test_nsqds_with_the_topic_are_found_and_get_the_channel(fakecluster, hub, ask):
     nsqd, other = fakecluster.nsqds
     publish(nsqd, "clicks", [b"one"])
