@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gnsq.texts import shown_argument
+from gnsq.texts import option_text, shown_argument
 
 __all__ = [
     "Addresses",
@@ -47,7 +47,7 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
     if "://" in address:
         raise ValueError(
             f"{_shown(address)} is a URL; nsqd's TCP port is given as 'host:port', and only nsqlookupd as a URL, in "
-            "lookupd_http_addresses"
+            f"{option_text('lookupd_http_addresses')}"
         )
     if "@" in address:
         raise ValueError(f"{_shown(address)} is not 'host:port'")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
-from gnsq.texts import nearest, shown_argument
+from gnsq.texts import duration_text, nearest, shown_argument
 
 if TYPE_CHECKING:
     import ssl
@@ -30,7 +30,6 @@ __all__ = [
     "TlsOptionsDict",
     "USER_AGENT",
     "VERSION",
-    "check_bounds",
     "check_flag",
     "checked_value",
     "option",
@@ -124,8 +123,15 @@ class Options:
         return cls(**{name: values.pop(name) for name in names})
 
 
-def checked_value(field: dataclasses.Field[Any], given: object) -> Any:  # Any: each option has its own type
+def checked_value(
+    field: dataclasses.Field[Any],  # Any: each option has its own type
+    given: object,
+    written: object = None,
+) -> Any:
     """Return the value of an option in the form of its type.
+
+    Args:
+        written: What the user wrote, for errors; default: the given value.
 
     Raises:
         TypeError, ValueError: If it has another type, or is out of bounds. The text begins with the name of the field.
@@ -133,7 +139,7 @@ def checked_value(field: dataclasses.Field[Any], given: object) -> Any:  # Any: 
     value = _converted(field, given)
     _check_type(field, value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        check_bounds(field.name, value, field)
+        _check_bounds(field, value, given if written is None else written)
     choices = field.metadata.get("choices")
     if choices and isinstance(value, str) and value not in choices:
         raise ValueError(f"{field.name} {value!r} must be one of {', '.join(choices)}")
@@ -169,21 +175,30 @@ def _encoded(name: str, text: str) -> bytes:
         raise ValueError(f"{name} has characters that UTF-8 can't encode") from None
 
 
-def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> None:
-    """Raise ValueError if a number is not within the bounds of its option, if it has any. nan never is."""
+def _check_bounds(field: dataclasses.Field[Any], value: float, written: object) -> None:
+    """Raise ValueError if a number is not within the bounds of its option, if it has any. nan never is.
+
+    The error has the value as it was written. Bounds of a duration that was written with a unit have units, too.
+    """
     if field.metadata.get("minimum") is None:
         return
     low, high, special, unit = (field.metadata[key] for key in ("minimum", "maximum", "special", "unit"))
     # The largest float: math.isfinite() can't tell about an int that is larger.
     if value in special or low <= value <= (sys.float_info.max if high is None else high):
         return
-    bounds = f"at least {low}" if high is None else f"within {low} to {high}"
+    shown, texts = written, [str(number) for number in (low, high, *special)]
+    if isinstance(written, timedelta):
+        shown = f"timedelta(seconds={written.total_seconds():g})"
+    if unit in _UNITS and (isinstance(written, timedelta) or (isinstance(written, str) and written[-1:].isalpha())):
+        texts = [duration_text(number * _UNITS[unit].total_seconds()) for number in (low, high or 0, *special)]
+        unit = ""
+    bounds = f"at least {texts[0]}" if high is None else f"within {texts[0]} to {texts[1]}"
     if high is None and value > low:
         bounds = f"finite, and {bounds}"
-    also = "".join(f" or {number}" for number in special)
-    if bounds + also == "at least 1" and unit not in ("s", "ms"):
+    also = "".join(f" or {text}" for text in texts[2:])
+    if bounds + also == "at least 1" and unit not in _UNITS:
         unit = unit.removesuffix("s")
-    raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
+    raise ValueError(f"{field.name} {shown} must be {bounds}{also} {unit}".rstrip())
 
 
 def check_flag(name: str, value: object) -> None:

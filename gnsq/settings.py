@@ -96,7 +96,7 @@ def read_value(field: Field, value: object) -> Any:  # Any: each option has its 
         with contextlib.suppress(ValueError):
             given = parse_number(value, units)
     try:
-        return checked_value(field, given)
+        return checked_value(field, given, value)
     except TypeError:
         shown = shown_argument(value) if field.repr else f"a {type(value).__name__}"
         raise TypeError(f"{field.name} must be {kind}, not {shown}") from None

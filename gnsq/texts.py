@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
-    *["MAX_SHOWN", "counted", "id_text", "nearest", "not_bytes", "option_names", "option_text", "printable"],
-    *["shown_argument", "without_secrets"],
+    *["MAX_SHOWN", "counted", "duration_text", "id_text", "nearest", "not_bytes", "option_names", "option_text"],
+    *["printable", "shown_argument", "without_secrets"],
 ]
 
 # Limit of the characters of a server's text that a log line or an error shows.
@@ -47,6 +47,14 @@ def counted(number: int, noun: str, plural: str | None = None, *, spec: str = ""
         spec: Format of the number: the second argument of format().
     """
     return f"{number:{spec}} {noun if number == 1 else plural or noun + 's'}"
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration in the largest unit of which it is a whole number: ``90 s``, ``2 hours``."""
+    for noun, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size and not seconds % size:
+            return counted(int(seconds // size), noun)
+    return f"{seconds:g} s"
 
 
 def nearest(unknown: Iterable[str], known: Iterable[str], what: str = "known are") -> str:

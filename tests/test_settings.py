@@ -87,7 +87,7 @@ VALUES = [
 ]
 REFUSED = [
     ("timeout", "soon", "timeout must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not 'soon'"),
-    ("timeout", "0s", "timeout 0.0 must be at least 0.001 s"),
+    ("timeout", "0s", "timeout 0s must be at least 0.001 s"),
     ("timeout", "nan", "timeout nan must be at least 0.001 s"),
     ("timeout", [1], "timeout must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not list"),
     ("size", "1 byte", "size must be a number of bytes, such as 500000, 100M or 1G, not '1 byte'"),

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from gnsq.addresses import parse_addresses
-from gnsq.cli.parameters import FILE, setting_option
+from gnsq.cli.parameters import FILE, SettingOption, setting_option
 from gnsq.consumer import Consumer
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQException
@@ -26,9 +26,12 @@ from gnsq.nsqd.connect import load_certificates
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.producer import Producer
 from gnsq.settings import Field, read_value
-from gnsq.texts import nearest, shown_argument
+from gnsq.texts import nearest, option_text, shown_argument
 
-__all__ = ["CONNECTION_OPTIONS", "SETTINGS", "Cluster", "given_settings", "load_cluster", "target_of"]
+__all__ = [
+    *["CONNECTION_OPTIONS", "SETTINGS", "Cluster", "given_settings", "load_cluster", "option_texts", "origins"],
+    "target_of",
+]
 
 CONFIG = "gnsq.toml"
 # The addresses of a cluster belong together. Those of HTTP are not enough to connect.
@@ -62,10 +65,7 @@ class Cluster(Options):
     @functools.cached_property
     def nsqds(self) -> tuple[str, ...]:
         """TCP addresses of nsqds, ``host:port``."""
-        addresses = _split(self.nsqd)
-        if any("://" in address for address in addresses):
-            raise ValueError("--nsqd takes host:port, of nsqd's TCP port; --lookupd takes the URL of an nsqlookupd")
-        return tuple(parse_addresses(addresses))
+        return tuple(parse_addresses(_split(self.nsqd)))
 
     @functools.cached_property
     def lookupds(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class Cluster(Options):
         if self.auth_secret_file:
             options["auth_secret"] = Path(self.auth_secret_file).read_bytes().strip()
             if not options["auth_secret"]:
-                raise ValueError(f"--auth-secret-file {self.auth_secret_file} is empty")
+                raise ValueError(f"{option_text('auth_secret')} {self.auth_secret_file} is empty")
         if self.compression != "none":
             options[self.compression] = True
         return options
@@ -95,7 +95,7 @@ class Cluster(Options):
         import ssl
 
         if self.tls_key and not self.tls_cert:
-            raise ValueError("--tls-key is given without --tls-cert")
+            raise ValueError(f"{option_text('keyfile')} is given without {option_text('certfile')}")
         files = {"ca_certs": self.tls_ca, "certfile": self.tls_cert, "keyfile": self.tls_key}
         options: dict[str, Any] = {key: file for key, file in files.items() if file}
         return options | ({"cert_reqs": ssl.CERT_NONE} if self.tls_insecure else {})
@@ -107,24 +107,31 @@ class Cluster(Options):
         check = "CERT_NONE" if self.tls_insecure else "CERT_REQUIRED"
         return {**files, "cert_reqs": check, "timeout": min(self.timeout, 5.0)}
 
-    def checked(self) -> Cluster:
+    def checked(self, given_as: Mapping[str, str]) -> Cluster:
         """Return this cluster.
+
+        Args:
+            given_as: Where each setting comes from, for errors: a flag, a variable, or a place in the file.
 
         Raises:
             click.UsageError: If a setting is not valid, or there is no address.
         """
-        try:
-            if not self.nsqds and not self.lookupds:
-                raise ValueError(
-                    "no TCP address of an nsqd, and no nsqlookupd: give --nsqd or --lookupd, set GNSQ_NSQD or "
-                    f"GNSQ_LOOKUPD, or name a cluster in the file ({config_path()}, or --config FILE) with --cluster"
-                )
-            load_certificates(ConnectionOptions(**self.connection))
-            self.lookupd_clients()
-            for address in self.nsqds_http:
-                self.nsqd_client(address)
-        except (NSQException, OSError, TypeError, ValueError) as error:
-            raise click.UsageError(str(error)) from error
+        if not _split(self.nsqd) and not _split(self.lookupd):
+            raise click.UsageError(
+                "no TCP address of an nsqd, and no nsqlookupd: give --nsqd or --lookupd, set GNSQ_NSQD or "
+                f"GNSQ_LOOKUPD, or name a cluster in the file ({config_path()}, or --config FILE) with --cluster"
+            )
+        checks: dict[str, Callable[[], object]] = {
+            "": lambda: load_certificates(ConnectionOptions(**self.connection)),
+            "nsqd": lambda: self.nsqds,
+            "lookupd": self.lookupd_clients,
+            "nsqd_http": lambda: [self.nsqd_client(address) for address in self.nsqds_http],
+        }
+        for name, check in checks.items():
+            try:
+                check()
+            except (NSQException, OSError, TypeError, ValueError) as error:
+                raise click.UsageError(f"{given_as[name]}: {error}" if name else str(error)) from error
         return self
 
     def consumer(
@@ -168,8 +175,8 @@ _FIELDS = {field.name: field for field in fields(Cluster)}
 SETTINGS = {name: setting_option(field, "GNSQ_") for name, field in _FIELDS.items()}
 CONNECTION_OPTIONS = [
     *SETTINGS.values(),
-    click.Option(["--cluster"], envvar="GNSQ_CLUSTER", metavar="NAME", help="Use a cluster of the file."),
-    click.Option(
+    _CLUSTER := SettingOption(["--cluster"], envvar="GNSQ_CLUSTER", metavar="NAME", help="Use a cluster of the file."),
+    SettingOption(
         ["--config", "config_file"],
         envvar="GNSQ_CONFIG",
         metavar="FILE",
@@ -194,6 +201,35 @@ def given_settings(context: click.Context) -> dict[str, Any]:  # Any: each setti
     return given
 
 
+def origins(context: click.Context) -> dict[str, str]:
+    """Return what has given each setting, and the cluster: its flag, or its variable. Of others, return the flag."""
+    return {name: option.given_as(context) for name, option in {**SETTINGS, "cluster": _CLUSTER}.items()}
+
+
+def option_texts(given_as: Mapping[str, str]) -> dict[str, str]:
+    """Return what gnsq's errors call its options, by their names in Python.
+
+    Args:
+        given_as: As origins() has returned it.
+    """
+    certificate_and_key = f"{given_as['tls_cert']} and {given_as['tls_key']}"
+    return {
+        "auth_secret": given_as["auth_secret_file"],
+        "ca_certs": given_as["tls_ca"],
+        "ca_certs in tls_options": given_as["tls_ca"],
+        "cert_file and key_file": certificate_and_key,
+        "cert_reqs='CERT_NONE'": "--tls-insecure",
+        "cert_reqs=ssl.CERT_NONE": "--tls-insecure",
+        "certfile": given_as["tls_cert"],
+        "certfile and keyfile in tls_options": certificate_and_key,
+        "keyfile": given_as["tls_key"],
+        "lookupd_http_addresses": "--lookupd",
+        "server_hostname": given_as["tls_server_name"],
+        "tls_options": "TLS",
+        "tls_v1=True": "--tls",
+    }
+
+
 def target_of(cluster: Cluster, name: str | None, nsqds: tuple[str, ...], lookupds: tuple[str, ...]) -> Cluster | None:
     """Make the cluster of a command's --to options; None if there are none.
 
@@ -202,10 +238,14 @@ def target_of(cluster: Cluster, name: str | None, nsqds: tuple[str, ...], lookup
     """
     if name is not None:
         config_file = click.get_current_context().params["config_file"]
-        return load_cluster(name, config_file, {"nsqd": nsqds, "lookupd": lookupds})
+        return load_cluster(name, config_file, {"nsqd": nsqds, "lookupd": lookupds}, _TARGET)
     if not nsqds and not lookupds:
         return None
-    return dataclasses.replace(cluster, nsqd=nsqds, lookupd=lookupds, nsqd_http=()).checked()
+    return dataclasses.replace(cluster, nsqd=nsqds, lookupd=lookupds, nsqd_http=()).checked(_TARGET)
+
+
+_FLAGS = {name: option.opts[-1] for name, option in {**SETTINGS, "cluster": _CLUSTER}.items()}
+_TARGET = _FLAGS | {name: f"--to-{name}" for name in ("nsqd", "lookupd", "cluster")}
 
 
 # --- the file
@@ -217,7 +257,9 @@ def config_path() -> Path:
     return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / CONFIG
 
 
-def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, Any]) -> Cluster:
+def load_cluster(
+    name: str | None, config_file: str | None, given: Mapping[str, Any], given_as: Mapping[str, str] = _FLAGS
+) -> Cluster:
     """Make a cluster of the settings that are given and, for the others, of those in the file.
 
     If an address is given, the addresses in the file are not used.
@@ -225,36 +267,47 @@ def load_cluster(name: str | None, config_file: str | None, given: Mapping[str, 
     Args:
         name: Of a cluster in the file; None: the file's default cluster, if it names one.
         given: Settings by name; None or empty: not given.
+        given_as: As origins() has returned it.
 
     Raises:
         click.UsageError: If a setting is not valid, there is no such cluster, or there is no address.
     """
     path = Path(config_file) if config_file else config_path()
-    stored: Mapping[str, Any] = {}
+    stored_name, stored = "", dict[str, Any]()
     try:
         # Unlike Path.exists(), this raises nothing if the directory must not be read.
         if config_file or name or os.path.exists(path):
-            stored = _stored(path, name)
+            stored_name, stored = _stored(path, name, given_as["cluster"])
     except OSError as error:
-        needed = f"; it would have the cluster {name!r}: write it, or give another file with --config" if name else ""
+        needed = (
+            f"; it would have the cluster {name!r} of {given_as['cluster']}: write it, or give another file with "
+            "--config"
+            if name
+            else ""
+        )
         raise click.UsageError(f"{path}: {error.strerror or error}{needed}") from error
     except (TypeError, ValueError, RecursionError) as error:  # also a number or a nesting above Python's limits
         raise click.UsageError(f"{path}: {error}") from error
     stored, given = ({key: value for key, value in values.items() if value not in _EMPTY} for values in (stored, given))
     if "nsqd" in given or "lookupd" in given:
         stored = {key: value for key, value in stored.items() if key not in ADDRESSES}
-    try:
-        return Cluster(**{**stored, **given}).checked()
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(str(error)) from error
+    in_file = {key: f"{path}: clusters.{stored_name}.{key}" for key in stored.keys() - given.keys()}
+    return Cluster(**{**stored, **given}).checked({**given_as, **in_file})
 
 
 # What counts as a setting that is not given.
 _EMPTY = (None, (), "")
 
 
-def _stored(path: Path, name: str | None) -> dict[str, Any]:
-    """Read the settings of a cluster in a file. Raise ValueError or TypeError if something in it is not valid."""
+def _stored(path: Path, name: str | None, named_by: str) -> tuple[str, dict[str, Any]]:
+    """Read the name and the settings of a cluster in a file.
+
+    Args:
+        named_by: Whatever gives the name of the cluster.
+
+    Raises:
+        TypeError, ValueError: If something in the file is not valid.
+    """
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := sorted(set(content) - {"cluster", "clusters"}):
         raise ValueError(f"{unknown[0]} is unknown; known are cluster and the tables [clusters.NAME]")
@@ -265,17 +318,18 @@ def _stored(path: Path, name: str | None) -> dict[str, Any]:
     clusters = content.get("clusters", {})
     if not isinstance(clusters, dict) or not all(isinstance(table, dict) for table in clusters.values()):
         raise ValueError("clusters must be tables [clusters.NAME]")
-    if name is None and (name := content.get("cluster")) is None:
-        return {}
-    if not clusters:
-        raise ValueError(f"there is no cluster {name!r}, and no table [clusters.{name}]")
+    if name is None:
+        named_by = "cluster"
+        if (name := content.get("cluster")) is None:
+            return "", {}
     if name not in clusters:
-        raise ValueError(f"there is no cluster {name!r}{nearest([name], clusters, 'clusters are')}")
+        known = nearest([name], clusters, "clusters are") if clusters else f", and no table [clusters.{name}]"
+        raise ValueError(f"there is no cluster {name!r}, which {named_by} names{known}")
     if unknown := sorted(set(clusters[name]) - set(SETTINGS)):
         text = nearest(unknown[:1], SETTINGS, "settings are")
         raise ValueError(f"clusters.{name}.{unknown[0]} is unknown{text}")
     try:
-        return {key: _read(_FIELDS[key], value, path.parent) for key, value in clusters[name].items()}
+        return name, {key: _read(_FIELDS[key], value, path.parent) for key, value in clusters[name].items()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"clusters.{name}.{error}") from error
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 import gevent
 
-from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster
+from gnsq.cli.cluster import CONNECTION_OPTIONS, given_settings, load_cluster, option_texts, origins
 from gnsq.cli.keys import restore_terminal
 from gnsq.cli.parameters import warn_of_unknown_variables
 from gnsq.concurrency.greenlets import spawn
@@ -51,29 +51,15 @@ _SHARED = [*CONNECTION_OPTIONS, _VERBOSE]
 _OTHER_PROGRAMS = ("GNSQ_PIPELINE_", "GNSQ_RECEIVER_")
 # Levels of the log on stderr, by the number of -v.
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
-# The options that errors of gnsq ask for, by their names in Python.
-_OPTIONS = {
-    "auth_secret": "--auth-secret-file",
-    "ca_certs": "--tls-ca",
-    "ca_certs in tls_options": "--tls-ca",
-    "cert_file and key_file": "--tls-cert and --tls-key",
-    "cert_reqs='CERT_NONE'": "--tls-insecure",
-    "cert_reqs=ssl.CERT_NONE": "--tls-insecure",
-    "certfile and keyfile in tls_options": "--tls-cert and --tls-key",
-    "server_hostname": "--tls-server-name",
-    "tls_options": "the --tls options",
-    "tls_v1=True": "--tls",
-}
 
 
 @contextlib.contextmanager
 def program() -> Iterator[StopSignals]:
-    """Receive SIGINT and SIGTERM around a whole command, which gets them as click's context object; and let errors name
-    the command line's options.
+    """Receive SIGINT and SIGTERM around a whole command, which gets them as click's context object.
 
     So a signal that comes before the command begins its work, or after it, does not end the process in another way.
     """
-    with option_names(_OPTIONS), StopSignals(before_end=_restore_terminal) as stop:
+    with StopSignals(before_end=_restore_terminal) as stop:
         yield stop
 
 
@@ -149,7 +135,9 @@ class Command(_WithExamples):
         warn_of_unknown_variables("GNSQ_", [name for name in os.environ if name.startswith(_OTHER_PROGRAMS)])
         if self._says_why and level == logging.WARNING:
             logging.getLogger("gnsq").setLevel(logging.ERROR)
-        cluster = load_cluster(ctx.params["cluster"], ctx.params["config_file"], given_settings(ctx))
+        given_as = origins(ctx)
+        ctx.with_resource(option_names(option_texts(given_as)))
+        cluster = load_cluster(ctx.params["cluster"], ctx.params["config_file"], given_settings(ctx), given_as)
         stop = ctx.find_object(StopSignals)
         assert stop is not None  # see program()
         assert self.callback is not None  # that of the decorated function

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gnsq.options import option
 from gnsq.settings import Field, flag_name, is_list, read_value
@@ -18,7 +19,7 @@ from gnsq.texts import nearest
 
 __all__ = [
     *("COUNT", "DELIMITER", "DURATION", "FILE", "FilePath", "IDLE", "PAUSE", "Parsed", "RATE", "SIZE"),
-    *("setting_option", "warn_of_unknown_variables"),
+    *("SettingOption", "setting_option", "warn_of_unknown_variables"),
 ]
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,21 @@ IDLE = click.option(
 COUNT = click.option("-n", "--count", metavar="N", type=click.IntRange(min=1), help="End after N messages.")
 
 
-def setting_option(field: Field, prefix: str) -> click.Option:
+class SettingOption(click.Option):
+    """An option with an environment variable. An error names whichever of both has given the value."""
+
+    def given_as(self, context: click.Context) -> str:
+        """Return the name of the variable if the value came from there, else that of the flag."""
+        is_variable = context.get_parameter_source(str(self.name)) is ParameterSource.ENVIRONMENT
+        return str(self.envvar) if is_variable else self.opts[-1]
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return what click's errors call the option."""
+        name = self.opts[-1] if ctx is None else self.given_as(ctx)
+        return f"'{name}'" if name in self.opts else f"the environment variable {name}"
+
+
+def setting_option(field: Field, prefix: str) -> SettingOption:
     """Make a flag, with an environment variable, of the field of a setting. If neither is given, the value is None.
 
     Args:
@@ -103,7 +118,7 @@ def setting_option(field: Field, prefix: str) -> click.Option:
         sentences.append("repeat for several")
     elif default not in ("", None, False):
         sentences.append(f"default: {default:g}{unit}" if isinstance(default, float) else f"default: {default}")
-    return click.Option(
+    return SettingOption(
         [f"--{flag}/--no-{flag}" if default is True else f"--{flag}", name],
         envvar=prefix + name.upper(),
         default=None,

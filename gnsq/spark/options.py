@@ -19,7 +19,7 @@ from gnsq.options import Options, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.settings import Field, is_list, read_value
 from gnsq.spark.uris import is_object_store
-from gnsq.texts import nearest, option_text
+from gnsq.texts import duration_text, nearest, option_text
 
 __all__ = [
     "ConnectOptions",
@@ -254,8 +254,8 @@ class ReadOptions(ConnectOptions):
             raise ValueError(f"{named('spool_mode')} {self.spool_mode!r}: {error}") from None
         if self.msg_timeout is not None and self.segment_time is not None and self.segment_time >= self.msg_timeout:
             raise ValueError(
-                f"{named('segment_time')} {self.segment_time:g} s must be less than {named('msg_timeout')} "
-                f"{self.msg_timeout:g} s: nsqd would deliver every message twice"
+                f"{named('segment_time')} {duration_text(self.segment_time)} must be less than {named('msg_timeout')} "
+                f"{duration_text(self.msg_timeout)}: nsqd would deliver every message twice"
             )
         least, most = self.min_rows_per_batch, self.max_rows_per_batch
         if least is None and self.max_trigger_delay != DEFAULT_TRIGGER_DELAY:

@@ -9,8 +9,8 @@ import pytest
 
 import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
-from gnsq.cli.cluster import SETTINGS, target_of
-from gnsq.cli.command import _OPTIONS, Command
+from gnsq.cli.cluster import SETTINGS, option_texts, target_of
+from gnsq.cli.command import Command
 from tests.helpers import bodies, refused_port
 
 FILE = """
@@ -231,7 +231,10 @@ REFUSED_FILES = [
     pytest.param(
         "[cluster.a]\nnsqd = 'a'", r"cluster must be the name of a cluster, and \[clusters.NAME\] its table, not "
     ),
-    pytest.param("cluster = 'lokal'\n[clusters.local]", "no cluster 'lokal'; did you mean local[?] clusters are local"),
+    pytest.param(
+        "cluster = 'lokal'\n[clusters.local]", "no cluster 'lokal', which cluster names; did you mean local[?]"
+    ),
+    pytest.param("[clusters.a]\nnsqd = 'a:b'", "clusters.a.nsqd: port 'b' of address 'a:b' is not a number"),
     pytest.param("clusters = 1", r"clusters must be tables \[clusters.NAME\]"),
     pytest.param("nsqd = 'a'", r"nsqd is unknown; known are cluster and the tables \[clusters.NAME\]"),
     pytest.param("cluster = ", "Invalid value"),
@@ -255,7 +258,7 @@ def test_file_that_is_no_text_is_named(load, file):
 
 def test_unknown_cluster_gets_a_similar_one_suggested(load, file):
     assert load("--cluster", "othr") == (
-        f"{file}: there is no cluster 'othr'; did you mean other? clusters are local, other"
+        f"{file}: there is no cluster 'othr', which --cluster names; did you mean other? clusters are local, other"
     )
 
 
@@ -268,13 +271,15 @@ def test_tables_with_a_misspelt_name_are_an_error_with_a_cluster_too(load, file)
 def test_file_without_clusters_says_which_table_it_needs(load, file):
     file.write_text("")
 
-    assert load("--cluster", "a") == f"{file}: there is no cluster 'a', and no table [clusters.a]"
+    assert load("--cluster", "a") == (
+        f"{file}: there is no cluster 'a', which --cluster names, and no table [clusters.a]"
+    )
 
 
 def test_cluster_without_a_file_names_the_missing_file(load, config_folder):
     assert load("--cluster", "a") == (
-        f"{config_folder}/gnsq.toml: No such file or directory; it would have the cluster 'a': write it, or give "
-        "another file with --config"
+        f"{config_folder}/gnsq.toml: No such file or directory; it would have the cluster 'a' of --cluster: write it, "
+        "or give another file with --config"
     )
 
 
@@ -286,15 +291,17 @@ def test_command_without_an_address_says_how_to_give_one(load, config_folder):
 
 
 REFUSED = [
-    pytest.param(["--nsqd", "http://a:4161"], "--lookupd takes the URL of an nsqlookupd", id="URL"),
-    pytest.param(["--nsqd", "a:b"], "port 'b' of address 'a:b' is not a number from 1 to 65535", id="port"),
+    pytest.param(
+        ["--nsqd", "http://a:4161"], "--nsqd: address .* is a URL; .* only nsqlookupd as a URL, in --lookupd", id="URL"
+    ),
+    pytest.param(["--nsqd", "a:b"], "--nsqd: port 'b' of address 'a:b' is not a number from 1 to 65535", id="port"),
     pytest.param(["--nsqd", "::1:4150"], r"IPv6 is written in brackets, as '\[::1\]:4150'", id="IPv6"),
-    pytest.param(["--nsqd", "a", "--timeout", "0"], "timeout 0.0 must be at least 0.001 s", id="timeout"),
+    pytest.param(["--nsqd", "a", "--timeout", "0"], "timeout 0 must be at least 0.001 s", id="timeout"),
     pytest.param(["--nsqd", "a", "--timeout", "inf"], "timeout", id="no limit"),
     pytest.param(["--nsqd", "a", "--tls-ca", "no.pem"], "File 'no.pem' does not exist", id="no file"),
     pytest.param(
         ["--nsqd", "a", "--tls-ca", __file__],
-        f"the --tls options: --tls-ca '{__file__}' can't be used",
+        f"TLS: --tls-ca '{__file__}' can't be used",
         id="no certificate",
     ),
     pytest.param(["--nsqd", "a", "--tls-key", __file__], "--tls-key is given without --tls-cert", id="key alone"),
@@ -307,6 +314,32 @@ REFUSED = [
 @pytest.mark.parametrize(("arguments", "error"), REFUSED)
 def test_refused_option(load, arguments, error):
     assert re.search(error, load(*arguments))
+
+
+VARIABLES = [
+    pytest.param("NSQD", "a:b", "GNSQ_NSQD: port 'b' of address 'a:b' is not", id="nsqd"),
+    pytest.param("NSQD", "http://a", "GNSQ_NSQD: address 'http://a' is a URL", id="URL"),
+    pytest.param("NSQD_HTTP", "ftp://a", "GNSQ_NSQD_HTTP: ", id="nsqd_http"),
+    pytest.param("LOOKUPD", "a:b", "GNSQ_LOOKUPD: 'a:b': port must be a number", id="lookupd"),
+    pytest.param("TIMEOUT", "abc", "the environment variable GNSQ_TIMEOUT: timeout must be a number", id="timeout"),
+    pytest.param("TLS", "maybe", "the environment variable GNSQ_TLS: 'maybe' is not", id="switch"),
+    pytest.param("COMPRESSION", "zip", "the environment variable GNSQ_COMPRESSION: 'zip' is not", id="choice"),
+    pytest.param("TLS_CA", "no.pem", "the environment variable GNSQ_TLS_CA: File 'no.pem' does not", id="no file"),
+    pytest.param("TLS_CA", __file__, f"TLS: GNSQ_TLS_CA '{__file__}' can't be used", id="no certificate"),
+    pytest.param("TLS_KEY", __file__, "GNSQ_TLS_KEY is given without --tls-cert", id="key alone"),
+    pytest.param("AUTH_SECRET_FILE", "/dev/null", "GNSQ_AUTH_SECRET_FILE /dev/null is empty", id="empty"),
+    pytest.param("CLUSTER", "othr", "there is no cluster 'othr', which GNSQ_CLUSTER names; did you", id="cluster"),
+    pytest.param("CONFIG", "no.toml", "the environment variable GNSQ_CONFIG: File 'no.toml' does not", id="config"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error"), VARIABLES)
+def test_error_names_the_variable_that_gave_the_value(load, file, name, value, error):
+    assert error in load(**{f"GNSQ_{name}": value})
+
+
+def test_error_of_a_target_names_its_option(fakensqd, gnsq):
+    assert "Error: --to-nsqd: port 'b'" in gnsq("copy", "t", "--nsqd", fakensqd.tcp_address, "--to-nsqd", "a:b").stderr
 
 
 # --- secrets
@@ -364,7 +397,7 @@ def test_each_option_that_an_error_may_name_has_its_flag():
         named |= set(re.findall(r"option_text\('(.+?)'\)", source))
         if "hint" in source and path.relative_to(package).parts[0] not in ("cli", "spark"):
             named |= {option for text in plain_strings(source) for option in re.findall(r"{([a-z]\w+.*?)}", text)}
-    assert named == set(_OPTIONS)
+    assert named == set(option_texts(dict.fromkeys(SETTINGS, "")))
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ REFUSED = [
     pytest.param(["--raw", "--delimiter", ","], "--raw has one message, and no lines", id="raw delimiter"),
     pytest.param(["--format", "json", "--delimiter", ","], "leave out --delimiter", id="json delimiter"),
     pytest.param(["-m", "1"], "-m and FILE exclude each other", id="message and file"),
-    pytest.param(["--defer", "-1"], "time -1.0 must be at least 0 s", id="defer"),
+    pytest.param(["--defer", "-1"], "time -1 must be at least 0 s", id="defer"),
     pytest.param(["--rate", "0"], "rate 0 must be at least 0.001 messages a second", id="rate"),
     pytest.param(["--from-line", "0"], "0 is not in the range x>=1", id="from-line"),
 ]

@@ -191,8 +191,8 @@ def test_letter_with_a_bad_topic_stays(fakensqd):
         (["--all", "--error", "ValueError"], "exclude each other"),
         (["--all", "--to", "dead"], "is the topic of the dead letters"),
         (["--older", "soon"], "time must be a number of seconds, or a duration such as 500ms, 1m30s or 3d, not 'soon'"),
-        (["--all", "--idle", "0"], "time 0.0 must be at least 0.1 s"),
-        (["--older", "-1"], "time -1.0 must be at least 0 s"),
+        (["--all", "--idle", "0"], "time 0 must be at least 0.1 s"),
+        (["--older", "-1"], "time -1 must be at least 0 s"),
     ],
 )
 def test_wrong_options_are_refused(fakensqd, arguments, text):

@@ -88,7 +88,7 @@ def test_spool_mode_is_octal(text, mode):
         ),
         pytest.param({"maxTriggerDelay": "9"}, "maxTriggerDelay is given without minRowsPerBatch", id="delay alone"),
         pytest.param(
-            {"minRowsPerBatch": "9", "maxTriggerDelay": "0"}, "maxTriggerDelay 0.0 must be at least 0.001 s", id="delay"
+            {"minRowsPerBatch": "9", "maxTriggerDelay": "0"}, "maxTriggerDelay 0 must be at least 0.001 s", id="delay"
         ),
         pytest.param({"spoolMode": "rwx"}, "option spoolMode 'rwx': this is not an octal number", id="no mode"),
         pytest.param({"spoolMode": "0077"}, "option spoolMode '0077': mode 0077 is not usable: .*0700", id="no owner"),

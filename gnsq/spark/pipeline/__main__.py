@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnsq.cli.parameters import setting_option, warn_of_unknown_variables
+from gnsq.cli.parameters import SettingOption, setting_option, warn_of_unknown_variables
 from gnsq.errors import NSQException
 from gnsq.settings import Field
 from gnsq.spark.errors import JobFailed, JobStopped
@@ -84,18 +84,18 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any:
         if str(field.type).startswith("Mapping"):
             meaning = field.metadata["meaning"]
             text = f"{meaning[0].upper()}{meaning[1:]}. Repeat for several."
-            command = click.option(f"--{field.name}", field.name, multiple=True, metavar="NAME=VALUE", help=text)(
-                command
-            )
+            given: dict[str, Any] = {"envvar": _PREFIX + field.name.upper(), "metavar": "NAME=VALUE", "help": text}
+            command = click.option(f"--{field.name}", cls=SettingOption, multiple=True, **given)(command)
         else:
             command.__click_params__.append(setting_option(field, _PREFIX))  # type: ignore[attr-defined]
     return command
 
 
-@click.command(cls=_Command, context_settings={"auto_envvar_prefix": _PREFIX.removesuffix("_"), "show_default": False})
+@click.command(cls=_Command, context_settings={"show_default": False})
 @click.option(
     "--config",
     "config_file",
+    cls=SettingOption,
     type=click.Path(dir_okay=False),
     envvar=f"{_PREFIX}CONFIG",
     help="TOML file with [tables.NAME], [metrics.NAME], and any of these settings.",
@@ -163,7 +163,7 @@ def main(
         if until is not None and action != "rebuild":
             raise ValueError("--until is for rebuild alone")
     except ValueError as error:
-        raise _WrongSetting(str(error)) from error
+        raise _wrong_setting(error) from error
     try:
         if status:
             from gnsq.spark.pipeline.status import status_lines  # loads pyarrow
@@ -179,7 +179,7 @@ def main(
             finished = run_job(settings, session, once=once, new_topic=new_topic, take_over=take_over)
             _print(["drained" if finished else "stopped; the next start goes on where this one ended"])
     except SettingError as error:
-        raise _WrongSetting(str(error)) from error
+        raise _wrong_setting(error) from error
     except (NSQException, OSError, ValueError) as error:
         raise _failure(settings, began, str(error)) from error
     except Exception as error:
@@ -187,6 +187,16 @@ def main(
         with contextlib.suppress(OSError), open(settings.log, "a", encoding="utf-8") as file:
             traceback.print_exc(file=file)
         raise _failure(settings, began, f"unexpected {type(error).__name__}: {error}") from error
+
+
+def _wrong_setting(error: ValueError) -> click.ClickException:
+    """Make the error of a wrong setting. It names the flag or the variable that has given it, if any."""
+    text, context = str(error), click.get_current_context()
+    if isinstance(error, SettingError) and not error.section:
+        for option in context.command.params:
+            if isinstance(option, SettingOption) and option.name == error.name and context.params.get(error.name):
+                text = option.given_as(context) + error.text.removeprefix(error.name)
+    return _WrongSetting(text)
 
 
 def _check_name(settings: JobSettings, action: str | None, name: str | None) -> None:

@@ -25,7 +25,7 @@ from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_na
 from gnsq.settings import Field, read_value
 from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, spark_name
 from gnsq.spark.uris import is_object_store, join_uri, redact_uri
-from gnsq.texts import nearest
+from gnsq.texts import duration_text, nearest
 
 __all__ = [
     *("JobSettings", "MetricSettings", "Query", "SettingError", "TableSettings"),
@@ -83,6 +83,11 @@ class SettingError(ValueError):
         super().__init__(f"[{section}] {text}" if section else f"setting {text}")
         self.section = section
         self.text = text
+
+    @property
+    def name(self) -> str:
+        """The name of the setting."""
+        return re.split(r"\W", self.text, maxsplit=1)[0]
 
 
 def options_of(settings: type) -> dict[str, Field]:
@@ -285,11 +290,12 @@ class MetricSettings(_Settings):
             self._set(slide=self.window)
         for name, value, most in (("window", self.window, 31 * DAY), ("slide", self.slide, self.window)):
             if not (1 <= value <= most and value == int(value)):
-                raise self._wrong(f"{name} {value:g} must be a whole number of seconds within 1 to {most:.0f}")
+                limit = f"a whole number of seconds, and at most {duration_text(most)}"
+                raise self._wrong(f"{name} {duration_text(value)} must be {limit}")
         if self.window % self.slide or self.window / self.slide > MAX_WINDOWS:
             raise self._wrong(
-                f"window {self.window:g} s must be a whole multiple of slide {self.slide:g} s, at most {MAX_WINDOWS} "
-                "of it"
+                f"window {duration_text(self.window)} must be a whole multiple of slide {duration_text(self.slide)}, "
+                f"at most {MAX_WINDOWS} of it"
             )
         if not self.aggregates:
             raise self._wrong('aggregates is empty: give at least "count(*)"')
@@ -455,16 +461,16 @@ class JobSettings(_Settings):
             table = self.tables.get(metric.table)
             if table is None:
                 raise metric._wrong(f"table {metric.table!r} is unknown{nearest([metric.table], self.tables)}")
-            kept = f"keep_windows {metric.keep_windows:g} s is less than"
+            kept = f"keep_windows {duration_text(metric.keep_windows)} is less than"
             if metric.keep_windows < table.max_ahead:
                 raise metric._wrong(
-                    f"{kept} max_ahead {table.max_ahead:g} s of [tables.{table.name}]: an event that is ahead would "
-                    "close windows of events that are on time: raise keep_windows, or lower max_ahead"
+                    f"{kept} max_ahead {duration_text(table.max_ahead)} of [tables.{table.name}]: an event that is "
+                    "ahead would close windows of events that are on time: raise keep_windows, or lower max_ahead"
                 )
             if metric.keep_windows < self.deduplicate:
                 raise metric._wrong(
-                    f"{kept} deduplicate {self.deduplicate:g} s, and message ids are kept as long as windows: raise "
-                    "keep_windows, or lower deduplicate"
+                    f"{kept} deduplicate {duration_text(self.deduplicate)}, and message ids are kept as long as "
+                    "windows: raise keep_windows, or lower deduplicate"
                 )
 
     def _check_locations(self) -> None:

@@ -17,11 +17,10 @@ import gevent
 from gevent.event import Event
 from gevent.util import wrap_errors
 
-from gnsq.cli.parameters import setting_option, warn_of_unknown_variables
+from gnsq.cli.parameters import SettingOption, setting_option, warn_of_unknown_variables
 from gnsq.concurrency.greenlets import spawn
 from gnsq.errors import NSQException
 from gnsq.running import StopSignals
-from gnsq.settings import flag_name, is_list
 from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import ConnectOptions, ReadOptions, ordered_fields, spark_name
 from gnsq.spark.receiver.health import HealthServer, parse_health_address, why_not_live, why_not_ready
@@ -46,13 +45,12 @@ _FIELDS = [
     field for field in ordered_fields(ReadOptions) if field.name in {*_USED, *ConnectOptions.__dataclass_fields__}
 ]
 _SECRETS = [field.name for field in _FIELDS if not field.repr]
-# How errors name the options here, by the names for Spark.
-_NAMES = {
-    f"option {spark_name(field)}": _PREFIX + field.name.upper()
-    if field.name in _SECRETS
-    else "--" + flag_name(field.name, is_list=is_list(field))
-    for field in _FIELDS
-}
+
+
+def _option_names(context: click.Context) -> dict[str, str]:
+    """Return how errors name the options here, by the names for Spark."""
+    given_as = {each.name: each.given_as(context) for each in command.params if isinstance(each, SettingOption)}
+    return {f"option {spark_name(field)}": given_as.get(field.name, _PREFIX + field.name.upper()) for field in _FIELDS}
 
 
 def _run(verbose: bool, health_address: str, **values: Any) -> None:  # Any: each option has its own type
@@ -78,7 +76,7 @@ def _run(verbose: bool, health_address: str, **values: Any) -> None:  # Any: eac
         if isinstance(value, tuple):
             given[name] = tuple(part.strip() for text in value for part in text.split(",") if part.strip())
     given |= {name: os.environ[_PREFIX + name.upper()] for name in _SECRETS if _PREFIX + name.upper() in os.environ}
-    with option_names(_NAMES), StopSignals() as stop:
+    with option_names(_option_names(click.get_current_context())), StopSignals() as stop:
         try:
             options = ReadOptions(**given)
             if not options.spool:
@@ -188,7 +186,7 @@ command = click.Command(
     help=_run.__doc__,
     params=[
         *(setting_option(field, _PREFIX) for field in _FIELDS if field.name not in _SECRETS),
-        click.Option(
+        SettingOption(
             ["--health-address"],
             default="",
             envvar=f"{_PREFIX}HEALTH_ADDRESS",
@@ -196,6 +194,6 @@ command = click.Command(
             callback=_checked_address,
             help="Answer GET /live and /ready with 200, or 503 and the reason, and GET /metrics for Prometheus.",
         ),
-        click.Option(["-v", "--verbose"], is_flag=True, envvar=f"{_PREFIX}VERBOSE", help="Log what connections do."),
+        SettingOption(["-v", "--verbose"], is_flag=True, envvar=f"{_PREFIX}VERBOSE", help="Log what connections do."),
     ],
 )

@@ -120,6 +120,23 @@ def test_unknown_variable_is_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("RECEIVERS", "none", "the environment variable GNSQ_PIPELINE_RECEIVERS: 'none' is not"),
+        ("DEDUPLICATE", "2 years", "the environment variable GNSQ_PIPELINE_DEDUPLICATE: deduplicate must be a number"),
+        ("LOOKUPD_HTTP_ADDRESSES", "l:x", "GNSQ_PIPELINE_LOOKUPD_HTTP_ADDRESSES: 'l:x': port must be"),
+        ("NSQ", "x=1", "GNSQ_PIPELINE_NSQ"),
+    ],
+)
+def test_error_names_the_variable_that_gave_the_value(fakensqd, tmp_path, caplog, name, value, words):
+    done = invoke(arguments(fakensqd, tmp_path), env={f"GNSQ_PIPELINE_{name}": value})
+
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
     ("error", "status"), [(SettingError("where 'x': no such column", "tables.clicks"), 2), (JobFailed("gone"), 1)]
 )
 def test_setting_that_only_spark_can_check_has_the_same_status(fakensqd, tmp_path, monkeypatch, error, status):

@@ -169,6 +169,24 @@ def test_receiver_program_connects_with_tls_and_auth(secured_nsqd, spool, tmp_pa
         assert process.wait(20) == 0
 
 
+def refused(tmp_path, *arguments, **environ):
+    return subprocess.run(
+        command(*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", "127.0.0.1:1", *arguments),
+        capture_output=True, text=True, timeout=30, check=False, env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("TLS_CA_FILE", "x", "GNSQ_RECEIVER_TLS_CA_FILE is given, but --tls is not true"),
+        ("MAX_IN_FLIGHT", "0", "environment variable GNSQ_RECEIVER_MAX_IN_FLIGHT: max_in_flight 0 must be"),
+    ],
+)
+def test_errors_name_variables(tmp_path, name, value, words):
+    assert words in refused(tmp_path, **{f"GNSQ_RECEIVER_{name}": value}).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -181,10 +199,7 @@ def test_receiver_program_connects_with_tls_and_auth(secured_nsqd, spool, tmp_pa
     ],
 )
 def test_errors_name_flags(tmp_path, arguments, words):
-    done = subprocess.run(
-        command(*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", "127.0.0.1:1", *arguments),
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+    done = refused(tmp_path, *arguments)
 
     assert done.returncode == 2
     assert words in done.stderr
