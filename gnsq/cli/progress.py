@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,7 @@ from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from gnsq.cli.keys import handing_over
 from gnsq.texts import counted
 
 __all__ = ["Counter", "RateLimiter"]
@@ -40,17 +42,18 @@ class Counter:
         self._progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
         self._progress.disable = not (is_shown and console.is_terminal)
         self._task = self._progress.add_task("", total=size)
+        self._on_terminal = ExitStack()
 
     def __enter__(self) -> Self:
         self._started = self._updated = time.monotonic()
         if not self._progress.disable:
-            self._progress.start()
+            self._on_terminal.enter_context(self._progress)
+            self._on_terminal.enter_context(handing_over(self._progress.stop, self._progress.start))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # Before rich 15, stop() writes a line end even if the progress is not shown.
-        if not self._progress.disable:
-            self._progress.stop()
+        self._on_terminal.close()
 
     def add(self, messages: int, read: int = 0) -> None:
         """Count messages, and bytes that were read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from typing import NoReturn
 
@@ -29,8 +28,8 @@ __all__ = ["report", "stats"]
 DEFAULT_INTERVAL = 2.0
 # Seconds between two checks whether the terminal has another size.
 RESIZE_CHECK_INTERVAL = 0.25
-# Columns of a table that is not written to a terminal.
-FILE_WIDTH = 400
+# Columns of a table that is not written to a terminal: nothing is left out or cut.
+FILE_WIDTH = 1000
 
 _EXAMPLES = """
     gnsq stats
@@ -40,8 +39,9 @@ _EXAMPLES = """
 _HELP = """Show topics and channels, summed over all nsqds: depth, messages in flight and deferred, rates, clients.
 
 On a terminal the table is live until Ctrl-C or the key q, and stays on the screen then. The last line shows the keys
-that sort it; the cursor keys, page up and page down scroll. Otherwise one table is printed, as with --once, and
-stderr says which servers did not answer, and why. TOPIC and CHANNEL limit it to one topic or channel. A topic's depth
+that sort it; the cursor keys, page up and page down scroll. A narrow terminal has fewer columns, and a line says which
+are left out. If stdout is no terminal, one table with all columns is printed, as with --once, and stderr says which
+servers did not answer, and why. TOPIC and CHANNEL limit it to one topic or channel. A topic's depth
 counts the messages that are in no channel yet. requeued and timed out count since the start of nsqd. finished/s
 includes messages that were deleted by emptying a channel. A rate is "-" if it is unknown, such as after a restart of
 nsqd.
@@ -102,7 +102,7 @@ def stats(
     as_json: bool,
     by_nsqd: bool,
 ) -> int:  # the text of --help is above
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
     # The table shows failures of nsqlookupds.
     logging.getLogger("gnsq.discovery").setLevel(logging.ERROR)
     poller = NodePoller(cluster, topic, channel)
@@ -131,7 +131,7 @@ def _poll_once(poller: NodePoller, interval: float | None) -> Snapshot:
 def _show(view: StatsView, console: Console, poller: NodePoller, interval: float) -> None:
     """Poll and show the table until a key ends it, or for ever. At the end, also after a signal, leave it there."""
     try:
-        with reading_keys() as view.has_keys, Live(console=console, auto_refresh=False, screen=True) as live:
+        with Live(console=console, auto_refresh=False, screen=True) as live, reading_keys(live) as view.has_keys:
             running = [spawn("gnsq-stats", _update_loop, view, live, poller, interval, on_failure=None)]
             if view.has_keys:
                 running.append(spawn("gnsq-keys", _obey_keys, view, live, on_failure=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class _Column:
     justify: Literal["left", "right"] = "right"
 
 
+_NAME = "topic, channel"  # title of the first column
 _HISTORY = _Column("last depths", 3, "", "left")
 _PAUSED = _Column("paused", 9, "paused", "left")
 _COLUMNS = (
@@ -176,19 +178,24 @@ class StatsView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines, servers, visible = list(self._lines()), list(self._servers()), slice(None)
+        cells, name_width, left_out = self._cells(lines, options)
+        above = [self._summary()] if self.snapshot.reached else []
+        below = [Text(f"left out of {options.max_width} columns: {left_out}", style="dim")] if left_out else []
+        keys = [self._keys()] if self.has_keys else []
         if self.is_live:
-            servers, used = _fitting(servers, max(console.height // 2 - 2, 1), console, options)
-            # Besides the rows: the summary, the titles of the columns, an empty line, the keys (after the end the shell
-            # needs their line), and which rows are shown.
-            room = max(console.height - used - 4, 0)
+            servers, _ = _fitting(servers, max(console.height // 2 - 2, 1), console, options)
+            # Besides the rows: all other texts, the titles of the columns, an empty line, a line that the shell needs
+            # after the end, and which rows are shown.
+            _, used = _fitting([*above, *below, *servers, *keys], sys.maxsize, console, options)
+            room = max(console.height - used - (2 if keys else 3), 0)
             room = room if room >= len(lines) else max(room - 1, 0)
             self.page, self.first = max(room, 1), min(max(self.first, 0), max(len(lines) - room, 0))
             visible = slice(self.first, self.first + room)
         shown = len(lines[visible])
-        if self.snapshot.reached:
-            yield self._summary(options)
+        yield from above
         if lines:
-            yield self._table(lines, visible, options)
+            yield self._table(lines, cells, name_width, visible, options)
+        yield from below
         if shown < len(lines):
             why = "up and down scroll" if self.has_keys else "the screen is too low"
             rows = f"rows {self.first + 1:,} to {self.first + shown:,}" if shown else "none"
@@ -196,17 +203,15 @@ class StatsView:
         if self.snapshot.reached:
             yield Text()
         yield from servers
-        if self.has_keys:
-            yield self._keys(options)
+        yield from keys
 
-    def _keys(self, options: ConsoleOptions) -> Text:
-        text = Text("q quit, r reverse, sort by: ", style="dim", no_wrap=True, end="")
+    def _keys(self) -> Text:
+        text = Text("q quit, r reverse, sort by: ", style="dim", end="")
         for index, (key, sort) in enumerate(SORT_KEYS.items()):
             text.append(", " if index else "").append(f"{key} {sort}", "bold not dim" if sort == self.sort else "")
-        text.overflow = _overflow(options)
         return text
 
-    def _summary(self, options: ConsoleOptions) -> Text:
+    def _summary(self) -> Text:
         snapshot = self.snapshot
         topics, channels = snapshot.topic_total, snapshot.channel_total
         parts = [
@@ -218,7 +223,7 @@ class StatsView:
         if snapshot.seconds is not None:
             parts += [f"published {_rate(topics['publish_rate'])}/s", f"finished {_rate(channels['finish_rate'])}/s"]
         parts.append(datetime.fromtimestamp(snapshot.time).strftime("%H:%M:%S"))
-        return Text(", ".join(parts), style="bold", no_wrap=True, overflow=_overflow(options))
+        return Text(", ".join(parts), style="bold")
 
     def _lines(self) -> Iterator[_Line]:
         for topic in ordered(self.snapshot.topics, self.sort, reverse=self.reverse):
@@ -232,27 +237,39 @@ class StatsView:
         for address, counts in sorted(row.by_nsqd.items()) if self.by_nsqd else ():
             yield _Line(f"{indent}  @ {short_address(address)}", counts)
 
-    def _table(self, lines: Sequence[_Line], visible: slice, options: ConsoleOptions) -> Table:
-        """Make the table of some lines. Its columns are as wide as all lines need: scrolling does not move them."""
+    def _cells(self, lines: Sequence[_Line], options: ConsoleOptions) -> tuple[dict[_Column, list[str]], int, str]:
+        """Return the cells of the columns that fit, the width of the names, and the titles of the other columns."""
         cells = {column: [line.cell(column) for line in lines] for column in _COLUMNS}
         if self.history is None or options.ascii_only:
             del cells[_HISTORY]
         if not any(cells[_PAUSED]):
             del cells[_PAUSED]
-        widths = {column: max(map(len, (column.title, *column_cells))) for column, column_cells in cells.items()}
-        name_width = max(map(len, ("topic, channel", *(line.name for line in lines))))
+        if self.snapshot.seconds is None and not self.is_live:
+            cells = {column: texts for column, texts in cells.items() if not column.key.endswith("_rate")}
+        name_width = max(map(len, (_NAME, *(line.name for line in lines))))
+        left_out: list[str] = []
         while True:
             # rich reserves a gap after the last column, too.
-            left = options.max_width - _GAP - sum(widths[column] + _GAP for column in cells)
+            left = options.max_width - _GAP - sum(_width(*each) + _GAP for each in cells.items())
             if left >= min(name_width, _MIN_NAME) or len(cells) == 1:
-                break
+                return cells, max(min(name_width, left), 1), ", ".join(left_out)
+            left_out.append(min(cells, key=lambda column: column.rank).title)
             del cells[min(cells, key=lambda column: column.rank)]
+
+    def _table(
+        self,
+        lines: Sequence[_Line],
+        cells: dict[_Column, list[str]],
+        name_width: int,
+        visible: slice,
+        options: ConsoleOptions,
+    ) -> Table:
+        """Make the table of some lines. Its columns are as wide as all lines need: scrolling does not move them."""
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="underline")
         # rich would make all columns narrower, but a part of a number is wrong.
-        width = max(min(name_width, left), 1)
-        table.add_column("topic, channel", no_wrap=True, overflow=_overflow(options), width=width)
-        for column in cells:
-            table.add_column(column.title, no_wrap=True, justify=column.justify, width=widths[column])
+        table.add_column(_NAME, no_wrap=True, overflow=_overflow(options), width=name_width)
+        for column, texts in cells.items():
+            table.add_column(column.title, no_wrap=True, justify=column.justify, width=_width(column, texts))
         for line, *row in list(zip(lines, *cells.values(), strict=True))[visible]:
             table.add_row(Text(line.name), *map(Text, row), style=line.style)
         return table
@@ -268,6 +285,10 @@ class StatsView:
                 )
             elif node.stats is not None:
                 yield Text(_describe(node, node.stats), style="" if _is_healthy(node) else "red")
+
+
+def _width(column: _Column, texts: list[str]) -> int:
+    return max(map(len, (column.title, *texts)))
 
 
 def _fitting(servers: list[Text], limit: int, console: Console, options: ConsoleOptions) -> tuple[list[Text], int]:

@@ -7,6 +7,7 @@ import math
 import os
 import pty
 import select
+import shlex
 import signal
 import struct
 import sys
@@ -202,15 +203,18 @@ def test_table_is_live_on_a_terminal_until_a_signal(fakensqd):
 
 
 @pytest.fixture
-def screen(fakensqd):
+def screen(fakensqd, request):
     """Start the live table on a terminal of 12 rows; press keys, and wait for what is seen."""
     for number in range(30):
         fakensqd.publish(f"t{number:02}", b"1")
     terminal, inner = pty.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 100, 0, 0))
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 150, 0, 0))
     command = [sys.executable, "-m", "gnsq", "stats", *servers_of(fakensqd), "--sort", "name", "--interval", "60"]
     # A session's leader gets the first terminal that it opens as its own.
     opening = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(inner)]
+    if getattr(request, "param", "") == "shell":
+        # With job control, and without one that changes the terminal itself.
+        command = ["sh", "-i", "-c", f"set -m; {shlex.join(command)}; echo SHELL; read line; fg; :"]
 
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
 
@@ -276,6 +280,24 @@ def test_signal_leaves_the_table_on_the_screen_and_restores_the_terminal(screen)
 
     assert was_changed
     assert b"rows 1 to 6 of 30" in last
+    assert screen.mode() == screen.before
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("screen", ["shell"], indirect=True)
+def test_stopped_by_ctrl_z_the_shell_gets_the_terminal_and_fg_gives_it_back(screen):
+    screen.wait_for(b"q quit")
+
+    screen.press(b"\x1a")
+    screen.wait_for(b"\x1b[?1049l", b"SHELL\r\n")
+    assert screen.mode() == screen.before
+
+    screen.press(b"\n")
+    screen.wait_for(b"\x1b[?1049h", b"q quit")
+    assert screen.mode() != screen.before
+
+    screen.press(b"q")
+    assert b"rows 1 to 6 of 30" in screen.after_the_end()
     assert screen.mode() == screen.before
 
 
@@ -413,12 +435,32 @@ def test_topics_are_in_order(sort, reverse, expected):
         pytest.param(20, "depth", id="20 columns"),
     ],
 )
-def test_narrow_terminal_has_fewer_columns(width, titles):
-    lines = shown(StatsView(snapshot("a-topic-with-a-long-name")), width)
+def test_narrow_terminal_has_fewer_columns_and_says_which_are_left_out(width, titles):
+    lines = shown(StatsView(snapshot("a-topic-with-a-long-name"), is_live=True), width, height=40)
 
+    [index] = [index for index, line in enumerate(lines) if line.startswith("topic, c")]
     assert all(len(line) <= width for line in lines)
-    assert lines[1].split("  ", 1)[1].split() == titles.split()
-    assert lines[3].split()[1] == "0"
+    assert lines[index].split("  ", 1)[1].split() == titles.split()
+    assert lines[index + 2].split()[1] == "0"
+    text = " ".join(map(str.strip, lines))
+    all_titles = (
+        "in flight",
+        "deferred",
+        "requeued",
+        "timed out",
+        "published/s",
+        "delivered/s",
+        "finished/s",
+        "clients",
+    )
+    left_out = text.partition(f"left out of {width} columns: ")[2]
+    assert [title for title in all_titles if title not in titles] == [
+        title for title in all_titles if title in left_out
+    ]
+
+
+def test_table_without_rates_has_no_columns_for_them():
+    assert "/s" not in "".join(shown(StatsView(snapshot("t")), 140))
 
 
 def test_low_screen_counts_the_rows_that_it_hides():
@@ -492,7 +534,7 @@ def test_bar_stands_for_one_message_or_more(depth, bars):
 
 def test_ascii_terminal_gets_only_ascii():
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    console = Console(width=30, force_terminal=True, color_system=None, file=output)
+    console = Console(width=40, force_terminal=True, color_system=None, file=output)
     history = History()
     history.add(snapshot("a-topic-with-a-long-name"))
     history.add(snapshot("a-topic-with-a-long-name"))
@@ -500,7 +542,7 @@ def test_ascii_terminal_gets_only_ascii():
     console.print(StatsView(snapshot("a-topic-with-a-long-name"), history=history))
 
     output.flush()
-    assert output.buffer.getvalue().decode("ascii").splitlines()[2].split() == ["a-topic-with-a-long-n", "0"]
+    assert output.buffer.getvalue().decode("ascii").splitlines()[3].split() == ["a-topic-with-a-long-", "0"]
 
 
 def test_escape_sequences_of_a_server_are_not_shown():
