@@ -9,7 +9,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from gnsq.clock import Clock
-from gnsq.concurrency.greenlets import spawn
 from gnsq.dead_letter import DeadLetter, encode_dead_letter
 from gnsq.errors import NSQBadMessage, NSQException
 from gnsq.logs import LogOwner
@@ -59,7 +58,6 @@ class DeadLetterPublisher:
         self._clock = clock
         self._owner = owner
         self._producer: Producer | None = None
-        self._known: set[str] = set()  # addresses of its nsqds
 
     def publish(self, letter: DeadLetter, message: Message) -> None:
         """Publish a letter, and keep its message while this waits. A body whose letter is too large for nsqd is
@@ -69,11 +67,12 @@ class DeadLetterPublisher:
             NSQException: If no nsqd has confirmed it.
         """
         data = encode_dead_letter(letter)
+        producer = self._current_producer(message)
         with message.touching():
             try:
-                self._current_producer(message).publish(self.topic, data)
+                producer.publish(self.topic, data)
             except NSQBadMessage as error:
-                self._current_producer(message).publish(self.topic, letter.body)
+                producer.publish(self.topic, letter.body)
                 text = "published to %s without its envelope, whose %d bytes are too many (%s); last error: %s %s"
                 arguments = self.topic, len(data), error, letter.error, letter.reason
                 self._owner.log(logger).warning(text, *arguments, message=message)
@@ -85,14 +84,11 @@ class DeadLetterPublisher:
                 self._producer.close(0)
 
     def _current_producer(self, message: Message) -> Producer:
-        """Return the producer for the nsqds that the consumer is connected to now, or else for that of the message."""
-        nsqds = set(self._nsqds) or {message.nsqd or ""}
-        if self._producer is not None and nsqds != self._known:
-            # Other letters that are being published end before its connections are closed.
-            spawn("gnsq-dead-letters", self._producer.close, on_failure="connections are not closed")
-            self._producer = None
+        """Return the producer, for the nsqds that the consumer is connected to now, or else for those before."""
+        nsqds = set(self._nsqds)
         if self._producer is None:
             name = f"{self._owner.label} dead letters"
-            self._known = nsqds
-            self._producer = self._make(sorted(nsqds), name=name, clock=self._clock, **self._options)
+            self._producer = self._make(nsqds or message.nsqd or "", name=name, clock=self._clock, **self._options)
+        elif nsqds and nsqds != self._producer.nsqd_tcp_addresses:
+            self._producer.set_nsqds(nsqds)
         return self._producer

@@ -394,16 +394,22 @@ class HandlerRunner:
             keepers.insert(0, f"topic {letters.topic}")
             try:
                 letters.publish(self.dead_letter(message), message)
-            except (Exception, gevent.Timeout) as failure:  # noqa: BLE001  # whatever it is, there is no letter
+            except (Exception, gevent.Timeout) as failure:
                 text = "no dead letter in topic %s, message is requeued: %s"
                 self._logger.limited(logging.ERROR, "letter", text, letters.topic, failure, message=message)
                 self._end_failure(message, failure, is_final=False)
+                if isinstance(failure, gevent.Timeout):
+                    raise  # it is not the publish's own: let it end what its owner limits
                 return
+            if message.has_responded():
+                return  # a close() has requeued it meanwhile, so it comes again
         for receiver in receivers:
             try:
                 self._check_result(receiver, receiver(consumer, message=message), message)
-            except (Exception, gevent.Timeout) as failure:  # noqa: BLE001  # _on_failure() requeues the message
+            except (Exception, gevent.Timeout) as failure:
                 self._on_failure(message, failure, f"give-up handler {handler_name(receiver)}")
+                if failure in self._batch_timeouts:
+                    raise  # as in _on_handler_exception()
                 return
         self.given_up += 1
         lost = "finished and lost: no dead_letter_topic, and nothing is connected to on_giving_up"

@@ -274,6 +274,23 @@ class Producer(Client):
         runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
         runtime.owner_thread.call_and_wait(CROSS_THREAD_GRACE, runtime.add, added)
 
+    def set_nsqds(self, nsqd_tcp_addresses: Addresses) -> None:
+        """Publish to these nsqds in place of those before, and start the producer if needed. For a program that finds
+        nsqds elsewhere than at nsqlookupds.
+
+        An open connection to another nsqd is used until it is lost. nsqds that nsqlookupds name are added as before.
+
+        Raises:
+            ValueError, TypeError: If an address is not valid, or there is none.
+            NSQException: As connect_to_nsqd().
+        """
+        addresses = parse_addresses(nsqd_tcp_addresses)
+        if not addresses:
+            raise ValueError("nsqd_tcp_addresses is empty: give the address of an nsqd")
+        self.addresses, self.nsqd_tcp_addresses = addresses, set(addresses)
+        runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
+        runtime.owner_thread.call_and_wait(CROSS_THREAD_GRACE, runtime.set_nsqds, addresses)
+
     # --- publishing
 
     @overload

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Collection, Iterable, Sized
 from typing import Protocol
 
 import gevent
@@ -148,6 +148,19 @@ class ProducerRuntime(ConnectionListener):
             for pool in self._pools:
                 pool.add(address, permanent=True)
             self._addresses.add(address)
+
+    def set_nsqds(self, addresses: Collection[str]) -> None:
+        """Connect to nsqds, and do not reconnect to any other one."""
+        for address in addresses:
+            self.add(address)
+        self._forget(self._addresses.difference(addresses))
+
+    def _forget(self, addresses: Iterable[str]) -> None:
+        """Do not reconnect to nsqds. Their connections go on until they are lost."""
+        for address in addresses:
+            self._addresses.discard(address)
+            for pool in self._pools:
+                pool.release(address)
 
     def wait_started(self) -> None:
         """Wait as Producer.start() does."""
@@ -360,11 +373,10 @@ class ProducerRuntime(ConnectionListener):
     def _query_lookupds(self) -> None:
         # refresh() calls add() as soon as a response names an nsqd: other nsqlookupds may take long to respond.
         _, gone = self._nodes.refresh(self.add)
-        for address in gone - set(self._producer.addresses):
+        gone.difference_update(self._producer.addresses)
+        for address in gone:
             self._producer.log_owner.log(logger, nsqd=address).info("no nsqlookupd names it any more")
-            self._addresses.discard(address)
-            for pool in self._pools:
-                pool.release(address)
+        self._forget(gone)
 
     # --- connections
 

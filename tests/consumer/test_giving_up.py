@@ -470,6 +470,7 @@ def test_letters_go_to_the_nsqds_that_are_connected_now():
             wait_until(lambda: len(consumer.stats().connections) == 1)
             second.publish("t", b"3")
             wait_until(lambda: consumer.stats().given_up == 3)
+            assert len(second.sessions) == 2  # that of the consumer, and one for all letters
 
         assert b"3" in [letter.body for letter in letters(second)]
 
@@ -579,6 +580,80 @@ def test_close_requeues_a_message_whose_letter_is_not_confirmed(fakensqd, begin)
 
     assert consumer.stats().counts.finished == 0
     assert channel_stats(fakensqd, "t", "c")["depth"] == 1
+
+
+def test_message_that_is_requeued_while_its_letter_is_published_does_not_count_as_given_up(fakensqd, begin):
+    def make(_, *arguments, **options):
+        def handle(consumer, message):
+            if message.attempts == 1:
+                gevent.spawn(message.requeue, 0)
+            raise NSQGiveUp("no")
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    with fakensqd.add(on.reply("PUB", topic="dead").first(1), delay(0.1)):
+        consumer = begin(make, **AT_ONCE)
+        fakensqd.publish("t", b"x")
+        wait_until(lambda: consumer.stats().counts.finished)
+
+    stats = consumer.stats()
+    assert (stats.given_up, stats.counts.requeued, stats.failed) == (1, 1, 0)
+
+
+# --- timeouts while a letter is published ----------------------------------------------------------------------------
+
+
+def test_timeout_of_the_caller_of_give_up_reaches_it(fakensqd, begin):
+    ended = []
+
+    def make(_, *arguments, **options):
+        def handle(consumer, message):
+            message.enable_async()
+            limit = gevent.Timeout(0.05)
+            try:
+                with limit:
+                    consumer.give_up(message, "no")
+            except gevent.Timeout as error:
+                ended.append(error is limit)
+
+        return Consumer(*arguments, message_handler=handle, **options)
+
+    with fakensqd.add(on.reply("PUB", topic="dead").first(1), delay(0.3)):
+        consumer = begin(make, **AT_ONCE)
+        fakensqd.publish("t", b"x")
+        wait_until(lambda: consumer.stats().counts.finished)
+
+    assert all(ended)
+    assert consumer.stats().counts.requeued == len(ended) > 0
+
+
+@pytest.mark.parametrize("where", ["letter", "give-up handler"])
+def test_handler_timeout_of_handle_messages_ends_it_while_a_message_is_given_up(fakensqd, begin, where):
+    errors, began = [], []
+
+    class Overriding(Consumer):
+        def handle_messages(self, messages):
+            began.append(len(messages))
+            super().handle_messages(messages)
+            began.append("ended")
+
+    def make(_, *arguments, **options):
+        def handle(consumer, message):
+            raise NSQGiveUp("no")
+
+        consumer = Overriding(*arguments, message_handler=handle, handler_timeout=0.05, **options)
+        if where == "give-up handler":
+            consumer.on_giving_up.connect(lambda consumer, message: gevent.sleep(60), weak=False)
+        consumer.on_exception.connect(lambda consumer, message, error: errors.append(error), weak=False)
+        return consumer
+
+    with fakensqd.add(on.command("PUB", topic="dead"), drop() if where == "letter" else delay(0.0)):
+        begin(make, **AT_ONCE)
+        fakensqd.publish("t", b"x")
+        wait_until(lambda: len(began) > 1)
+
+    assert began[:2] == [1, 1]
+    assert any(isinstance(error, (NSQTimeout, gevent.Timeout)) for error in errors)
 
 
 # --- random faults ---------------------------------------------------------------------------------------------------

@@ -52,10 +52,14 @@ METHODS = {
         "close",
         "join",
         "connect_to_nsqd",
+        "set_nsqds",
     )
 }
 VALID = {"topic": "t", "data": b"x", "messages": [b"x"], "address": "127.0.0.1", "port": 4150}
+VALID["nsqd_tcp_addresses"] = "127.0.0.1"
 MISUSES = [
+    ("nsqd_tcp_addresses", 5, TypeError, "nsqd_tcp_addresses must be 'host:port'"),
+    ("nsqd_tcp_addresses", (), ValueError, "nsqd_tcp_addresses is empty"),
     ("topic", "bad topic", ValueError, "topic name 'bad topic'"),
     ("topic", ["t"], ValueError, "topic name must be a str, not list"),
     ("data", b"", ValueError, "message body is empty"),

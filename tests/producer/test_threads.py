@@ -6,6 +6,7 @@ import time
 import gevent
 import pytest
 
+from fakensqd import FakeCluster
 from gnsq import Producer, PublishResult
 from gnsq.errors import NSQBadMessage, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
 from tests.helpers import bodies, refused_port, run_program, wait_until
@@ -186,6 +187,22 @@ def test_nsqd_added_in_a_thread_is_published_to(fakensqd, threads):
         threads.wait()
 
         assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
+
+
+def test_nsqds_are_replaced_and_the_connection_to_another_is_not_opened_again(threads):
+    with FakeCluster(nsqds=2).in_thread() as cluster:
+        first, second = cluster.nsqds
+        with Producer(first.tcp_address, strategy="least_pending") as producer:
+            threads.start(lambda number: producer.set_nsqds(second.tcp_address))
+            threads.wait()
+            first.down()
+            wait_until(lambda: [each.address for each in producer.stats().connections] == [second.tcp_address])
+            first.up()
+
+            assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
+            assert producer.nsqd_tcp_addresses == {second.tcp_address}
+            assert not producer.stats().failures
+        assert second.messages("t") == [b"x"]
 
 
 # --- threads that do not run their hubs -------------------------------------------------------------------------------
