@@ -97,6 +97,14 @@ def test_workflows_and_forms_are_yaml(path):
     assert yaml.safe_load(path.read_text())
 
 
+def test_actions_are_pinned_by_commit_with_their_version():
+    texts = [path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")]
+    used = [line for text in texts for line in re.findall(r"uses: +(.*)", text)]
+
+    assert [each for each in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each)] == []
+    assert len({each.partition("@")[0] for each in used}) == len(set(used)), "an action at two versions"
+
+
 def test_parts_that_workflows_run_exist():
     text = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
     parts = {part for line in re.findall(r"\.ci/run ([a-z ]+)$", text, re.M) for part in line.split()}
