@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.su
 EXTRAS := cli,fakensqd,opentelemetry,prometheus,sentry,spark
 DEMO_EXTRAS := fakensqd,spark
 
-.PHONY: help demo test quick integration lint composefile docs bench clean
+.PHONY: help demo test quick integration chaos soak lint composefile docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,9 @@ help:
 	@echo "make test         everything that needs no outside server"
 	@echo "make quick        the quick part of it, which starts neither a JVM nor another process: in a minute"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
+	@echo "make chaos        a cluster of real servers whose parts fail at random, and an account of every message"
+	@echo "                  (SECONDS=600, SEED=1: that run again, FLAGS=--fake: the emulator, FLAGS=--commands: gnsq pub, copy ...)"
+	@echo "make soak         the same for an hour, with a fault a minute: does memory grow (SECONDS, SEED, FLAGS as above)"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
 	@echo "make docs         the documentation, into site/; warnings are errors"
 	@echo "make bench        side by side with the NSQ clients that are installed; writes bench/ (ONLY=consume: that part)"
@@ -41,6 +44,12 @@ quick: $(VENV)/.dev
 
 integration: $(VENV)/.dev
 	@$(BIN)/python -m integration.run
+
+chaos: $(VENV)/.dev
+	@$(BIN)/python -m integration.chaos --seconds $(or $(SECONDS),120) $(if $(SEED),--seed $(SEED)) $(FLAGS)
+
+soak: $(VENV)/.dev
+	@$(BIN)/python -m integration.chaos --seconds $(or $(SECONDS),3600) --interval 60 $(if $(SEED),--seed $(SEED)) $(FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -7,14 +7,16 @@ At the end it prints the accounts of the tests.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -48,15 +50,20 @@ class Daemon:
 
     Args:
         folder: Data path of nsqd.
+        words: Command of another program with the same flags; default: the real one.
+        log: File to which its log is appended; default: nowhere.
     """
 
-    def __init__(self, name: str, folder: str, *flags: str) -> None:
-        path = program(name)
-        assert path, f"no {name} found"
+    def __init__(self, name: str, folder: str, *flags: str, words: Sequence[str] = (), log: Path | None = None) -> None:
+        if not words:
+            path = program(name)
+            assert path, f"no {name} found"
+            words = [path]
         self.tcp_address = self.http_address = "127.0.0.1:0"
         own = [f"--data-path={folder}", "--https-address=127.0.0.1:0"] if name == "nsqd" else []
-        self._command = [path, "--broadcast-address=127.0.0.1", *own]
+        self._command = [*words, "--broadcast-address=127.0.0.1", *own]
         self._flags = flags
+        self._log = log
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -64,7 +71,7 @@ class Daemon:
         addresses = [f"--tcp-address={self.tcp_address}", f"--http-address={self.http_address}"]
         process = subprocess.Popen([*self._command, *addresses, *self._flags], stderr=subprocess.PIPE)
         self.process = process
-        found = _addresses(process)
+        found = _addresses(process, self._log)
         self.tcp_address, self.http_address = found["TCP"], found["HTTP"]
 
     def stop(self, *, kill: bool = False) -> None:
@@ -92,8 +99,8 @@ def running(name: str, *flags: str) -> Iterator[Daemon]:
             daemon.stop()
 
 
-def _addresses(process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """Read the addresses from a server's log. A thread reads and drops all further lines."""
+def _addresses(process: subprocess.Popen[bytes], log: Path | None) -> dict[str, str]:
+    """Read the addresses from a server's log. A thread reads all further lines."""
     assert process.stderr is not None
     stderr = process.stderr
     found: dict[str, str] = {}
@@ -111,13 +118,13 @@ def _addresses(process: subprocess.Popen[bytes]) -> dict[str, str]:
     if len(found) < 2:
         raise RuntimeError(f"{process.args!r} did not listen within {START_LIMIT} s: {b''.join(seen).decode()}")
     # A full pipe would block the server.
-    threading.Thread(target=_read_on, args=[stderr], daemon=True).start()
+    threading.Thread(target=_read_on, args=[stderr, log, seen], daemon=True).start()
     return found
 
 
-def _read_on(stderr: object) -> None:
-    with contextlib.suppress(ValueError, OSError):  # closed meanwhile
-        stderr.read()  # type: ignore[attr-defined]  # a pipe
+def _read_on(stderr: Iterable[bytes], log: Path | None, seen: list[bytes]) -> None:
+    with contextlib.suppress(ValueError, OSError), open(log or os.devnull, "ab") as file:  # closed meanwhile
+        file.writelines(itertools.chain(seen, stderr))
 
 
 def _server(name: str) -> Iterator[Server | Daemon]:

@@ -6,7 +6,7 @@ import time
 import gevent
 import pytest
 
-from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
+from gnsq import Consumer, Producer
 from integration.servers import Daemon, program, running
 from tests.helpers import channel_stats, wait_until
 
@@ -61,58 +61,6 @@ def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, 
         nsqd.stop()
 
     assert len(account.confirmed) == 1000
-
-
-def test_nsqlookupd_that_is_lost_and_comes_back_stops_nobody(account, topic, tmp_path):
-    lookupd = Daemon("nsqlookupd", str(tmp_path))
-    lookupd.start()
-    flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
-    with contextlib.ExitStack() as stack:
-        stack.callback(lookupd.stop)
-        first, second = (stack.enter_context(running("nsqd", flag)) for _ in range(2))
-        NsqdHTTPClient.from_url(first.http_address).create_topic(topic)
-        producer = stack.enter_context(Producer([first.tcp_address, second.tcp_address]))
-        stack.enter_context(
-            processing(account, topic, lookupd_http_addresses=lookupd.http_address, lookupd_poll_interval=0.2)
-        )
-        wait_until(lambda: channel_stats(first, topic, "c")["clients"])
-
-        lookupd.stop(kill=True)
-        for number in range(200):
-            account.publish(producer, topic, b"%d" % number)
-        wait_until(lambda: len(account.processed) >= 100)
-        lookupd.start()
-        # nsqd notices the broken connection with its next command, and opens another one; else it takes 15 s.
-        for nsqd in (first, second):
-            for number in range(2):
-                NsqdHTTPClient.from_url(nsqd.http_address).create_topic(f"{topic}-{number}")
-
-        wait_until(lambda: not account.lost)
-        registry = LookupdClient.from_url(lookupd.http_address)
-        wait_until(lambda: len(registry.nodes()["producers"]) == 2)
-
-
-def test_rolling_restart_of_three_nsqds_under_load(account, topic, tmp_path):
-    with contextlib.ExitStack() as stack:
-        lookupd = stack.enter_context(running("nsqlookupd"))
-        nsqds = []
-        for number in range(3):
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            nsqds.append(Daemon("nsqd", str(folder), f"--lookupd-tcp-address={lookupd.tcp_address}"))
-            stack.callback(nsqds[-1].stop)
-            nsqds[-1].start()
-        options = {"lookupd_http_addresses": lookupd.http_address, "lookupd_poll_interval": 0.2, **EAGER}
-        producer = stack.enter_context(Producer(allow_duplicates=True, **options))
-        stack.enter_context(processing(account, topic, **options))
-        with load(account, producer, topic, publishers=10, each=400):
-            for number, nsqd in enumerate(nsqds):
-                wait_until(lambda number=number: len(account.confirmed) > 1000 * (number + 1), LIMIT)
-                nsqd.stop()
-                nsqd.start()
-        wait_until(lambda: not account.lost, LIMIT)
-
-    assert len(account.confirmed) == 4000
 
 
 def test_long_and_deferred_messages_are_worked_on_once(account, topic):

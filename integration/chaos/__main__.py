@@ -1,0 +1,163 @@
+"""``make chaos``, which is ``python -m integration.chaos``: a run with faults, and the account at its end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gevent
+
+from integration.chaos import commands
+from integration.chaos.faults import Disturber, Fault
+from integration.chaos.ledger import Judge, read
+from integration.chaos.workers import GAP, TICK
+from integration.chaos.world import Worker, World, outside
+from integration.servers import program
+
+# Seconds.
+DRAIN_LIMIT, POLL = 90.0, 0.5
+
+
+class Run:
+    """One run, and what it has found.
+
+    Attributes:
+        violations: What does not hold, besides the ledgers.
+    """
+
+    def __init__(self, world: World, chosen: random.Random, interval: float) -> None:
+        self.violations: list[str] = []
+        self.in_flight: list[tuple[float, dict[str, int]]] = []
+        self.world = world
+        self.disturber = Disturber(world, chosen, interval)
+
+    def run(self, seconds: float) -> None:
+        with self.world as world:
+            world.start()
+            jobs = [gevent.spawn(self._look), gevent.spawn(self._watch)]
+            self.disturber.run(seconds)
+            self.violations += [f"a fault failed: {text}" for text in self.disturber.errors]
+            self._stop([worker for worker in world.workers if worker.settings["kind"] == "producer"])
+            self._drain()
+            gevent.killall(jobs)
+            self._stop([worker for worker in world.workers if worker.process is not None])
+            self.nodes = {node.relay.address: node.name for node in world.nodes}
+            self._check_ends()
+
+    def _look(self) -> None:
+        """Note the messages in flight: of two looks the smaller one, since nsqds are not asked at the same moment."""
+        while True:
+            gevent.sleep(POLL)
+            first = self.world.in_flight()
+            gevent.sleep(POLL / 5)
+            second = self.world.in_flight()
+            self.in_flight.append(
+                (time.monotonic(), {name: min(first[name], second[name]) for name in first if name in second})
+            )
+
+    def _watch(self) -> None:
+        """Note when this process did not run, and with it the relays: that concerns all nsqds."""
+        last = time.monotonic()
+        while True:
+            gevent.sleep(TICK)
+            began, last = last, time.monotonic()
+            if last - began > TICK + GAP:
+                print(f"the relays did not run for {last - began:.1f} s", flush=True)
+                names = [node.name for node in self.world.nodes]
+                self.disturber.faults += [Fault("did not run", name, False, began, last) for name in names]
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_LIMIT
+        empty = 0
+        while empty < 3:
+            gevent.sleep(POLL)
+            left = self.world.left()
+            empty = 0 if left else empty + 1
+            if time.monotonic() > deadline:
+                self.violations.append(f"not empty {DRAIN_LIMIT:.0f} s after the last fault: {left}")
+                return
+
+    def _stop(self, workers: list[Worker]) -> None:
+        jobs = [gevent.spawn(outside, worker.stop) for worker in workers]
+        gevent.joinall(jobs)
+        for worker, job in zip(workers, jobs, strict=True):
+            if not job.successful():
+                self.violations.append(f"{worker.full_name} does not end: {job.exception!r}")
+            elif worker.statuses[-1][1] != 0:
+                self.violations.append(f"{worker.full_name} ended with status {worker.statuses[-1][1]}")
+
+    def _check_ends(self) -> None:
+        for worker in self.world.workers:
+            wrong = [f"{name}: {status}" for name, status in worker.statuses if status not in (0, 1)]
+            self.violations += [f"status of {text}" for text in wrong]
+        for path in sorted(self.world.folder.glob("*.err")):
+            if text := path.read_text(errors="replace").strip():
+                self.violations.append(f"stderr of {path.stem}: {text[-1500:]}")
+
+
+@contextlib.contextmanager
+def folder_of_run(kept: list[str]) -> Iterator[Path]:
+    """Make a folder, and remove it unless something was found."""
+    folder = Path(tempfile.mkdtemp(prefix="gnsq-chaos-"))
+    try:
+        yield folder
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Disturb programs that use NSQ, and account for every body.")
+    parser.add_argument("--seconds", type=float, default=60, help="time with faults; the end takes up to 2 min more")
+    parser.add_argument("--seed", type=int, help="repeat the faults and options of a run; default: a random one")
+    parser.add_argument("--interval", type=float, default=2.0, help="mean time between two faults, in seconds")
+    parser.add_argument("--commands", action="store_true", help="cut commands of gnsq instead")
+    parser.add_argument("--fake", action="store_true", help="with the servers of fakensqd")
+    given = parser.parse_args()
+    if not given.fake and not (program("nsqd") and program("nsqlookupd")):
+        parser.error("nsqd and nsqlookupd are not on PATH; name them by NSQD and NSQLOOKUPD, or give --fake")
+    seed = random.randrange(10**6) if given.seed is None else given.seed
+    print(f"chaos: seed {seed}", flush=True)
+    chosen = random.Random(seed)
+    found: list[str] = ["interrupted"]
+    with folder_of_run(found) as folder:
+        if given.commands:
+            found[:] = commands.run(folder, chosen, given.seconds, is_fake=given.fake)
+        else:
+            found[:] = disturb(folder, chosen, given.seconds, given.interval, is_fake=given.fake)
+        if not found:
+            print("chaos: all invariants hold")
+            return 0
+        for text in found:
+            print(f"chaos: VIOLATED {text}")
+        words = [sys.executable, "-m", "integration.chaos", f"--seconds={given.seconds:g}", f"--seed={seed}"]
+        words += [f"--interval={given.interval:g}", *(["--fake"] if given.fake else [])]
+        words += ["--commands"] if given.commands else []
+        print(f"chaos: ledgers and logs are in {folder}; again: {shlex.join(words)}")
+        return 1
+
+
+def disturb(folder: Path, chosen: random.Random, seconds: float, interval: float, *, is_fake: bool) -> list[str]:
+    """Run a world with faults; return what does not hold."""
+    run = Run(World(folder, chosen, is_fake), chosen, interval)
+    began = time.monotonic()
+    run.run(seconds)
+    untimed = [node.name for node in run.world.nodes if node.memory < 10_000]
+    judge = Judge(read(folder), run.disturber.faults, run.nodes, run.in_flight, untimed)
+    found = [*run.violations, *judge.violations()]
+    print(f"chaos: {len(run.disturber.faults)} faults in {time.monotonic() - began:.0f} s; {judge.summary()}")
+    for text in run.world.skipped:
+        print(f"chaos: skipped: {text}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""Reads what the workers of a run have written, and says which invariants do not hold. Starts nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from integration.chaos.faults import Fault
+from integration.chaos.world import CHANNELS, MSG_TIMEOUT
+
+# Seconds. What a fault has done to connections is over so long after it.
+AFTERMATH = 1.0
+# A message that is answered so long before its timeout, or a publish that ends so long after its deadline, is in time.
+SLACK = 0.7
+DEADLINE_SLACK = 1.5
+# After this time no message may be in flight any more that came before max_in_flight was lowered.
+LOWERED = 5.0
+# What the smallest value of the last third of a worker's life may have more than that of the first. A consumer keeps a
+# greenlet for each handler that has run at the same time as others, up to max_in_flight.
+GROWTH = {"KiB": 12_000, "descriptors": 4, "threads": 2, "greenlets": 50}
+SAMPLES = 12
+# Violations of a kind that are shown.
+SHOWN = 5
+
+
+@dataclass
+class Delivery:
+    """One message that a handler got, and the answer that the handler gave."""
+
+    time: float
+    worker: Life
+    key: str
+    nsqd: str
+    id: str
+    attempts: int
+    received: float
+    day_time: float
+    answer: str = ""
+    answered: float = math.inf
+
+    def __str__(self) -> str:
+        where = f"{self.worker.name} of {self.worker.settings['channel']}"
+        when = f"{self.received:.2f} to {where}, attempt {self.attempts}"
+        return f"{when}, {self.answer or 'no answer'} at {self.answered:.2f}"
+
+
+@dataclass(eq=False)
+class Life:
+    """The ledger of one process."""
+
+    settings: Mapping[str, Any]
+    publishes: list[tuple[float, str, float, float, list[str]]] = field(default_factory=list)
+    outcomes: dict[str, tuple[float, str, list[str], str]] = field(default_factory=dict)  # by the key of a body
+    deliveries: list[Delivery] = field(default_factory=list)
+    letters: list[tuple[str, str]] = field(default_factory=list)
+    limits: list[tuple[float, int]] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    lost: list[tuple[float, str, str]] = field(default_factory=list)
+    usages: list[dict[str, int]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    has_ended: bool = False
+    bugs: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.settings["name"])
+
+
+def read(folder: Path) -> list[Life]:
+    """Read all ledgers of a folder. The last line of a killed worker may be incomplete."""
+    lives = []
+    for path in sorted(folder.glob("*.jsonl")):
+        life = Life(json.loads(path.with_suffix(".json").read_text()))
+        open_ones: dict[tuple[str, str, int], Delivery] = {}
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                _read_line(life, open_ones, *json.loads(line))
+        lives.append(life)
+    return lives
+
+
+def _read_line(life: Life, deliveries: dict[Any, Delivery], kind: str, time: float, *values: Any) -> None:
+    if kind == "P":
+        call, _, timeout, due, keys = values
+        life.publishes.append((time, call, timeout, due, keys))
+    elif kind == "O":
+        _, outcome, addresses, keys, text = values
+        life.outcomes |= dict.fromkeys(keys, (time, outcome, addresses, text))
+    elif kind == "D":
+        delivery = Delivery(time, life, *values)
+        deliveries[delivery.nsqd, delivery.id, delivery.attempts] = delivery
+        life.deliveries.append(delivery)
+    elif kind == "A":
+        _, nsqd, message_id, attempts, answer = values
+        delivery = deliveries[nsqd, message_id, attempts]
+        delivery.answer, delivery.answered = answer, time
+    elif kind == "L":
+        life.letters.append((values[1], values[0]))
+    elif kind == "M":
+        life.limits.append((time, values[0]))
+    elif kind == "S":
+        life.gaps.append((time - values[0], time))
+    elif kind == "C":
+        life.lost.append((time, *values))
+    elif kind == "T":
+        life.usages.append(values[0])
+        life.counts |= values[1]
+    elif kind == "Q":
+        life.counts |= values[0]
+        life.has_ended = True
+    else:
+        life.bugs.append(f"at {time:.2f}: {values[0]}")
+
+
+class Judge:
+    """Compares the ledgers with each other, and with the faults.
+
+    Args:
+        nodes: Names of the nsqds by the addresses that clients use.
+        in_flight: What /stats of all nsqds has shown, with the monotonic time.
+        untimed: nsqds that write messages to their disks, where they have no delay.
+    """
+
+    def __init__(
+        self,
+        lives: Sequence[Life],
+        faults: Sequence[Fault],
+        nodes: Mapping[str, str],
+        in_flight: Sequence[tuple[float, Mapping[str, int]]],
+        untimed: Sequence[str] = (),
+    ) -> None:
+        self.lives, self.faults, self.nodes, self.in_flight = lives, faults, nodes, in_flight
+        self._untimed = untimed
+        self.notes: Counter[str] = Counter()
+        self._outcomes = {key: (life, *found) for life in lives for key, found in life.outcomes.items()}
+        self._published = {
+            key: (life, time, due) for life in lives for time, _, _, due, keys in life.publishes for key in keys
+        }
+        self._deliveries = [each for life in lives for each in life.deliveries]
+
+    def violations(self) -> list[str]:
+        """Return what does not hold, as lines."""
+        checks = {
+            "confirmed and lost": self._lost(),
+            "refused or not sent, and handled": self._ghosts(),
+            "published twice": self._doubles(),
+            "came again without a reason": self._unexplained(),
+            "handled early": self._early(),
+            "publish without an end in time": self._late_publishes(),
+            "more in flight than max_in_flight": self._excess(),
+            "grows": self._growth(),
+            "bug": (f"{life.name}: {bug}" for life in self.lives for bug in life.bugs),
+        }
+        lines = []
+        for title, found in checks.items():
+            all_of_them = list(found)
+            lines += [f"{title}: {text}" for text in all_of_them[:SHOWN]]
+            if len(all_of_them) > SHOWN:
+                lines.append(f"{title}: {len(all_of_them)} in all")
+        return lines
+
+    def summary(self) -> str:
+        outcomes = Counter(found[2] for found in self._outcomes.values())
+        parts = [f"{len(self._published):,} bodies", *(f"{count:,} {name}" for name, count in outcomes.items())]
+        parts.append(f"{len(self._deliveries):,} deliveries, {sum(d.attempts > 1 for d in self._deliveries):,} of them")
+        parts[-1] += f" again; {sum(len(life.lost) for life in self.lives):,} connections lost"
+        parts += [f"{count:,} {name}" for name, count in self.notes.items()]
+        return "; ".join(parts)
+
+    def _is_disturbed(self, names: Iterable[str], since: float, until: float) -> bool:
+        """Return True if a fault, or a gap, concerned one of these in this time. A restart of a worker drains it."""
+        wanted = set(names)
+        faults = (f for f in self.faults if f.target in wanted and f.kind != "worker restarted")
+        gaps = (gap for life in self.lives if life.name in wanted for gap in life.gaps)
+        times = [*((fault.began, fault.ended) for fault in faults), *gaps]
+        return any(began <= until and ended + AFTERMATH >= since for began, ended in times)
+
+    def _lost(self) -> Iterator[str]:
+        finished = {letter for life in self.lives for letter in life.letters}
+        given_up = set()
+        for each in self._deliveries:
+            channel = each.worker.settings["channel"]
+            if each.answer == "finish":
+                finished.add((channel, each.key))
+            elif each.answer == "give up":
+                given_up.add((channel, each.key))
+        for key, (_, ended, outcome, addresses, _) in self._outcomes.items():
+            began = self._published[key][1]
+            for channel in CHANNELS:
+                if outcome != "confirmed" or (channel, key) in finished:
+                    continue
+                names = set(self.nodes.values())  # a dead letter may be at each of them
+                if (channel, key) not in given_up:
+                    names = {self.nodes[address] for address in addresses}
+                if any(fault.loses and fault.target in names and fault.ended >= began for fault in self.faults):
+                    self.notes["lost with a killed nsqd or a full disk"] += 1
+                else:
+                    yield f"{key} in {channel}, confirmed at {ended:.2f} by {sorted(names)}{self._history(key)}"
+
+    def _history(self, key: str) -> str:
+        return "".join(f"; {each}" for each in self._deliveries if each.key == key) or "; never delivered"
+
+    def _ghosts(self) -> Iterator[str]:
+        for each in self._deliveries:
+            _, _, outcome, _, text = self._outcomes.get(each.key, (None, 0.0, "", [], ""))
+            if each.key not in self._published:
+                yield f"{each.key} was not published: {each}"
+            elif outcome in ("refused", "not sent", "other"):
+                yield f"{each.key}, {outcome} ({text}): {each}"
+
+    def _doubles(self) -> Iterator[str]:
+        ids = defaultdict(set)
+        for each in self._deliveries:
+            ids[each.key].add((each.nsqd, each.id))
+        extra: Counter[str] = Counter()
+        for key, found in ids.items():
+            if len(found) > 1 and key in self._published:
+                life = self._published[key][0]
+                extra[life.name] += len(found) - 1
+                if not life.settings["options"]["allow_duplicates"]:
+                    yield f"{key} as {sorted(found)}{self._history(key)}"
+        for life in self.lives:
+            self.notes["published twice, as allowed"] += extra[life.name]
+            if life.has_ended and extra[life.name] > life.counts.get("possibly_duplicated", 0):
+                yield f"{life.name}: {extra[life.name]}, counted as possibly duplicated: {life.counts}"
+
+    def _unexplained(self) -> Iterator[str]:
+        by_message = defaultdict(list)
+        for each in self._deliveries:
+            by_message[each.worker.settings["channel"], each.nsqd, each.id].append(each)
+        for (channel, nsqd, _), deliveries in by_message.items():
+            deliveries.sort(key=lambda each: (each.attempts, each.time))
+            for first, again in itertools.pairwise(deliveries):
+                touches = first.worker.settings["way"] == "touching"
+                is_late = not touches and first.answered - first.received > MSG_TIMEOUT - SLACK
+                names = {self.nodes[nsqd], first.worker.name}
+                if first.answer == "finish":
+                    self.notes["finished and came again"] += 1
+                    if not is_late and not self._is_disturbed(names, first.received - SLACK, again.time):
+                        yield f"{first.key} of {self.nodes[nsqd]} in {channel}{self._history(first.key)}"
+
+    def _early(self) -> Iterator[str]:
+        for each in self._deliveries:
+            _, began, due = self._published.get(each.key, (None, 0.0, 0.0))
+            node = self.nodes[each.nsqd]
+            is_timed = node not in self._untimed and not self._is_disturbed({node}, began, each.time)
+            if is_timed and each.day_time < due - 0.005:
+                yield f"{each.key}, {due - each.day_time:.3f} s: {each}"
+
+    def _late_publishes(self) -> Iterator[str]:
+        for life in self.lives:
+            for began, _, timeout, _, keys in life.publishes:
+                for key in keys:
+                    ended, outcome, _, text = life.outcomes.get(key, (math.inf, "no outcome", [], ""))
+                    stood = sum(max(0.0, min(to, ended) - max(since, began)) for since, to in life.gaps)
+                    if (life.has_ended or ended < math.inf) and ended - began > timeout + DEADLINE_SLACK + stood:
+                        yield f"{key}: {outcome} after {ended - began:.1f} s, its timeout is {timeout} s; {text}"
+
+    def _excess(self) -> Iterator[str]:
+        lives = {life.name: life for life in self.lives}
+        for time, counts in self.in_flight:
+            for name, count in counts.items():
+                if name not in lives or self._is_disturbed({*self.nodes.values(), name}, time - LOWERED, time):
+                    continue
+                limits = lives[name].limits
+                later = [limit for at, limit in limits if time - LOWERED <= at <= time]
+                before = [limit for at, limit in limits if at < time - LOWERED][-1:]
+                self.notes["looks at a consumer's messages in flight"] += 1
+                if later + before and count > max(later + before):
+                    yield f"{name} at {time:.2f}: {count}, limits {before + later}"
+
+    def _growth(self) -> Iterator[str]:
+        for life in self.lives:
+            third = len(life.usages) // 3
+            if len(life.usages) < SAMPLES:
+                continue
+            for what, growth in GROWTH.items():
+                values = [usage[what] for usage in life.usages]
+                first, last = min(values[:third]), min(values[-third:])
+                if last > first + growth:
+                    yield f"{life.name}: {what} from {first:,} to {last:,}, median {statistics.median(values):,.0f}"

@@ -1,0 +1,375 @@
+"""The producers and consumers of a run: ``python -m integration.chaos.workers SETTINGS``. Each writes a ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gevent
+from gevent.util import print_run_info
+
+from gnsq import Consumer, Message, NSQRequeueMessage, Producer, finish_all
+from gnsq.clock import RealClock
+from gnsq.contrib.batch import BatchHandler
+from gnsq.dead_letter import decode_dead_letter
+from gnsq.errors import NSQErrorCode, NSQException, NSQGiveUp, NSQNotSent, NSQUnknown
+from gnsq.producer.routing import least_pending, round_robin
+from gnsq.running import StopSignals, run
+
+# Seconds.
+TICK, GAP, SAMPLE_INTERVAL, CLOCK_STEP = 0.2, 0.5, 5.0, 3600.0
+
+
+class Planned(Exception):
+    """What a handler raises on purpose."""
+
+
+class Ledger:
+    """Appends lines to a file, each by one write() without a buffer."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+
+    def write(self, kind: str, *values: object) -> None:
+        os.write(self._descriptor, json.dumps([kind, time.monotonic(), *values]).encode() + b"\n")
+
+
+class LedgerLog(logging.Handler):
+    """Writes to the ledger which connections were lost, and every exception that is not planned."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(logging.INFO)
+        self._ledger = ledger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "lost" in text and hasattr(record, "nsqd"):
+            self._ledger.write("C", record.nsqd, text)
+        error = record.exc_info and record.exc_info[1]
+        if error and not isinstance(error, Planned):
+            self._ledger.write("X", f"{text}: {error!r}")
+
+
+class SteppedClock(RealClock):
+    """The real clock, whose time of day may be set."""
+
+    offset = 0.0
+
+    def time_ns(self) -> int:  # type: ignore[override]
+        return time.time_ns() + int(self.offset * 1e9)
+
+
+def body_of(key: str) -> bytes:
+    """Make the body of a key, whose last part is the number of further bytes."""
+    return f"{key}:{zlib.crc32(key.encode()):x}:".encode() + b"x" * int(key.rpartition("-")[2])
+
+
+class Watch:
+    """Steps the clock at random, and notes when the process did not run, and what it uses."""
+
+    def __init__(self, ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
+        self._ledger, self._clock, self._chosen = ledger, clock, chosen
+
+    def run(self, counts: Callable[[], dict[str, object]] = dict) -> None:
+        last = sampled = time.monotonic()
+        while True:
+            gevent.sleep(TICK)
+            now = time.monotonic()
+            if now - last > TICK + GAP:
+                self._ledger.write("S", now - last)
+            last = now
+            if now - sampled > SAMPLE_INTERVAL:
+                sampled = now
+                self._ledger.write("T", usage(), counts())
+            if self._chosen.random() < 0.02:
+                self._clock.offset = self._chosen.uniform(-CLOCK_STEP, CLOCK_STEP)
+
+
+def usage() -> dict[str, int]:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    greenlets = sum(isinstance(each, gevent.Greenlet) for each in gc.get_objects())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return {"KiB": pages * 4, "descriptors": descriptors, "threads": threading.active_count(), "greenlets": greenlets}
+
+
+# --- producer
+
+
+class Publisher:
+    """Publishes in each way, and writes the outcome of each body."""
+
+    def __init__(self, settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
+        self._ledger, self._chosen, self._name = ledger, chosen, settings["name"]
+        self._topic, self._pause = settings["topic"], 4 / settings["rate"]
+        self._inner = chosen.choice([round_robin, least_pending])()
+        self._addresses: dict[str, list[str]] = defaultdict(list)
+        self._timeout = settings["options"]["publish_timeout"]
+        self.producer = Producer(strategy=self._choose, clock=clock, name=self._name, **settings["options"])
+        self._count = 0
+
+    def _choose(self, links: Sequence[Any], key: Any) -> Any:
+        link = self._inner(links, None)
+        if link.address not in self._addresses[key]:
+            self._addresses[key].append(link.address)
+        return link
+
+    def run(self, stop: StopSignals) -> None:
+        while not stop.is_set():
+            kind = self._chosen.choice(["pub", "pub", "mpub", "dpub", "async"])
+            number = self._chosen.randint(2, 12) if kind in ("mpub", "async") else 1
+            self._publish(kind, number)
+            stop.wait(self._chosen.expovariate(1 / (self._pause * number)))
+
+    def counts(self) -> dict[str, object]:
+        stats = self.producer.stats()
+        return {name: getattr(stats, name) for name in ("confirmed", "possibly_duplicated", "retried", "unknown")}
+
+    def _publish(self, kind: str, number: int) -> None:
+        self._count += 1
+        call = f"{self._name}-{self._count}"
+        sizes = [self._chosen.choice([0, 10, 200, 200, 5000]) for _ in range(number)]
+        keys = [f"{call}-{index}-{size}" for index, size in enumerate(sizes)]
+        bodies = [body_of(key) for key in keys]
+        defer = self._chosen.randint(100, 2000) if kind == "dpub" else None
+        due = 0.0 if defer is None else time.time() + defer / 1000
+        self._ledger.write("P", call, self._topic, self._timeout, due, keys)
+        if kind == "mpub":
+            with self._outcome(call, keys):
+                self.producer.multipublish(self._topic, bodies, key=call)
+        elif kind == "async":
+            results = []
+            for key, body in zip(keys, bodies, strict=True):
+                with self._outcome(call, [key], only_errors=True):
+                    results.append((key, self.producer.publish_async(self._topic, body, key=call)))
+            for key, result in results:
+                with self._outcome(call, [key]):
+                    result.get()
+        else:
+            with self._outcome(call, keys):
+                self.producer.publish(self._topic, bodies[0], defer, key=call)
+        self._addresses.pop(call, None)
+
+    @contextlib.contextmanager
+    def _outcome(self, call: str, keys: Sequence[str], *, only_errors: bool = False) -> Any:
+        outcome, text = "confirmed", ""
+        try:
+            yield
+        except NSQException as error:
+            kinds = {NSQUnknown: "unknown", NSQNotSent: "not sent", NSQErrorCode: "refused"}
+            outcome = next((name for kind, name in kinds.items() if isinstance(error, kind)), "other")
+            text = f"{type(error).__name__}: {error}"
+        if outcome != "confirmed" or not only_errors:
+            self._ledger.write("O", call, outcome, self._addresses[call], keys, text)
+
+
+def produce(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
+    publisher = Publisher(settings, ledger, clock, chosen)
+    watch = gevent.spawn(Watch(ledger, clock, chosen).run, publisher.counts)
+    with StopSignals() as stop:
+        jobs = [gevent.spawn(publisher.run, stop) for _ in range(4)]
+        stop.requested.wait()
+        gevent.joinall(jobs, raise_error=True)
+        publisher.producer.close()
+    watch.kill()
+    ledger.write("Q", publisher.counts())
+
+
+# --- consumer
+
+
+class Handlers:
+    """A handler of each way to answer. Whether it fails depends on the message alone, so that a seed repeats it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._pool = ThreadPoolExecutor(4)
+        self._waiting: list[tuple[str, Message]] = []
+        self._lock = threading.Lock()
+        self.batches = BatchHandler(8, self._batch, self._took, timeout=0.3, spawn=2)
+
+    def _took(self, message: Message) -> tuple[str, Message]:
+        """Write that a handler has got a message. Return its key."""
+        key = message.body.partition(b":")[0].decode("latin-1")
+        if not (message.body.count(b":") >= 2 and key.rpartition("-")[2].isdigit() and message.body == body_of(key)):
+            self._ledger.write("X", f"body that nobody has published: {message.body[:80]!r}")
+        values = message.nsqd, message.id.decode(), message.attempts
+        self._ledger.write("D", key, *values, message.received, time.time())
+        return key, message
+
+    def _answer(self, key: str, message: Message, answer: str) -> str:
+        self._ledger.write("A", key, message.nsqd, message.id.decode(), message.attempts, answer)
+        return answer
+
+    def _decide(self, key: str, message: Message) -> str:
+        number = random.Random(f"{key}{message.attempts}").random() if message.attempts < 6 else 1.0
+        answer = "fail" if number < 0.04 else "requeue" if number < 0.08 else "finish"
+        return self._answer(key, message, answer)
+
+    def _end(self, key: str, message: Message) -> None:
+        """Let the consumer answer."""
+        answer = self._decide(key, message)
+        if answer == "fail":
+            raise Planned(key)
+        if answer == "requeue":
+            raise NSQRequeueMessage(key)
+
+    def _answer_now(self, key: str, message: Message) -> None:
+        """Answer an async message, from any thread."""
+        with contextlib.suppress(NSQException):  # the connection is lost, or it was requeued by close()
+            if self._decide(key, message) == "finish":
+                message.finish()
+            else:
+                message.requeue(200)
+
+    def returning(self, consumer: Consumer, message: Message) -> None:
+        key, _ = self._took(message)
+        gevent.sleep(random.expovariate(1 / 0.02))
+        self._end(key, message)
+
+    def late(self, consumer: Consumer, message: Message) -> None:
+        key, _ = self._took(message)
+        if random.Random(key).random() < 0.03 and message.attempts == 1:
+            gevent.sleep(2.6)
+        self._end(key, message)
+
+    def touching(self, consumer: Consumer, message: Message) -> None:
+        key, _ = self._took(message)
+        with message.touching():
+            gevent.sleep(3.2 if random.Random(key).random() < 0.02 else 0.01)
+        self._end(key, message)
+
+    def giving_up(self, consumer: Consumer, message: Message) -> None:
+        key, _ = self._took(message)
+        if random.Random(key).random() < 0.05:
+            self._answer(key, message, "give up")
+            raise NSQGiveUp(key)
+        self._end(key, message)
+
+    def threads(self, consumer: Consumer, message: Message) -> None:
+        key, _ = self._took(message)
+        message.enable_async()
+        self._pool.submit(self._answer_in_thread, key, message)
+
+    def _answer_in_thread(self, key: str, message: Message) -> None:
+        time.sleep(0.01)
+        try:
+            self._answer_now(key, message)
+        except Exception as error:  # noqa: BLE001  # a thread pool would swallow it
+            self._ledger.write("X", f"in a thread: {error!r}")
+
+    def finish_all(self, consumer: Consumer, message: Message) -> None:
+        message.enable_async()
+        with self._lock:
+            self._waiting.append(self._took(message))
+
+    def finish_waiting(self) -> None:
+        while True:
+            gevent.sleep(0.05)
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            finished = [message for key, message in waiting if self._decide(key, message) == "finish"]
+            finish_all(finished)
+            for _, message in waiting:
+                if message not in finished:
+                    with contextlib.suppress(NSQException):
+                        message.requeue(200)
+
+    def _batch(self, items: list[tuple[str, Message]]) -> None:
+        gevent.sleep(0.02)
+        key = items[0][0]
+        fails = random.Random(key + str(len(items))).random() < 0.03
+        for each, message in items:
+            self._answer(each, message, "fail" if fails else "finish")
+        if fails:
+            raise Planned(key)
+
+    def dead_letters(self, consumer: Consumer, message: Message) -> None:
+        letter = decode_dead_letter(message.body)
+        assert letter is not None
+        key = letter.body.partition(b":")[0].decode()
+        if letter.body != body_of(key):
+            self._ledger.write("X", f"dead letter of a body that nobody has published: {letter.body[:80]!r}")
+        self._ledger.write("L", key, letter.channel)
+
+
+class ManyConsumer(Consumer):
+    """Handles all messages that wait with one call."""
+
+    handlers: Handlers
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.handlers._answer_now(*self.handlers._took(message))
+
+
+def consume(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
+    handlers, way, options = Handlers(ledger), settings["way"], settings["options"]
+    make = ManyConsumer if way == "messages" else Consumer
+    first = chosen.randint(1, 40)
+    ledger.write("M", first)
+    consumer = make(
+        settings["topic"],
+        settings["channel"],
+        threaded=settings["threaded"],
+        message_handler=None if way == "messages" else getattr(handlers, way),
+        max_in_flight=first,
+        requeue_delay=lambda attempts: min(200 * attempts, 1000),
+        client_id=settings["name"],
+        clock=clock,
+        **options,
+    )
+    if isinstance(consumer, ManyConsumer):
+        consumer.handlers = handlers
+    jobs = [gevent.spawn(Watch(ledger, clock, chosen).run), gevent.spawn(change_limit, consumer, ledger, chosen)]
+    if way == "finish_all":
+        jobs.append(gevent.spawn(handlers.finish_waiting))
+    try:
+        run(consumer)
+    finally:
+        gevent.killall(jobs)
+        ledger.write("Q", {"unanswered": consumer.stats().unanswered})
+
+
+def change_limit(consumer: Consumer, ledger: Ledger, chosen: random.Random) -> None:
+    while True:
+        gevent.sleep(chosen.uniform(0.5, 3))
+        limit = chosen.randint(1, 40)
+        ledger.write("M", limit)
+        consumer.max_in_flight = limit
+        if chosen.random() < 0.1:
+            consumer.pause()
+            gevent.sleep(chosen.uniform(0.1, 1))
+            consumer.resume()
+
+
+def main(path: str) -> None:
+    # For a worker that does not end: where its greenlets are, and if its hub does not run, where its threads are.
+    signal.signal(signal.SIGUSR2, lambda *_: print_run_info())
+    faulthandler.enable()
+    settings = json.loads(Path(path).read_text())
+    settings["options"]["auth_secret"] = settings["options"]["auth_secret"].encode()
+    ledger, clock, chosen = Ledger(settings["ledger"]), SteppedClock(), random.Random(f"{settings['seed']}{path}")
+    log = logging.FileHandler(Path(path).with_suffix(".log"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[log])
+    logging.getLogger("gnsq").addHandler(LedgerLog(ledger))
+    functions = {"producer": produce, "consumer": consume}
+    functions[settings["kind"]](settings, ledger, clock, chosen)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

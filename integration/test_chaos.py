@@ -1,0 +1,22 @@
+"""Chaos with real servers, a minute with seeds of its own; see integration/chaos. ``make chaos`` takes longer."""
+
+import sys
+
+import pytest
+
+from integration.servers import program
+from tests.helpers import run
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts nsqds of its own"),
+]
+
+
+@pytest.mark.parametrize("flags", [["--seconds=60"], ["--seconds=40", "--commands"]], ids=["cluster", "commands"])
+def test_invariants_hold(flags):
+    result = run(sys.executable, "-m", "integration.chaos", *flags, limit=390)
+
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,135 @@
+"""The programs of integration/chaos, with the emulator and fixed seeds; and what their judge sees in ledgers."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.chaos.faults import Fault
+from integration.chaos.ledger import SAMPLES, Judge, read
+from tests.helpers import run
+
+ROOT = Path(__file__).parents[1]
+NODES = {"n:1": "nsqd0", "n:2": "nsqd1"}
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", [["--seconds=20", "--seed=2"], ["--seconds=1", "--seed=1", "--commands"]])
+def test_invariants_hold_with_the_emulator(flags):
+    result = run(sys.executable, "-m", "integration.chaos", "--fake", *flags, cwd=ROOT, limit=280)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+class Files:
+    """Ledgers of a producer and of consumers, in which one body is published and handled as it should be."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.lines = {"p": [], "a": [], "b": []}
+        self.faults = []
+        self.in_flight = []
+        self.options = {"allow_duplicates": False}
+        self.publish("k-0")
+        for name in ("a", "b"):
+            self.deliver(name, 2.0, "k-0", "finish")
+
+    def publish(self, key, *, outcome="confirmed", took=0.1, due=0.0):
+        self.lines["p"].append(["P", 1.0, key, "orders", 2.0, due, [key]])
+        if outcome:
+            self.lines["p"].append(["O", 1.0 + took, key, outcome, ["n:1"], [key], ""])
+
+    def deliver(self, name, time, key, answer, *, attempts=1, message_id=None, took=0.1):
+        values = key, "n:1", message_id or key, attempts
+        self.lines[name].append(["D", time, *values, time, time])
+        self.lines[name].append(["A", time + took, *values, answer])
+
+    def violations(self):
+        for name, lines in self.lines.items():
+            settings = {"name": name, "options": self.options, "channel": name, "way": "returning"}
+            (self.folder / f"{name}.json").write_text(json.dumps(settings))
+            (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '["A", 9')
+        judge = Judge(read(self.folder), self.faults, NODES, self.in_flight)
+        return [line.partition(":")[0] for line in judge.violations()]
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Files(tmp_path)
+
+
+def lost(files):
+    files.publish("l-0")
+    files.deliver("a", 2.0, "l-0", "finish")
+    files.deliver("b", 2.0, "l-0", "fail")
+
+
+def refused(files):
+    files.publish("r-0", outcome="refused")
+    files.deliver("a", 2.0, "r-0", "finish")
+
+
+def doubled(files):
+    files.deliver("a", 3.0, "k-0", "finish", message_id="other")
+
+
+def comes_again(files):
+    files.deliver("a", 3.0, "k-0", "finish", attempts=2)
+
+
+def early(files):
+    files.publish("e-0", outcome="unknown", due=5.0)
+    files.deliver("a", 2.0, "e-0", "finish")
+
+
+def late_publish(files):
+    files.publish("s-0", outcome="unknown", took=4.0)
+
+
+def excess(files):
+    files.lines["a"] += [["M", 1.0, 9], ["M", 2.0, 5]]
+    files.in_flight = [(6.0, {"a": 9}), (8.0, {"a": 6})]
+
+
+def growth(files):
+    usage = {"KiB": 1, "threads": 1, "greenlets": 1}
+    files.lines["a"] += [["T", 1.0, {**usage, "descriptors": 5 * number}, {}] for number in range(SAMPLES)]
+
+
+def bug(files):
+    files.lines["a"].append(["X", 1.0, "a greenlet has died"])
+
+
+VIOLATIONS = {
+    lost: "confirmed and lost",
+    refused: "refused or not sent, and handled",
+    doubled: "published twice",
+    comes_again: "came again without a reason",
+    early: "handled early",
+    late_publish: "publish without an end in time",
+    excess: "more in flight than max_in_flight",
+    growth: "grows",
+    bug: "bug",
+}
+
+
+def test_nothing_is_said_of_what_is_right(files):
+    assert files.violations() == []
+
+
+@pytest.mark.parametrize(("make", "title"), VIOLATIONS.items(), ids=lambda each: getattr(each, "__name__", None))
+def test_the_judge_sees(files, make, title):
+    make(files)
+
+    assert files.violations() == [title]
+
+
+@pytest.mark.parametrize("make", [lost, comes_again, early, excess], ids=lambda each: each.__name__)
+def test_a_kill_of_the_nsqd_explains(files, make):
+    make(files)
+    files.faults = [Fault("killed", "nsqd0", True, 1.5, 2.0), Fault("restarted", "nsqd0", False, 7.0, 7.5)]
+
+    assert files.violations() == []
