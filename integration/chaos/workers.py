@@ -217,7 +217,7 @@ class Handlers:
 
     def _decide(self, key: str, message: Message) -> str:
         number = random.Random(f"{key}{message.attempts}").random() if message.attempts < 6 else 1.0
-        answer = "fail" if number < 0.04 else "requeue" if number < 0.08 else "finish"
+        answer = "fail" if number < 0.015 else "requeue" if number < 0.03 else "finish"
         return self._answer(key, message, answer)
 
     def _end(self, key: str, message: Message) -> None:
@@ -292,7 +292,7 @@ class Handlers:
     def _batch(self, items: list[tuple[str, Message]]) -> None:
         gevent.sleep(0.02)
         key = items[0][0]
-        fails = random.Random(key + str(len(items))).random() < 0.03
+        fails = random.Random(key + str(len(items))).random() < 0.02
         for each, message in items:
             self._answer(each, message, "fail" if fails else "finish")
         if fails:
@@ -358,6 +358,7 @@ def change_limit(consumer: Consumer, ledger: Ledger, chosen: random.Random) -> N
 
 
 def main(path: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the clients start
     # For a worker that does not end: where its greenlets are, and if its hub does not run, where its threads are.
     signal.signal(signal.SIGUSR2, lambda *_: print_run_info())
     faulthandler.enable()

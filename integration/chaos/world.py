@@ -88,9 +88,19 @@ class Worker(Program):
         super().__init__(name, folder)
         self.settings = dict(settings)
 
+    @property
+    def ledger(self) -> Path:
+        return self.folder / f"{self.full_name}.jsonl"
+
+    def stop(self, *, kill: bool = False) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        while not kill and not self.ledger.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # until it has imported its modules, and handles signals
+        super().stop(kill=kill)
+
     def command(self) -> Sequence[str]:
         path = self.folder / f"{self.full_name}.json"
-        path.write_text(json.dumps({**self.settings, "name": self.full_name, "ledger": f"{path}l"}))
+        path.write_text(json.dumps({**self.settings, "name": self.full_name, "ledger": str(self.ledger)}))
         return "integration.chaos.workers", str(path)
 
 
@@ -241,7 +251,7 @@ class World:
         for worker in self.workers:
             self._started(worker)
         # Until each of them works.
-        ledgers = [self.folder / f"{worker.full_name}.jsonl" for worker in self.workers if worker.name != "dead"]
+        ledgers = [worker.ledger for worker in self.workers if worker.name != "dead"]
         wait_until(lambda: all(path.exists() and path.stat().st_size > 2000 for path in ledgers), START_LIMIT)
 
     def _settings(self, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +279,7 @@ class World:
             options["batch_messages"] = chosen.choice([None, None, 20])
         else:
             options["msg_timeout"] = MSG_TIMEOUT
-            options["max_backoff_duration"] = chosen.choice([0, 0.5, 2])
+            options["max_backoff_duration"] = chosen.choice([0, 0.1, 0.5])
             options["max_tries"] = 0
             options["low_ready_idle_timeout"] = chosen.choice([0.5, 10])
         return {"kind": kind, "seed": chosen.randrange(2**32), "options": options, **more}
