@@ -42,7 +42,7 @@ def parse_duration(text: str, units: Mapping[str, float] = GO_UNITS) -> float:
     is_whole = "".join(number + unit for number, unit in parts) == unsigned and all(unit in units for _, unit in parts)
     if unsigned != "0" and not (parts and is_whole):
         raise ValueError("not a duration such as 1m30s or 250ms")
-    seconds = sum(float(number) * units[unit] for number, unit in parts)
+    seconds = sum((float(number) * units[unit] for number, unit in parts), 0.0)
     return -seconds if text[:1] == "-" else seconds
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gnsq.options import Options, option
+from fakensqd.options import LookupdOptions, NsqdOptions
+from gnsq.consumer.options import ConsumerOptions
+from gnsq.http.options import HttpOptions
+from gnsq.options import ConnectionOptions, Options, option
+from gnsq.producer.options import ProducerOptions
 from gnsq.settings import TIME_UNITS, parse_duration, parse_number, read_value
+from tests.strategies import texts, values
 
 
 @pytest.mark.parametrize(
@@ -111,3 +118,48 @@ def test_refused_value_is_named_with_what_is_right(name, given, text):
         read_value(FIELDS[name], given)
 
     assert str(caught.value) == text
+
+
+ALL_FIELDS = [
+    pytest.param(field, id=f"{kind.__name__} {field.name}")
+    for kind in (
+        Settings,
+        ConnectionOptions,
+        ConsumerOptions,
+        ProducerOptions,
+        HttpOptions,
+        NsqdOptions,
+        LookupdOptions,
+    )
+    for field in dataclasses.fields(kind)
+]
+
+
+@given(st.sampled_from([param.values[0] for param in ALL_FIELDS]), texts | values)
+def test_any_value_is_taken_or_refused_with_the_name_of_the_setting(field, value):
+    text = ""
+    try:
+        read = read_value(field, value)
+    except (TypeError, ValueError) as error:
+        text = str(error)
+    else:
+        assert read_value(field, read) == read or read != read  # nan
+
+    assert text == "" or text.startswith(field.name)
+
+
+@given(st.text(alphabet="0123456789.hmsun \u00b5+-dx", max_size=12) | texts)
+def test_any_text_is_a_duration_or_refused(text):
+    for parse in (parse_duration, lambda text: parse_number(text, TIME_UNITS)):
+        try:
+            seconds = parse(text)
+        except ValueError:
+            continue
+        assert isinstance(seconds, float)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(sorted(TIME_UNITS))), min_size=1, max_size=4))
+def test_duration_is_the_sum_of_its_parts(parts):
+    text = "".join(f"{number}{unit}" for number, unit in parts)
+
+    assert parse_number(text, TIME_UNITS) == sum(number * TIME_UNITS[unit] for number, unit in parts)

@@ -93,7 +93,7 @@ def _read_config_file(flags: tuple[Flag, ...], path: str) -> dict[str, Value]:
     try:
         with open(path, "rb") as file:
             return from_config_file(flags, tomllib.load(file))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _FatalError(f"failed to load config file {path} - {error}") from error
 
 

@@ -90,7 +90,7 @@ class LookupPeer:
                 options.http_client_request_timeout,
                 lambda: _channels(connect(address, self._clock, options.http_client_connect_timeout), topic),
             )
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
             logger.warning("nsqlookupd %s: channels of topic %s: %s", self._address, topic, error)
             return []
 
@@ -186,5 +186,5 @@ def _http_address(answer: bytes) -> tuple[str, int] | None:
     try:
         facts = json.loads(answer)
         return str(facts["broadcast_address"]), int(facts["http_port"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None

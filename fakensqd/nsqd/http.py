@@ -299,7 +299,7 @@ class _Api:
 def _addresses(body: bytes) -> tuple[str, ...]:
     try:
         addresses = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HttpError(400, "INVALID_VALUE") from None
     addresses = [] if addresses is None else addresses
     if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):

@@ -186,7 +186,7 @@ def restore(broker: Broker, data: bytes, now: float) -> None:
                 topic.restore(messages, now)
             else:
                 topic.ensure_channel(name, now).restore(messages)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the metadata of an nsqd: {error!r}") from error
 
 

@@ -29,6 +29,7 @@ from gnsq.protocol.frames import (
 )
 from gnsq.protocol.handshake import Identity, ReadFrame, StartCompression, StartTLS, Write, handshake
 from tests.protocol.decoder import CommandDecoder
+from tests.strategies import numbers, values
 
 MAX_FRAME_SIZE = 64
 ID = b"0123456789abcdef"
@@ -367,13 +368,6 @@ def test_highly_compressed_bytes_are_decompressed_in_bounded_pieces(codec, size,
 
 # --- handshake
 
-# What JSON can hold that arithmetic, comparison or text can choke on.
-numbers = st.integers() | st.floats() | st.sampled_from([0, -1, 2**63, 10**400, -(10**400)])
-values = st.recursive(
-    st.none() | st.booleans() | numbers | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
 FIELDS = ["max_rdy_count", "version", "max_msg_timeout", "msg_timeout", "deflate_level", "sample_rate", "identity"]
 LAYERS = ["tls_v1", "snappy", "deflate", "auth_required"]
 flags = st.fixed_dictionaries({}, optional={name: st.booleans() for name in LAYERS})

@@ -28,7 +28,12 @@ def json_schema_type(text: str) -> T.StructType:
         schema = json.loads(text)
     except ValueError as error:
         raise ValueError(f"the JSON Schema is not JSON: {error}") from error
-    kind = _settled(_JsonSchema(schema).convert(schema, "")[0])
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    try:
+        kind = _settled(_JsonSchema(schema).convert(schema, "")[0])
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
     if not isinstance(kind, T.StructType):
         raise ValueError(f"the JSON Schema is of {type_text(kind)}, and an event is an object with properties")
     return kind
@@ -42,6 +47,13 @@ _JSON_TYPES: dict[str, T.DataType] = {
 }
 _FORMATS: dict[str, T.DataType] = {"date": T.DateType(), "date-time": T.TimestampType()}
 _ANYTHING = T.StringType()
+_TOO_DEEP = "the JSON Schema is nested too deeply"
+# Types that the values of keywords must have here.
+_KEYWORDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("properties", "patternProperties"), (dict, "an object")),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "enum", "prefixItems"), (list, "a list")),
+    **dict.fromkeys(("$ref", "format"), (str, "a string")),
+}
 
 
 class _JsonSchema:
@@ -101,6 +113,14 @@ class _JsonSchema:
             return {}, used
         if not isinstance(schema, dict):
             raise ValueError(f"{where} is {json.dumps(schema)}, and a schema is due")
+        for keyword, (due, text) in _KEYWORDS.items():
+            if not isinstance(schema.get(keyword, due()), due):
+                raise ValueError(f"{where} has {keyword} {json.dumps(schema[keyword])}, and {text} is due")
+        names = schema.get("type", [])
+        if not isinstance(names, str) and not (
+            isinstance(names, list) and all(isinstance(each, str) for each in names)
+        ):
+            raise ValueError(f"{where} has type {json.dumps(names)}, and a string is due, or a list of them")
         parts = schema.get("allOf", [])
         if (name := schema.get("$ref")) is not None:
             if name not in used or not self._has_itself(name, where):

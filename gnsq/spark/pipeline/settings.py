@@ -684,7 +684,7 @@ def load_settings(path: str | None, overrides: Mapping[str, object] = MappingPro
     if path is not None:
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"configuration {path}: {error}") from error
     known = options_of(JobSettings)
     _check_known(values, (*known, "tables", "metrics"))

@@ -312,7 +312,7 @@ def read_status(query: Query) -> QueryStatus:
         return QueryStatus(**{**fields, **{name: Counts(**fields[name]) for name in ("total", "last")}})
     except FileNotFoundError:
         pass
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         path = f"{redact_uri(query.notes)}/{_NAME}"
         logger.warning("%s is not a status of the job, the next batch writes it anew: %r", path, error)
     return QueryStatus(name=query.name)

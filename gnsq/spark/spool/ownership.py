@@ -126,6 +126,6 @@ def read_owner(store: Store) -> dict[str, object]:
     """Read the owner's file; return an empty dict if it does not exist or is damaged."""
     try:
         owner = json.loads(store.read(_OWNER).to_pybytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}

@@ -107,6 +107,16 @@ def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1(argumen
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.subprocess
+def test_file_that_is_nested_too_deeply_is_one_line_too(tmp_path):
+    (tmp_path / "nsqd.cfg").write_text("a = " + "[" * 100_000)
+
+    result = run("nsqd", *FREE_PORTS, f"--config={tmp_path / 'nsqd.cfg'}")
+
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert " FATAL: failed to load config file " in result.stderr
+
+
 @pytest.mark.parametrize(("name", "number"), [("nsqd", signal.SIGINT), ("nsqlookupd", signal.SIGTERM)])
 @pytest.mark.subprocess
 def test_program_listens_on_its_ports_and_ends_by_a_signal(name, number):

@@ -161,7 +161,11 @@ def test_topic_deleted_during_the_query_gets_no_channels(nsqd, lookupd):
     assert nsqd.broker.topics == {}
 
 
-@pytest.mark.parametrize("answer", [b"OK", b'{"broadcast_address": "127.0.0.1", "http_port": 1}'])
+@pytest.mark.parametrize(
+    "answer",
+    [b"OK", b'{"broadcast_address": "127.0.0.1", "http_port": 1}', b"[" * 100_000],
+    ids=["no JSON", "no HTTP", "deep"],
+)
 def test_nsqlookupd_that_does_not_answer_queries_delays_no_message(answer):
     asked = []
 

@@ -11,7 +11,7 @@ from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
 from fakensqd.router import Request
 from gnsq.protocol.commands import multipublish_body
-from tests.fakensqd.wire import call, environ
+from tests.fakensqd.wire import call, environ, request
 
 
 class Facts:
@@ -145,6 +145,14 @@ def test_config_changes_log_level_and_nsqlookupds(api, server):
 )
 def test_config_refuses_bad_values(api, name, body, answer):
     assert api("PUT", f"/config/{name}", body) == answer
+
+
+def test_config_refuses_a_list_that_is_nested_too_deeply(fakensqd):
+    deep = b"[" * 100_000
+
+    assert request(fakensqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", deep) == {
+        "message": "INVALID_VALUE"
+    }
 
 
 def test_bytes_after_binary_messages_are_not_read(server):

@@ -195,8 +195,9 @@ def test_data_path_that_does_not_exist_is_refused(tmp_path):
         FakeNsqd(data_path=str(tmp_path / "none")).start()
 
 
-def test_start_with_an_unreadable_file_is_refused(tmp_path):
-    (tmp_path / "nsqd.dat").write_bytes(b"{")
+@pytest.mark.parametrize("data", [b"{", b"[" * 100_000], ids=["cut", "deep"])
+def test_start_with_an_unreadable_file_is_refused(tmp_path, data):
+    (tmp_path / "nsqd.dat").write_bytes(data)
 
     with pytest.raises(DataPathError, match="failed to load metadata - failed to parse metadata in"):
         FakeNsqd(data_path=str(tmp_path)).start()

@@ -1,10 +1,15 @@
 """JSON Schema as a type of Spark's."""
 
+import json
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from gnsq.spark.pipeline.jsonschema import json_schema_type
+from tests.strategies import json_values
 
 SCHEMA = """{
   "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -127,6 +132,11 @@ REFUSED = [
     ('{"properties": {"a": {"$ref": "#/$defs/x"}}}', "which is not there"),
     ('{"properties": {"a": {"properties": {"b": 5}}}}', "a.b is 5, and a schema"),
     ("{", "the JSON Schema is not JSON"),
+    ("[" * 100_000, "the JSON Schema is nested too deeply"),
+    ('{"items": ' * 900 + "{}" + "}" * 900, "the JSON Schema is nested too deeply"),
+    ('{"properties": ["a"]}', 'the JSON Schema has properties ["a"], and an object is due'),
+    ('{"properties": {"a": {"$ref": 5}}}', "a has $ref 5, and a string is due"),
+    ('{"properties": {"a": {"type": [{}]}}}', "a has type [{}], and a string is due, or a list of them"),
 ]
 
 
@@ -134,3 +144,38 @@ REFUSED = [
 def test_what_is_no_json_schema_of_an_event_is_refused_by_its_place(text, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
         json_schema_type(text)
+
+
+KEYWORDS = st.sampled_from(
+    [
+        *("type", "properties", "required", "items", "prefixItems", "enum", "const", "anyOf", "oneOf", "allOf"),
+        *(
+            "if",
+            "then",
+            "else",
+            "$ref",
+            "$defs",
+            "format",
+            "nullable",
+            "additionalProperties",
+            "patternProperties",
+            "a",
+        ),
+    ]
+)
+NAMES = st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array", "#", "#/$defs/a", "date"])
+SCHEMAS = st.dictionaries(
+    KEYWORDS,
+    st.deferred(lambda: SCHEMAS | st.lists(SCHEMAS | NAMES, max_size=2) | NAMES | json_values(KEYWORDS)),
+    max_size=3,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b"]), SCHEMAS, max_size=2), SCHEMAS)
+def test_any_schema_is_a_type_or_refused(properties, beside):
+    for schema in ({**beside, "properties": properties, "$defs": properties}, beside):
+        try:
+            kind = json_schema_type(json.dumps(schema))
+        except ValueError:
+            continue
+        assert isinstance(kind, StructType)

@@ -1,7 +1,10 @@
+import contextlib
 import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gnsq.spark.pipeline.settings import (
     _OWN_OPTIONS,
@@ -11,8 +14,10 @@ from gnsq.spark.pipeline.settings import (
     TableSettings,
     load_settings,
     named_expression,
+    options_of,
 )
 from tests.spark.pipeline.jobs import job, metric, table
+from tests.strategies import json_values, texts, toml
 
 FILE = """
 work = "/data"
@@ -418,3 +423,27 @@ def test_job_for_python_takes_the_values_of_the_file(tmp_path):
         tables={"clicks": clicks, "frames": frames},
         metrics={"pages": pages},
     )
+
+
+JOB, TABLE, METRIC = (
+    st.sampled_from([*options_of(kind), "a"]) for kind in (JobSettings, TableSettings, MetricSettings)
+)
+
+
+def section(head, names):
+    given = st.dictionaries(names, texts | json_values(names), max_size=3)
+    return given.map(lambda found: head + "".join(f"{name} = {toml(value)}\n" for name, value in found.items()))
+
+
+@given(
+    section('work = "/data"\noutput = "/out"\nnsqd_tcp_addresses = "a:4150"\n', JOB.filter(lambda name: name != "work"))
+    | section("", JOB),
+    section("[tables.clicks]\n", TABLE) | st.sampled_from(["", "[tables]\nclicks = 1", "x = " + "[" * 5000]),
+    section('[metrics.pages]\ntable = "clicks"\naggregates = "count(*)"\n', METRIC) | st.just(""),
+)
+def test_any_file_is_a_job_or_an_error_in_words(tmp_path_factory, settings, tables, metrics):
+    path = tmp_path_factory.mktemp("job") / "job.toml"
+    path.write_bytes("\n".join([settings, tables, metrics]).encode("utf-8", "surrogateescape"))
+
+    with contextlib.suppress(ValueError):
+        load_settings(str(path))

@@ -201,7 +201,10 @@ def test_record_one_batch_behind_goes_on(status):
     assert (status.record.committed, status.record.begun, status.record.offset) == (3, 5, {"v": 1})
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"total": {}, "last": {"more": 1}}', '{"more": 1}'])
+DAMAGED = ["", "[]", '{"total": {}, "last": {"more": 1}}', '{"more": 1}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=["empty", "list", "other counts", "other field", "deep"])
 def test_damaged_file_is_told_and_replaced(query, caplog, text):
     os.makedirs(query.notes)
     path = f"{query.notes}/status.json"

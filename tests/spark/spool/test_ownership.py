@@ -62,7 +62,7 @@ def test_owner_file_names_owner_source_and_process(spool, root):
     )
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000], ids=["empty", "cut", "list", "deep"])
 def test_unreadable_owner_is_written_anew(spool, root, text):
     (root / "owner.json").write_text(text)
 
