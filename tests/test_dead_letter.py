@@ -4,8 +4,11 @@ import dataclasses
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gnsq.dead_letter import DeadLetter, decode_dead_letter, encode_dead_letter
+from tests.strategies import values
 
 LETTER = DeadLetter(
     topic="orders",
@@ -55,3 +58,10 @@ def test_what_is_not_json_is_not_taken_for_a_dead_letter(data):
 
 def test_unknown_keys_of_a_dead_letter_are_ignored():
     assert decode_dead_letter(json.dumps({**RECORD, "host": "a"}).encode()) == LETTER
+
+
+@given(st.fixed_dictionaries({}, optional={name: st.just(value) | values for name, value in RECORD.items()}))
+def test_any_record_is_a_dead_letter_or_none(fields):
+    letter = decode_dead_letter(json.dumps({**RECORD, **fields}).encode())
+
+    assert letter is None or decode_dead_letter(encode_dead_letter(letter)) == letter

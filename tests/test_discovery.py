@@ -7,13 +7,17 @@ import logging
 import gevent
 import pytest
 from gevent.event import Event
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gnsq import Consumer, Producer
+from gnsq.addresses import parse_address
 from gnsq.discovery import LOOKUP_TIMEOUT, MAX_NSQDS, AllNodes, TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
 from gnsq.logs import LogOwner
 from tests.helpers import wait_until
 from tests.http.peer import JSON, http_peer, reply
+from tests.strategies import json_values
 
 LOG = logging.getLogger("tests.discovery")
 
@@ -101,6 +105,32 @@ def test_invalid_nsqd_does_not_hide_the_others(ask, caplog):
     assert ask(of(None, nsqd("a"), nsqd("b", 0), nsqd("c"))) == ({"a:4150", "c:4150"}, 0)
     assert "lookupd/: lookup of " in caplog.text
     assert "answer is not nsqlookupd's" in caplog.text
+
+
+NAMES = st.sampled_from(["broadcast_address", "address", "tcp_port", "http_port", "producers"]) | st.text(max_size=3)
+NSQDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "broadcast_address": st.sampled_from(["a", "::1", "/tmp/socket", "a b", "\x1b", ""]) | json_values(NAMES),
+        "tcp_port": st.integers(-1, 65536) | json_values(NAMES),
+    },
+)
+ANSWERS = st.fixed_dictionaries({"producers": st.lists(NSQDS | json_values(NAMES), max_size=4)}) | json_values(NAMES)
+
+
+@both
+@given(st.lists(ANSWERS, min_size=1, max_size=2))
+def test_any_answer_gives_addresses_or_is_a_failure_in_words(ask, answers):
+    lookupds = [Lookupd(answer) for answer in answers]
+    kind = TopicNodes(lookupds, "t") if ask is lookup else AllNodes(lookupds)
+    _, usable = refresh(kind, lookupds)
+    found, _ = refresh(kind, lookupds)
+
+    assert len(kind.failures) == len(lookupds) - usable
+    assert all(text.isprintable() and len(text) < 1000 for text in kind.failures.values())
+    for address in found:
+        host, port = parse_address(address)
+        assert (0 < port < 65536, host.isprintable(), "/" in host) == (True, True, False)
 
 
 def test_silent_nsqlookupd_does_not_delay_the_others():

@@ -1,17 +1,21 @@
 """Connection options of all commands: where they come from, what is refused, and that they are really used."""
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 
 import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gnsq
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
-from gnsq.cli.cluster import SETTINGS, option_texts, target_of
+from gnsq.cli.cluster import SETTINGS, load_cluster, option_texts, target_of
 from gnsq.cli.command import Command
 from tests.helpers import bodies, refused_port
+from tests.strategies import json_values, texts, toml
 
 FILE = """
     cluster = "local"
@@ -474,3 +478,20 @@ def test_addresses_come_from_nsqlookupd(invoke, fakecluster, tmp_path):
 
     assert result.exit_code == 0, result.stderr
     assert [bodies(nsqd, "t") for nsqd in fakecluster.nsqds if "t" in nsqd.broker.topics] == [[b"1"]]
+
+
+NAMES = st.sampled_from([*SETTINGS, "cluster", "clusters", "a"])
+
+
+@given(
+    st.dictionaries(NAMES, texts | json_values(NAMES), max_size=3),
+    st.sampled_from(['cluster = "a"\n[clusters.a]\n', "", "[[clusters]]\n", "[" * 5000, "\ufeff"]),
+    st.sampled_from([None, "a", ""]),
+)
+def test_any_file_is_a_cluster_or_an_error_in_words(tmp_path_factory, settings, head, name):
+    path = tmp_path_factory.mktemp("config") / "gnsq.toml"
+    lines = [f"{key} = {toml(value)}\n" for key, value in settings.items()]
+    path.write_bytes((head + "".join(lines)).encode("utf-8", "surrogateescape"))
+
+    with contextlib.suppress(click.UsageError):
+        load_cluster(name, str(path), {})

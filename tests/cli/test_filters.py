@@ -5,8 +5,11 @@ import json
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gnsq.cli.filters import filter_options
+from gnsq.cli.filters import BodyFilter, Condition, filter_options
+from tests.strategies import json_values
 
 BODY = {
     "country": "NO",
@@ -103,3 +106,34 @@ def test_condition_with_no_operator_or_one_of_another_language_is_refused(condit
 
     assert result.exit_code == 2
     assert "is not FIELD=VALUE" in result.output
+
+
+WORDS = st.sampled_from("ab0")
+
+
+@given(
+    json_values(WORDS).map(json.dumps) | st.text(),
+    st.lists(WORDS | st.text(max_size=3), min_size=1, max_size=3),
+    st.sampled_from(["=", "!=", "~"]),
+    json_values(WORDS).map(json.dumps) | st.text(max_size=5),
+)
+def test_any_condition_chooses_any_body_or_does_not(body, path, operator, value):
+    data = body.encode("utf-8", "surrogatepass")
+
+    chosen = BodyFilter((Condition(tuple(path), operator, value),)).chooses(data)
+
+    assert chosen in (True, False)
+
+
+@given(json_values(WORDS), st.lists(WORDS, min_size=1, max_size=4), json_values(WORDS))
+def test_field_equals_its_own_value(inner, path, other):
+    # nan, which Python's json writes, equals nothing.
+    body = inner
+    for key in reversed(path):
+        body = {key: body}
+    data, text = json.dumps(body).encode(), json.dumps(inner)
+    equal, unequal = (BodyFilter((Condition(tuple(path), each, text),)) for each in ("=", "!="))
+
+    assert equal.chooses(data) is ("NaN" not in text)
+    assert unequal.chooses(data) is ("NaN" in text)
+    assert not BodyFilter((Condition((*path, "x"), "=", text),)).chooses(data)

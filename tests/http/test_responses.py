@@ -1,11 +1,15 @@
 """Results and errors from the responses of servers."""
 
 import gc
+import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
+from tests.strategies import json_values
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
@@ -183,3 +187,30 @@ def test_unknown_path_is_distinguished_from_an_unknown_topic(status, body, unkno
         result(status, TEXT, body)
 
     assert is_unknown_path(caught.value) is unknown
+
+
+NAMES = st.sampled_from(["status_code", "status_txt", "data", "message", "https_port"]) | st.text(max_size=3)
+BODIES = (
+    json_values(NAMES).map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(NAMES, json_values(NAMES)).map(lambda value: json.dumps(value).encode())
+    | st.binary(max_size=40)
+    | st.sampled_from([b'{"message":"TLS_REQUIRED","https_port":%s}' % (b"9" * 5000), b"404 page not found\n"])
+)
+
+
+@given(
+    st.sampled_from([100, 200, 204, 301, 400, 403, 404, 413, 500, 999]),
+    st.sampled_from([JSON, TEXT, HTML, "", "application/json"]) | st.text(max_size=8),
+    BODIES,
+    st.text(max_size=8),
+)
+def test_any_response_is_a_result_or_an_error_in_words(status, content_type, body, reason):
+    found = None
+    try:
+        assert isinstance(result(status, content_type, body, reason), (bytes, bool, int, float, dict, list, type(None)))
+    except NSQHttpError as error:
+        found = error
+
+    assert found is not None or status == 200
+    assert found is None or (str(found).isprintable() and len(str(found)) < 1000)
+    assert found is None or isinstance(is_unknown_path(found), bool)

@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import pytest
@@ -19,6 +20,7 @@ from gnsq.spark.offsets import (
     with_new_revision,
 )
 from tests.spark.helpers import pending
+from tests.strategies import json_values
 
 VECTORS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 9))
 SPOOLS = st.lists(
@@ -81,6 +83,14 @@ def test_offset_is_the_same_whatever_the_order_it_was_made_in():
 def test_foreign_offset_is_refused(offset, words):
     with pytest.raises(ValueError, match=words):
         decode_offset(offset, "clicks/a")
+
+
+@given(json_values(st.sampled_from(["v", "s", "r", "a", "/a", ""])), st.dictionaries(st.text(), json_values()))
+def test_any_json_is_an_offset_or_refused(offset, vector):
+    for each in (offset, {"v": 1, "s": "clicks/a", "r": offset}, {"v": 1, "s": "clicks/a", "r": vector}):
+        with contextlib.suppress(ValueError):
+            found = decode_offset(each, "clicks/a")
+            assert decode_offset(encode_offset(found, "clicks/a"), "clicks/a") == found
 
 
 @pytest.mark.parametrize(
