@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.su
 EXTRAS := cli,fakensqd,opentelemetry,prometheus,sentry,spark
 DEMO_EXTRAS := fakensqd,spark
 
-.PHONY: help demo test quick integration chaos soak lint composefile docs bench clean
+.PHONY: help demo test quick integration chaos fuzz soak lint composefile docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,8 @@ help:
 	@echo "make chaos        a cluster of real servers whose parts fail at random, and an account of every message"
 	@echo "                  (SECONDS=600, SEED=1: that run again, FLAGS=--fake: the emulator, FLAGS=--commands: gnsq pub, copy ...)"
 	@echo "make soak         the same for an hour, with a fault a minute: does memory grow (SECONDS, SEED, FLAGS as above)"
+	@echo "make fuzz         random inputs, and random sessions beside a real nsqd, with more and more seeds; ten minutes"
+	@echo "                  (SECONDS=60 SEED=1: so long, from this seed on; ONLY=test: one test, as pytest names it)"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
 	@echo "make docs         the documentation, into site/; warnings are errors"
 	@echo "make bench        side by side with the NSQ clients that are installed; writes bench/ (ONLY=consume: that part)"
@@ -50,6 +52,10 @@ chaos: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	@$(BIN)/python -m integration.chaos --seconds $(or $(SECONDS),3600) --interval 60 $(if $(SEED),--seed $(SEED)) $(FLAGS)
+
+fuzz: $(VENV)/.dev
+	@$(BIN)/python -m integration.fuzz $(if $(SECONDS),--seconds=$(SECONDS)) $(if $(SEED),--seed=$(SEED)) \
+		$(if $(ONLY),--only='$(ONLY)')
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -157,7 +157,7 @@ def compare(old: Transcript, new: Transcript) -> list[str]:
     """Return the differences as lines."""
     lines = []
     for name in sorted(old.sessions.keys() | new.sessions.keys()):
-        before, after = (_readable(transcript.sessions.get(name)) for transcript in (old, new))
+        before, after = (readable(transcript.sessions.get(name)) for transcript in (old, new))
         if before != after:
             title = (new.sessions.get(name) or old.sessions[name])["title"]
             lines.append(f"{name}: {title}")
@@ -166,7 +166,7 @@ def compare(old: Transcript, new: Transcript) -> list[str]:
     return lines
 
 
-def _readable(session: Step | None) -> list[str]:
+def readable(session: Step | None) -> list[str]:
     """Write a session as lines: one for each step, frame or part of a response."""
     if session is None:
         return []

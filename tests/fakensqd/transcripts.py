@@ -24,7 +24,7 @@ from gevent import socket
 from gevent.pool import Pool
 
 from fakensqd.clock import Clock, RealClock
-from gnsq.errors import NSQSocketError
+from gnsq.errors import NSQProtocolError, NSQSocketError
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport, TcpTransport, Transport
@@ -97,7 +97,8 @@ class Wire:
             self._transport.sendall(data)
 
     def half_close(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # as in send()
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._socket.close()
@@ -120,6 +121,8 @@ class Wire:
                 return None
             except NSQSocketError:
                 data = b""
+            except NSQProtocolError as error:
+                raise Difference(str(error)) from error
             if not data:
                 if self._buffer:
                     raise Difference(f"closed inside of a frame: {shortened(self._buffer)}")

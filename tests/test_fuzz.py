@@ -1,0 +1,54 @@
+"""The comparison of real servers with the emulator by random sessions: here both are emulators."""
+
+import sys
+
+import pytest
+
+from integration.fuzz.comparing import PROFILES, differences
+from tests.fakensqd.recorded_servers import NSQD, emulated
+from tests.helpers import run
+
+pytestmark = pytest.mark.slow
+SEED = 1
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_emulator_responds_to_random_sessions_as_itself(name):
+    assert differences(name, emulated, 30, SEED) == []
+
+
+def test_difference_is_shown_by_the_shortest_session():
+    def other(name, flags, clock):
+        return emulated(name, flags | {"max-msg-size": "8"}, clock)
+
+    found = differences(NSQD, other, 12, SEED)
+
+    lines = [text.split("\n") for text in found if "PUB message too big" in text]
+    assert lines
+    # What the emulator sent; the steps connect, send twice, receive, ask for statistics; the session as JSON.
+    assert "got (0, b'OK')" in lines[0][0]
+    assert '"do": "http"' not in lines[0][1]
+
+
+FAILING = """
+import pytest
+from hypothesis import core
+
+@pytest.mark.hypothesis
+def test_seed():
+    assert core.global_force_seed < 7
+"""
+
+
+@pytest.mark.subprocess
+def test_run_that_fails_says_how_to_repeat_it(tmp_path):
+    test = tmp_path / "test_seed.py"
+    test.write_text(FAILING)
+
+    def fuzz(seed, seconds):
+        words = ("--only", str(test), "--seed", str(seed), "--seconds", str(seconds))
+        return run(sys.executable, "-m", "integration.fuzz", *words).stdout
+
+    assert fuzz(5, 0).startswith("fuzz: 0 s, seed 5\n")
+    assert "to repeat: make fuzz SECONDS=0 SEED=7 ONLY='" in fuzz(5, 60)
+    assert "to repeat: make fuzz SECONDS=0 SEED=7 ONLY='" in fuzz(7, 0)
