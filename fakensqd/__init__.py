@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fakensqd.lookupd.server import FakeLookupd
     from fakensqd.nsqd.auth import Grant
     from fakensqd.nsqd.server import FakeNsqd
-    from fakensqd.transcript import Transcript, UnknownChannel
+    from fakensqd.transcript import Transcript
 
 __all__ = [
     "Certificates",
@@ -29,7 +29,6 @@ __all__ = [
     "Relay",
     "Scenario",
     "Transcript",
-    "UnknownChannel",
     "faults",
     "on",
 ]
@@ -44,7 +43,6 @@ _MODULES = {
     "Relay": "faults.relay",
     "Scenario": "faults.rules",
     "Transcript": "transcript",
-    "UnknownChannel": "transcript",
     "on": "faults.rules",
 }
 

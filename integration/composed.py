@@ -1,5 +1,4 @@
-"""Programs for docker-compose.yml: ``certificates DIRECTORY`` makes them, ``auth HOST:PORT [TTL]`` is an auth
-server."""
+"""Programs for docker-compose.yml: ``certificates DIRECTORY`` makes them, ``auth HOST:PORT`` is an auth server."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ def make_certificates(directory: Path) -> None:
         made.client()
 
 
-def serve_auth(address: str, ttl: int = 3600) -> None:
+def serve_auth(address: str) -> None:
     """Serve until SIGTERM."""
     over = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, over.set)
-    with FakeAuthServer(GRANTS, http_address=address, ttl=ttl):
+    with FakeAuthServer(GRANTS, http_address=address):
         over.wait()  # until a signal comes
 
 
@@ -37,7 +36,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["certificates", directory]:
             make_certificates(Path(directory))
-        case ["auth", address, *ttl]:
-            serve_auth(address, *map(int, ttl))
+        case ["auth", address]:
+            serve_auth(address)
         case _:
             sys.exit(__doc__)

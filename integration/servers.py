@@ -23,6 +23,8 @@ import pytest
 from integration import choice
 
 START_LIMIT = 10.0
+# nsqd writes its messages to the disk at its stop.
+STOP_LIMIT = 30.0
 _LISTENING = re.compile(rb"(TCP|HTTP): listening on (\S+)")
 
 
@@ -82,7 +84,7 @@ class Daemon:
                 process.kill()
             else:
                 process.terminate()
-            process.wait(10)
+            process.wait(STOP_LIMIT)
             assert process.stderr is not None
             process.stderr.close()
 

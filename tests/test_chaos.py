@@ -94,6 +94,10 @@ def excess(files):
     files.in_flight = [(6.0, {"a": 9}), (8.0, {"a": 6})]
 
 
+def cut(files):
+    files.lines["a"].append(["C", 3.0, "n:1", "n:1: connection lost: closed"])
+
+
 def growth(files):
     usage = {"KiB": 1, "threads": 1, "greenlets": 1}
     files.lines["a"] += [["T", 1.0, {**usage, "descriptors": 5 * number}, {}] for number in range(SAMPLES)]
@@ -111,6 +115,7 @@ VIOLATIONS = {
     early: "handled early",
     late_publish: "publish without an end in time",
     excess: "more in flight than max_in_flight",
+    cut: "connection lost without a fault",
     growth: "grows",
     bug: "bug",
 }
@@ -127,9 +132,9 @@ def test_the_judge_sees(files, make, title):
     assert files.violations() == [title]
 
 
-@pytest.mark.parametrize("make", [lost, comes_again, early, excess], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("make", [lost, comes_again, early, excess, cut], ids=lambda each: each.__name__)
 def test_a_kill_of_the_nsqd_explains(files, make):
     make(files)
-    files.faults = [Fault("killed", "nsqd0", True, 1.5, 2.0), Fault("restarted", "nsqd0", False, 7.0, 7.5)]
+    files.faults = [Fault("killed", "nsqd0", 1.5, 2.0), Fault("stopped", "nsqd0", 7.0, 7.5)]
 
     assert files.violations() == []

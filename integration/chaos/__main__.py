@@ -8,6 +8,7 @@ import math
 import random
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -46,10 +47,11 @@ class Run:
             jobs = [gevent.spawn(self._look), gevent.spawn(self._watch)]
             self.disturber.run(seconds)
             self.violations += [f"a fault failed: {text}" for text in self.disturber.errors]
-            self._stop([worker for worker in world.workers if worker.settings["kind"] == "producer"])
+            self._stop([worker for worker in world.workers.values() if worker.settings["kind"] == "producer"])
             self._drain()
             gevent.killall(jobs)
-            self._stop([worker for worker in world.workers if worker.process is not None])
+            self.disturber.faults += [Fault("did not run", *each) for each in world.slow]
+            self._stop([worker for worker in world.workers.values() if worker.process is not None])
             self.nodes = {node.relay.address: node.name for node in world.nodes}
             self._check_ends()
 
@@ -73,7 +75,7 @@ class Run:
             if last - began > TICK + GAP:
                 print(f"the relays did not run for {last - began:.1f} s", flush=True)
                 names = [node.name for node in self.world.nodes]
-                self.disturber.faults += [Fault("did not run", name, False, began, last) for name in names]
+                self.disturber.faults += [Fault("did not run", name, began, last) for name in names]
 
     def _drain(self) -> None:
         """Wait until all channels are empty, as long as they get emptier."""
@@ -94,12 +96,12 @@ class Run:
         for worker, job in zip(workers, jobs, strict=True):
             if not job.successful():
                 self.violations.append(f"{worker.full_name} does not end: {job.exception!r}")
-            elif worker.statuses[-1][1] != 0:
-                self.violations.append(f"{worker.full_name} ended with status {worker.statuses[-1][1]}")
+            elif status := worker.statuses[worker.full_name]:
+                self.violations.append(f"{worker.full_name} ended with status {status}")
 
     def _check_ends(self) -> None:
-        for worker in self.world.workers:
-            wrong = [f"{name}: {status}" for name, status in worker.statuses if status not in (0, 1)]
+        for worker in self.world.workers.values():
+            wrong = [f"{name}: {status}" for name, status in worker.statuses.items() if status not in (0, 1)]
             self.violations += [f"status of {text}" for text in wrong]
         for path in sorted(self.world.folder.glob("*.err")):
             if text := path.read_text(errors="replace").strip():
@@ -130,6 +132,7 @@ def main() -> int:
     seed = random.randrange(10**6) if given.seed is None else given.seed
     print(f"chaos: seed {seed}", flush=True)
     chosen = random.Random(seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos: SIGTERM"))  # all servers and workers are ended
     found: list[str] = ["interrupted"]
     with folder_of_run(found) as folder:
         if given.commands:

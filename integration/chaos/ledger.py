@@ -22,6 +22,10 @@ SLACK = 0.7
 DEADLINE_SLACK = 1.5
 # After this time no message may be in flight any more that came before max_in_flight was lowered.
 LOWERED = 5.0
+# A lost connection is noticed so long after its fault: by heartbeats, or by a response that is missing.
+NOTICED = 6.0
+# Faults after which nsqd does not know yet that a message was finished, or that a connection is no longer used.
+DELAYING = ("stopped", "did not run", "late links", "slow links", "sliced links", "stalled links", "ends links")
 # What the smallest value of the last third of a worker's life may have more than that of the first. A consumer keeps a
 # greenlet for each handler that has run at the same time as others, up to max_in_flight.
 GROWTH = {"KiB": 12_000, "descriptors": 4, "threads": 2, "greenlets": 50}
@@ -155,6 +159,7 @@ class Judge:
             "handled early": self._early(),
             "publish without an end in time": self._late_publishes(),
             "more in flight than max_in_flight": self._excess(),
+            "connection lost without a fault": self._cuts(),
             "grows": self._growth(),
             "bug": (f"{life.name}: {bug}" for life in self.lives for bug in life.bugs),
         }
@@ -174,10 +179,15 @@ class Judge:
         parts += [f"{count:,} {name}" for name, count in self.notes.items()]
         return "; ".join(parts)
 
-    def _is_disturbed(self, names: Iterable[str], since: float, until: float) -> bool:
-        """Return True if a fault, or a gap, concerned one of these in this time. A restart of a worker drains it."""
+    def _is_disturbed(self, names: Iterable[str], since: float, until: float, kinds: Sequence[str] = ("",)) -> bool:
+        """Return True if a fault, or a gap, concerned one of these in this time. A restart of a worker drains it.
+
+        Args:
+            kinds: Ends of the kinds that count.
+        """
         wanted = set(names)
         faults = (f for f in self.faults if f.target in wanted and f.kind != "worker restarted")
+        faults = (f for f in faults if f.kind.endswith(tuple(kinds)))
         gaps = (gap for life in self.lives if life.name in wanted for gap in life.gaps)
         times = [*((fault.began, fault.ended) for fault in faults), *gaps]
         return any(began <= until and ended + AFTERMATH >= since for began, ended in times)
@@ -267,7 +277,8 @@ class Judge:
         lives = {life.name: life for life in self.lives}
         for time, counts in self.in_flight:
             for name, count in counts.items():
-                if name not in lives or self._is_disturbed({*self.nodes.values(), name}, time - LOWERED, time):
+                nodes = self.nodes.values()
+                if name not in lives or self._is_disturbed({*nodes, name}, time - LOWERED, time, DELAYING):
                     continue
                 limits = lives[name].limits
                 later = [limit for at, limit in limits if time - LOWERED <= at <= time]
@@ -275,6 +286,13 @@ class Judge:
                 self.notes["looks at a consumer's messages in flight"] += 1
                 if later + before and count > max(later + before):
                     yield f"{name} at {time:.2f}: {count}, limits {before + later}"
+
+    def _cuts(self) -> Iterator[str]:
+        for life in self.lives:
+            for time, nsqd, text in life.lost:
+                names = {self.nodes[nsqd], life.name, "auth"}
+                if "connection lost:" in text and not self._is_disturbed(names, time - NOTICED, time):
+                    yield f"{life.name} at {time:.2f}: {self.nodes[nsqd]}, {text}"
 
     def _growth(self) -> Iterator[str]:
         for life in self.lives:

@@ -23,6 +23,7 @@ from typing import Any
 import gevent
 from gevent.util import print_run_info
 
+from fakensqd import FakeAuthServer, Grant
 from gnsq import Consumer, Message, NSQRequeueMessage, Producer, finish_all
 from gnsq.clock import RealClock
 from gnsq.contrib.batch import BatchHandler
@@ -79,30 +80,27 @@ def body_of(key: str) -> bytes:
     return f"{key}:{zlib.crc32(key.encode()):x}:".encode() + b"x" * int(key.rpartition("-")[2])
 
 
-class Watch:
-    """Steps the clock at random, and notes when the process did not run, and what it uses."""
-
-    def __init__(self, ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
-        self._ledger, self._clock, self._chosen = ledger, clock, chosen
-
-    def run(self, counts: Callable[[], dict[str, object]] = dict) -> None:
-        last = sampled = time.monotonic()
-        while True:
-            gevent.sleep(TICK)
-            now = time.monotonic()
-            if now - last > TICK + GAP:
-                self._ledger.write("S", now - last)
-            last = now
-            if now - sampled > SAMPLE_INTERVAL:
-                sampled = now
-                self._ledger.write("T", usage(), counts())
-            if self._chosen.random() < 0.02:
-                self._clock.offset = self._chosen.uniform(-CLOCK_STEP, CLOCK_STEP)
+def watch(
+    ledger: Ledger, clock: SteppedClock, chosen: random.Random, counts: Callable[[], dict[str, object]] = dict
+) -> None:
+    """Step the clock at random, and write when the process did not run, and what it uses."""
+    last = sampled = time.monotonic()
+    while True:
+        gevent.sleep(TICK)
+        now = time.monotonic()
+        if now - last > TICK + GAP:
+            ledger.write("S", now - last)
+        last = now
+        if now - sampled > SAMPLE_INTERVAL:
+            sampled = now
+            ledger.write("T", usage(), counts())
+        if chosen.random() < 0.02:
+            clock.offset = chosen.uniform(-CLOCK_STEP, CLOCK_STEP)
 
 
 def usage() -> dict[str, int]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    greenlets = sum(isinstance(each, gevent.Greenlet) for each in gc.get_objects())
+    greenlets = sum(isinstance(each, gevent.Greenlet) and not each.ready() for each in gc.get_objects())
     descriptors = len(os.listdir("/proc/self/fd"))
     return {"KiB": pages * 4, "descriptors": descriptors, "threads": threading.active_count(), "greenlets": greenlets}
 
@@ -149,43 +147,37 @@ class Publisher:
         due = 0.0 if defer is None else time.time() + defer / 1000
         self._ledger.write("P", call, self._topic, self._timeout, due, keys)
         if kind == "mpub":
-            with self._outcome(call, keys):
-                self.producer.multipublish(self._topic, bodies, key=call)
+            self._end(call, keys, lambda: self.producer.multipublish(self._topic, bodies, key=call))
         elif kind == "async":
-            results = []
-            for key, body in zip(keys, bodies, strict=True):
-                with self._outcome(call, [key], only_errors=True):
-                    results.append((key, self.producer.publish_async(self._topic, body, key=call)))
+            publish = self.producer.publish_async
+            results = [(key, publish(self._topic, body, key=call)) for key, body in zip(keys, bodies, strict=True)]
             for key, result in results:
-                with self._outcome(call, [key]):
-                    result.get()
+                self._end(call, [key], result.get)
         else:
-            with self._outcome(call, keys):
-                self.producer.publish(self._topic, bodies[0], defer, key=call)
+            self._end(call, keys, lambda: self.producer.publish(self._topic, bodies[0], defer, key=call))
         self._addresses.pop(call, None)
 
-    @contextlib.contextmanager
-    def _outcome(self, call: str, keys: Sequence[str], *, only_errors: bool = False) -> Any:
+    def _end(self, call: str, keys: Sequence[str], get: Callable[[], object]) -> None:
+        """Wait for the end of a publish, and write its outcome."""
         outcome, text = "confirmed", ""
         try:
-            yield
+            get()
         except NSQException as error:
             kinds = {NSQUnknown: "unknown", NSQNotSent: "not sent", NSQErrorCode: "refused"}
             outcome = next((name for kind, name in kinds.items() if isinstance(error, kind)), "other")
             text = f"{type(error).__name__}: {error}"
-        if outcome != "confirmed" or not only_errors:
-            self._ledger.write("O", call, outcome, self._addresses[call], keys, text)
+        self._ledger.write("O", call, outcome, self._addresses[call], keys, text)
 
 
 def produce(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
     publisher = Publisher(settings, ledger, clock, chosen)
-    watch = gevent.spawn(Watch(ledger, clock, chosen).run, publisher.counts)
+    watcher = gevent.spawn(watch, ledger, clock, chosen, publisher.counts)
     with StopSignals() as stop:
         jobs = [gevent.spawn(publisher.run, stop) for _ in range(4)]
         stop.requested.wait()
         gevent.joinall(jobs, raise_error=True)
         publisher.producer.close()
-    watch.kill()
+    watcher.kill()
     ledger.write("Q", publisher.counts())
 
 
@@ -223,10 +215,8 @@ class Handlers:
     def _end(self, key: str, message: Message) -> None:
         """Let the consumer answer."""
         answer = self._decide(key, message)
-        if answer == "fail":
-            raise Planned(key)
-        if answer == "requeue":
-            raise NSQRequeueMessage(key)
+        if answer != "finish":
+            raise Planned(key) if answer == "fail" else NSQRequeueMessage(key)
 
     def _answer_now(self, key: str, message: Message) -> None:
         """Answer an async message, from any thread."""
@@ -335,7 +325,7 @@ def consume(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chose
     )
     if isinstance(consumer, ManyConsumer):
         consumer.handlers = handlers
-    jobs = [gevent.spawn(Watch(ledger, clock, chosen).run), gevent.spawn(change_limit, consumer, ledger, chosen)]
+    jobs = [gevent.spawn(watch, ledger, clock, chosen), gevent.spawn(change_limit, consumer, ledger, chosen)]
     if way == "finish_all":
         jobs.append(gevent.spawn(handlers.finish_waiting))
     try:
@@ -357,18 +347,25 @@ def change_limit(consumer: Consumer, ledger: Ledger, chosen: random.Random) -> N
             consumer.resume()
 
 
+def serve_auth(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
+    with (
+        StopSignals() as stop,
+        FakeAuthServer({"all": [Grant()]}, http_address=settings["address"], ttl=settings["ttl"]),
+    ):
+        stop.requested.wait()
+
+
 def main(path: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the clients start
     # For a worker that does not end: where its greenlets are, and if its hub does not run, where its threads are.
     signal.signal(signal.SIGUSR2, lambda *_: print_run_info())
     faulthandler.enable()
     settings = json.loads(Path(path).read_text())
-    settings["options"]["auth_secret"] = settings["options"]["auth_secret"].encode()
-    ledger, clock, chosen = Ledger(settings["ledger"]), SteppedClock(), random.Random(f"{settings['seed']}{path}")
+    ledger, clock, chosen = Ledger(f"{path}l"), SteppedClock(), random.Random(f"{settings['seed']}{path}")
     log = logging.FileHandler(Path(path).with_suffix(".log"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[log])
     logging.getLogger("gnsq").addHandler(LedgerLog(ledger))
-    functions = {"producer": produce, "consumer": consume}
+    functions = {"producer": produce, "consumer": consume, "auth": serve_auth}
     functions[settings["kind"]](settings, ledger, clock, chosen)
 
 

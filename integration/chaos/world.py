@@ -6,11 +6,10 @@ import contextlib
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,14 @@ from fakensqd import Certificates, Relay
 from gnsq import NsqdHTTPClient
 from gnsq.errors import NSQException
 from integration.servers import Daemon
-from tests.helpers import refused_port, wait_until
+from tests.helpers import refused_port
 
 TOPIC, CHANNELS = "orders", ("a", "b")
 DEAD_TOPIC, DEAD_CHANNEL = "dead", "keep"
-# Seconds.
-MSG_TIMEOUT, AUTH_TTL, START_LIMIT, STOP_LIMIT = 2.0, 2, 60.0, 20.0
+# Seconds. An nsqd that answers /stats later than SLOW did perhaps not run.
+MSG_TIMEOUT, AUTH_TTL, START_LIMIT, STOP_LIMIT, SLOW = 2.0, 2, 120.0, 30.0, 0.3
 DISK_BYTES = 16 << 20
-# How handlers answer: functions of workers.py.
+# How handlers answer: methods of workers.Handlers.
 WAYS = ("returning", "finish_all", "threads", "batches", "messages", "touching", "late", "giving_up")
 
 
@@ -37,94 +36,56 @@ def outside(function: Callable[..., Any], *arguments: Any, **options: Any) -> An
     return gevent.get_hub().threadpool.apply(function, arguments, options)
 
 
-class Program:
-    """A Python program of the project.
+class Worker:
+    """A process of workers.py.
 
     Attributes:
         generation: How often it was started.
+        statuses: Exit statuses after SIGTERM, by the name with the generation.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+    def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.name, self.settings = name, settings
         self.generation = 0
         self.process: subprocess.Popen[bytes] | None = None
-        self.statuses: list[tuple[str, int]] = []
+        self.statuses: dict[str, int] = {}
+        self._folder = folder
 
     @property
     def full_name(self) -> str:
         return f"{self.name}.{self.generation}"
 
-    def command(self) -> Sequence[str]:
-        raise NotImplementedError
-
     def start(self) -> None:
         self.generation += 1
-        with open(self.folder / f"{self.full_name}.err", "wb") as errors:
-            words = [sys.executable, "-W", "ignore::RuntimeWarning", "-m", *self.command()]
+        path = self._folder / f"{self.full_name}.json"
+        path.write_text(json.dumps({**self.settings, "name": self.full_name}))
+        words = [sys.executable, "-W", "ignore::RuntimeWarning", "-m", "integration.chaos.workers", str(path)]
+        with open(path.with_suffix(".err"), "wb") as errors:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
 
     def stop(self, *, kill: bool = False) -> None:
         """End it, by SIGTERM or SIGKILL. Raises TimeoutExpired if it does not end."""
         process, self.process = self.process, None
-        if process is not None:
-            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-            try:
-                process.wait(STOP_LIMIT)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGUSR2)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(2)
-                process.send_signal(signal.SIGABRT)
-                process.wait(STOP_LIMIT)
-                raise
-            if not kill:
-                self.statuses.append((self.full_name, process.returncode))
+        if process is None:
+            return
+        if not kill:
+            self.wait_for_ledger()
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            for number in (signal.SIGUSR2, signal.SIGABRT):  # its stderr tells where it is
+                process.send_signal(number)
+                time.sleep(2)
+            raise
+        if not kill:
+            self.statuses[self.full_name] = process.returncode
 
-
-class Worker(Program):
-    """A producer or a consumer."""
-
-    def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
-        super().__init__(name, folder)
-        self.settings = dict(settings)
-
-    @property
-    def ledger(self) -> Path:
-        return self.folder / f"{self.full_name}.jsonl"
-
-    def stop(self, *, kill: bool = False) -> None:
+    def wait_for_ledger(self) -> None:
+        """Wait until it has imported its modules, and handles signals."""
         deadline = time.monotonic() + START_LIMIT
-        while not kill and not self.ledger.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)  # until it has imported its modules, and handles signals
-        super().stop(kill=kill)
-
-    def command(self) -> Sequence[str]:
-        path = self.folder / f"{self.full_name}.json"
-        path.write_text(json.dumps({**self.settings, "name": self.full_name, "ledger": str(self.ledger)}))
-        return "integration.chaos.workers", str(path)
-
-
-class AuthServer(Program):
-    def __init__(self, folder: Path) -> None:
-        super().__init__("auth", folder)
-        self.address = f"127.0.0.1:{refused_port()}"
-
-    def command(self) -> Sequence[str]:
-        return "integration.composed", "auth", self.address, str(AUTH_TTL)
-
-    def start(self) -> None:
-        super().start()
-        host, port = self.address.split(":")
-        deadline = time.monotonic() + STOP_LIMIT
-        while True:
-            try:
-                socket.create_connection((host, int(port)), 1).close()
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-            else:
-                return
+        while not (self._folder / f"{self.full_name}.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 @dataclass(eq=False)
@@ -143,6 +104,16 @@ class Node:
     memory: int
     disk: Path | None = None
 
+    def fill_disk(self) -> None:
+        assert self.disk is not None
+        with contextlib.suppress(OSError), open(self.disk / "filler", "wb", buffering=0) as filler:
+            while filler.write(b"x" * 4096):
+                pass
+
+    def free_disk(self) -> None:
+        assert self.disk is not None
+        (self.disk / "filler").unlink(missing_ok=True)
+
 
 @dataclass
 class World:
@@ -150,15 +121,20 @@ class World:
 
     Args:
         is_fake: The servers are those of fakensqd.
+
+    Attributes:
+        skipped: What can't be done here, and why.
+        slow: Names of nsqds that have not answered at once, with the times.
     """
 
     folder: Path
     chosen: random.Random
     is_fake: bool
     nodes: list[Node] = field(default_factory=list)
-    lookupds: list[Daemon] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
+    lookupds: dict[str, Daemon] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    slow: list[tuple[str, float, float]] = field(default_factory=list)
 
     def __enter__(self) -> World:
         self._stack = contextlib.ExitStack()
@@ -167,30 +143,41 @@ class World:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def start(self, consumers: int = 4, producers: int = 2) -> None:
-        """Start the servers, and then the workers."""
+    def start(self) -> None:
+        """Start the servers, then the workers; fewer of fakensqd, since it takes more time of the processor."""
+        nsqds, consumers, producers = (2, 2, 1) if self.is_fake else (3, 4, 2)
         self.is_secure = self.chosen.random() < 0.75
-        self.certificates = Certificates(self.folder / "certificates")
-        self.server, self.client = self.certificates.server(), self.certificates.client()
-        self.auth = AuthServer(self.folder)
-        self._started(self.auth)
-        for number in range(2):
-            lookupd = self._daemon("nsqlookupd", f"nsqlookupd{number}")
-            self._started(lookupd)
-            self.lookupds.append(lookupd)
-        for number in range(3):
-            self._start_node(number)
-        self._start_workers(consumers, producers)
+        certificates = Certificates(self.folder / "certificates")
+        server, client = certificates.server(), certificates.client()
+        self._tls = {"ca_certs": certificates.ca, "certfile": client.certificate, "keyfile": client.key}
+        self._auth_address = f"127.0.0.1:{refused_port()}"
+        self._start_worker("auth", {"kind": "auth", "seed": 0, "address": self._auth_address, "ttl": AUTH_TTL})
+        for name in ("nsqlookupd0", "nsqlookupd1"):
+            self.lookupds[name] = self._daemon("nsqlookupd", name)
+            self._started(self.lookupds[name])
+        flags = [f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in self.lookupds.values()]
+        if self.is_secure:
+            flags += [f"--tls-cert={server.certificate}", f"--tls-key={server.key}", "--tls-required=tcp-https"]
+            flags += [f"--tls-root-ca-file={certificates.ca}", "--tls-client-auth-policy=require-verify"]
+        for number in range(nsqds):
+            self._start_node(number, flags)
+        for number, way in enumerate(self.chosen.sample(WAYS, consumers)):
+            self._start_consumer(f"consumer{number}", TOPIC, CHANNELS[number % 2], way)
+        self._start_consumer("dead", DEAD_TOPIC, DEAD_CHANNEL, "dead_letters")
+        for number in range(producers):
+            self._start_producer(f"producer{number}")
+        for worker in self.workers.values():
+            outside(worker.wait_for_ledger)
 
-    def _started(self, program: Daemon | Program) -> None:
-        self._stack.callback(self._end, program)
-        outside(program.start)
+    def _started(self, process: Daemon | Worker) -> None:
+        self._stack.callback(self._end, process)
+        outside(process.start)
 
-    def _end(self, program: Daemon | Program) -> None:
-        if program.process is not None:
+    def _end(self, process: Daemon | Worker) -> None:
+        if process.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                program.process.send_signal(signal.SIGCONT)
-            outside(program.stop, kill=True)
+                process.process.send_signal(signal.SIGCONT)
+            outside(process.stop, kill=True)
 
     def _daemon(self, program: str, name: str, *flags: str, folder: Path | None = None) -> Daemon:
         folder = folder or self.folder / name
@@ -198,24 +185,16 @@ class World:
         words = (sys.executable, "-m", "fakensqd", program) if self.is_fake else ()
         return Daemon(program, str(folder), *flags, words=words, log=self.folder / f"{name}.log")
 
-    def _start_node(self, number: int) -> None:
-        name, disk = f"nsqd{number}", None
-        tcp = f"127.0.0.1:{refused_port()}"
+    def _start_node(self, number: int, common: list[str]) -> None:
+        name, tcp = f"nsqd{number}", f"127.0.0.1:{refused_port()}"
         relay = Relay(tcp, seed=self.chosen.randrange(2**32)).start()
         self._stack.callback(relay.stop)
-        flags = [f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in self.lookupds]
-        flags += [f"--broadcast-tcp-port={relay.address.split(':')[1]}", "--max-bytes-per-file=1000000"]
         memory = self.chosen.choice([0, 20, 10_000])
-        flags += [f"--mem-queue-size={memory}", "--sync-every=1"]
+        flags = [*common, f"--broadcast-tcp-port={relay.address.split(':')[1]}", f"--mem-queue-size={memory}"]
         if number != 1:
-            flags.append(f"--auth-http-address={self.auth.address}")
-        if self.is_secure:
-            flags += [f"--tls-cert={self.server.certificate}", f"--tls-key={self.server.key}"]
-            flags += [f"--tls-root-ca-file={self.certificates.ca}", "--tls-client-auth-policy=require-verify"]
-            flags.append("--tls-required=tcp-https")
-        if number == 2 and not self.is_fake:
-            disk = self._mount(self.folder / "disk")
-        daemon = self._daemon("nsqd", name, *flags, folder=disk)
+            flags.append(f"--auth-http-address={self._auth_address}")
+        disk = self._mount(self.folder / "disk") if number == 2 else None
+        daemon = self._daemon("nsqd", name, *flags, "--max-bytes-per-file=1000000", folder=disk)
         daemon.tcp_address = tcp
         self._started(daemon)
         http = NsqdHTTPClient.from_url(daemon.http_address, timeout=2)
@@ -235,66 +214,42 @@ class World:
         self._stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=True)
         return folder
 
-    def _start_workers(self, consumers: int, producers: int) -> None:
-        ways = self.chosen.sample(WAYS, consumers)
-        for number, way in enumerate(ways):
-            more = {"topic": TOPIC, "channel": CHANNELS[number % 2], "way": way, "threaded": self.chosen.random() < 0.3}
-            worker = Worker(f"consumer{number}", self.folder, self._settings("consumer", more))
-            if way == "giving_up":
-                worker.settings["options"]["dead_letter_topic"] = DEAD_TOPIC
-            self.workers.append(worker)
-        more = {"topic": DEAD_TOPIC, "channel": DEAD_CHANNEL, "way": "dead_letters", "threaded": False}
-        self.workers.append(Worker("dead", self.folder, self._settings("consumer", more)))
-        for number in range(producers):
-            more = {"topic": TOPIC, "rate": 60.0}
-            self.workers.append(Worker(f"producer{number}", self.folder, self._settings("producer", more)))
-        for worker in self.workers:
-            self._started(worker)
-        # Until each of them works.
-        ledgers = [worker.ledger for worker in self.workers if worker.name != "dead"]
-        wait_until(lambda: all(path.exists() and path.stat().st_size > 2000 for path in ledgers), START_LIMIT)
+    def _start_worker(self, name: str, settings: Mapping[str, Any]) -> None:
+        self.workers[name] = Worker(name, self.folder, settings)
+        self._started(self.workers[name])
 
-    def _settings(self, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
-        chosen = self.chosen
-        compression = chosen.choice([{}, {"snappy": True}, {"deflate": True}])
-        options: dict[str, Any] = {**compression, "auth_secret": "all", "heartbeat_interval": 1, "timeout": 4}
-        options |= {"reconnect_initial": 0.1, "reconnect_maximum": 1, "close_timeout": 5}
-        if chosen.random() < 0.5:
-            options["lookupd_http_addresses"] = [lookupd.http_address for lookupd in self.lookupds]
-            options["lookupd_poll_interval"] = 0.5
+    def _start_consumer(self, name: str, topic: str, channel: str, way: str) -> None:
+        options = {**self._options(), "msg_timeout": MSG_TIMEOUT, "max_tries": 0}
+        options["max_backoff_duration"] = self.chosen.choice([0, 0.1, 0.5])
+        options["low_ready_idle_timeout"] = self.chosen.choice([0.5, 10])
+        if way == "giving_up":
+            options["dead_letter_topic"] = DEAD_TOPIC
+        settings = {"kind": "consumer", "topic": topic, "channel": channel, "way": way, "options": options}
+        settings |= {"seed": self.chosen.randrange(2**32), "threaded": self.chosen.random() < 0.3}
+        self._start_worker(name, settings)
+
+    def _start_producer(self, name: str) -> None:
+        options = {**self._options(), "publish_timeout": self.chosen.choice([2, 4, 6])}
+        options["allow_duplicates"] = self.chosen.random() < 0.3
+        options["connections_per_nsqd"] = self.chosen.choice([1, 1, 2])
+        options["batch_messages"] = self.chosen.choice([None, None, 20])
+        seed = self.chosen.randrange(2**32)
+        self._start_worker(name, {"kind": "producer", "topic": TOPIC, "rate": 60.0, "options": options, "seed": seed})
+
+    def _options(self) -> dict[str, Any]:
+        """Choose the options that all clients have."""
+        options: dict[str, Any] = {"auth_secret": "all", "heartbeat_interval": 1, "timeout": 5, "close_timeout": 5}
+        options |= {"reconnect_initial": 0.1, "reconnect_maximum": 1}
+        options |= self.chosen.choice([{}, {"snappy": True}, {"deflate": True}])
+        if self.chosen.random() < 0.5:
+            addresses = [lookupd.http_address for lookupd in self.lookupds.values()]
+            options |= {"lookupd_http_addresses": addresses, "lookupd_poll_interval": 0.5}
             options["lookupd_options"] = {"timeout": 1}
         else:
             options["nsqd_tcp_addresses"] = [node.relay.address for node in self.nodes]
-        if self.is_secure:
-            options["tls_v1"] = True
-            options["tls_options"] = {
-                "ca_certs": self.certificates.ca,
-                "certfile": self.client.certificate,
-                "keyfile": self.client.key,
-            }
-        if kind == "producer":
-            options["publish_timeout"] = chosen.choice([2, 4, 6])
-            options["allow_duplicates"] = chosen.random() < 0.3
-            options["connections_per_nsqd"] = chosen.choice([1, 1, 2])
-            options["batch_messages"] = chosen.choice([None, None, 20])
-        else:
-            options["msg_timeout"] = MSG_TIMEOUT
-            options["max_backoff_duration"] = chosen.choice([0, 0.1, 0.5])
-            options["max_tries"] = 0
-            options["low_ready_idle_timeout"] = chosen.choice([0.5, 10])
-        return {"kind": kind, "seed": chosen.randrange(2**32), "options": options, **more}
+        return options | ({"tls_v1": True, "tls_options": self._tls} if self.is_secure else {})
 
-    # --- for faults, and for the end
-
-    def fill_disk(self, node: Node) -> None:
-        assert node.disk is not None
-        with contextlib.suppress(OSError), open(node.disk / "filler", "wb", buffering=0) as filler:
-            while filler.write(b"x" * 4096):
-                pass
-
-    def free_disk(self, node: Node) -> None:
-        assert node.disk is not None
-        (node.disk / "filler").unlink(missing_ok=True)
+    # --- what nsqd's /stats shows
 
     def left(self) -> dict[str, int]:
         """Return how many messages each channel has, and each nsqd that does not respond."""
@@ -323,9 +278,13 @@ class World:
         """Ask all nsqds at the same time; None: no answer."""
 
         def ask(node: Node) -> Any:
+            began = time.monotonic()
             try:
                 return node.http.stats()
             except NSQException:
                 return None
+            finally:
+                if time.monotonic() - began > SLOW:
+                    self.slow.append((node.name, began, time.monotonic()))
 
         return [job.get() for job in [gevent.spawn(ask, node) for node in self.nodes]]

@@ -252,8 +252,7 @@ PROGRAM = """
     def handle(consumer, message):
         say("begun")
         begun.set()
-        while consumer.is_running:
-            gevent.sleep(0.001)
+        gevent.sleep(0.2)
         say("handled")
 
     consumer = Consumer("t", "c", sys.argv[1], message_handler=handle, threaded=True)
