@@ -67,14 +67,17 @@ def _cell(text: str) -> str:
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Make a table whose cells stand below each other on a telephone, each after the name of its column."""
     columns = list(columns)
-    lines = [columns, ["---"] * len(columns), *([_cell(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _stacked(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Make a table whose cells stand below each other on a telephone, since each row is clear without the header."""
-    return f'<div class="stacked" markdown>\n\n{_table(columns, rows)}\n\n</div>'
+    lines = [columns, ["---"] * len(columns)]
+    for first, *others in rows:
+        cells = [
+            cell and f'{_cell(cell)} {{ data-column="{column}" }}'
+            for column, cell in zip(columns[1:], others, strict=True)
+        ]
+        lines.append([_cell(first), *cells])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f'<div class="stacked" markdown>\n\n{table}\n\n</div>'
 
 
 def _named(path: str) -> Any:  # Any: a class or another object
@@ -105,7 +108,7 @@ def options_table(*paths: str, common: bool = False) -> str:
     """Make the table of classes of options, such as ``gnsq.options.ConnectionOptions``, without common options."""
     rows = (row for path in paths for row in option_rows(_named(path), common=common))
     cells = ((f"`{name}`", default and f"`{default}`", *rest) for name, default, *rest in rows)
-    return _stacked(("option", "default", "unit", "meaning"), cells)
+    return _table(("option", "default", "unit", "meaning"), cells)
 
 
 def settings_table(path: str) -> str:
@@ -118,7 +121,7 @@ def settings_table(path: str) -> str:
     cells = (
         (f"`{name}`", "" if default in ('""', "null", "[]") else f"`{default}`", *rest) for name, default, *rest in rows
     )
-    return _stacked(("setting", "default", "unit", "meaning"), cells)
+    return _table(("setting", "default", "unit", "meaning"), cells)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +189,7 @@ def signals_table() -> str:
                 ", ".join(signal.owner for signal in same),
                 ", ".join(f"`{name}: {kind}`" for name, kind in first.arguments),
                 str(text),
-                f"`{first.receiver}`",
+                f"`{first.receiver.removeprefix('gnsq.signals.')}`",
             )
             for (_, _, text), same in sorted(rows.items(), key=lambda item: str(item[0]))
             for first in same[:1]
@@ -238,7 +241,7 @@ def error_codes_table() -> str:
     from gnsq.errors import ERROR_CODES
 
     return _table(
-        ("code", "error", "closes the connection", "at fault", "what it means", "what to do"),
+        ("code", "error", "fatal", "at fault", "what it means", "what to do"),
         (
             (
                 f"`{code.decode()}`",
@@ -270,7 +273,7 @@ def metrics_table(side: str) -> str:
         every = (*_FAMILIES.values(), *_NSQD_FAMILIES.values())
         families = [family for family in every if family.name.startswith(side)]
         rows = [(family.name, family.kind, family.labels, family.meaning) for family in families]
-    return _stacked(
+    return _table(
         ("metric", "kind", "labels", "meaning"),
         (
             (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fakensqd.lookupd.server import FakeLookupd
     from fakensqd.nsqd.auth import Grant
     from fakensqd.nsqd.server import FakeNsqd
-    from fakensqd.transcript import Transcript
+    from fakensqd.transcript import Transcript, UnknownChannel
 
 __all__ = [
     "Certificates",
@@ -29,6 +29,7 @@ __all__ = [
     "Relay",
     "Scenario",
     "Transcript",
+    "UnknownChannel",
     "faults",
     "on",
 ]
@@ -43,6 +44,7 @@ _MODULES = {
     "Relay": "faults.relay",
     "Scenario": "faults.rules",
     "Transcript": "transcript",
+    "UnknownChannel": "transcript",
     "on": "faults.rules",
 }
 

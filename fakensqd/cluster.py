@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fakensqd.addresses import join_address
 from fakensqd.clock import Clock
@@ -19,6 +19,9 @@ from fakensqd.nsqd.server import FakeNsqd
 from fakensqd.options import ClusterOptionsDict, NsqdOptions
 from fakensqd.server import Server
 from gnsq.tracebacks import clears_locals
+
+if TYPE_CHECKING:
+    from fakensqd.nsqd.broker import Topic
 
 __all__ = ["FakeCluster"]
 
@@ -166,8 +169,15 @@ class FakeCluster(MessageAssertions, Server):
             self._next_nsqd = (self._next_nsqd + 1) % len(self.nsqds)
 
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Return the bodies that FakeNsqd.messages() lists for nsqd 0, then those of nsqd 1, and so on."""
-        return [body for nsqd in self.nsqds for body in nsqd.messages(topic, channel)]
+        """Return the bodies that FakeNsqd.messages() lists for nsqd 0, then those of nsqd 1, and so on. A channel need
+        not exist on all nsqds."""
+        if channel is not None:
+            return [message.body for each in self._channels(topic, channel) for message in each.stored()]
+        return [body for nsqd in self.nsqds for body in nsqd.messages(topic)]
+
+    def _topics(self) -> Mapping[str, Sequence[Topic]]:
+        having = [nsqd.broker.topics for nsqd in self.nsqds]
+        return {name: [topics[name] for topics in having if name in topics] for topics in having for name in topics}
 
     def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
         kept: dict[str, list[bytes]] = {}
@@ -179,14 +189,6 @@ class FakeCluster(MessageAssertions, Server):
     def _transcript_end(self) -> str:
         ends = [(nsqd, nsqd._transcript_end()) for nsqd in self.nsqds]
         return "\n".join(f"nsqd {nsqd.tcp_address}:\n{end}" for nsqd, end in ends if end)
-
-    def depth(self, topic: str, channel: str | None = None) -> int:
-        """Count the messages queued in a topic, or in one of its channels, on all nsqds."""
-        return sum(nsqd.depth(topic, channel) for nsqd in self.nsqds)
-
-    def in_flight(self, topic: str, channel: str) -> int:
-        """Count the messages in flight in a channel, on all nsqds."""
-        return sum(nsqd.in_flight(topic, channel) for nsqd in self.nsqds)
 
     def unfired(self) -> list[str]:
         """Describe each required rule that never fired, and the event that came closest to a match."""

@@ -14,13 +14,13 @@ import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gevent.event import Event
 
-from gnsq.texts import counted
+from gnsq.texts import counted, nearest
 
 __all__ = [
     "Entry",
@@ -278,12 +278,29 @@ def failure(text: str, transcript: str) -> AssertionError:
     return error
 
 
+class UnknownChannel(LookupError):
+    """A test has asked for the messages of a channel that does not exist: its name may be misspelt.
+
+    wait_until() waits for a channel that does not exist yet.
+    """
+
+    def __init__(self, topic: str, channel: str, topics: Mapping[str, Collection[str]]) -> None:
+        if topic not in topics:
+            text = f"there is no topic {topic!r}"
+            text += nearest([topic], sorted(topics), "topics are") if topics else ", nor any other"
+        else:
+            text, names = f"topic {topic!r} has no channel {channel!r}", sorted(topics[topic])
+            text += nearest([channel], names, "channels are") if names else ", nor any other"
+        super().__init__(text)
+
+
 def wait_until(
     predicate: Callable[[], _Value], expected: object = True, *, timeout: float, transcript: Transcript | None = None
 ) -> _Value:
     """Wait until a predicate returns the expected value; return the value.
 
     Args:
+        predicate: While it raises UnknownChannel, the value is not there yet.
         expected: The wanted value; True accepts every value that is true.
         timeout: Seconds of real time.
         transcript: If given, a new entry causes the next call of the predicate, and the AssertionError shows the end.
@@ -294,18 +311,23 @@ def wait_until(
     __tracebackhide__ = True
     deadline = time.monotonic() + timeout
     recorded = Event()
-    nearest: _Value | None = None
-    shortest = math.inf
+    closest: _Value | None = None
+    shortest, unknown = math.inf, ""
     before = transcript.on_entry if transcript is not None else None
     if transcript is not None:
         transcript.on_entry = recorded.set
     try:
         while True:
-            value = predicate()
-            if value == expected or (expected is True and value):
-                return value
-            if (distance := _distance(value, expected)) <= shortest:
-                shortest, nearest = distance, value
+            try:
+                value = predicate()
+            except UnknownChannel as error:
+                unknown = str(error)
+            else:
+                unknown = ""
+                if value == expected or (expected is True and value):
+                    return value
+                if (distance := _distance(value, expected)) <= shortest:
+                    shortest, closest = distance, value
             if time.monotonic() > deadline:
                 break
             recorded.clear()
@@ -313,7 +335,7 @@ def wait_until(
     finally:
         if transcript is not None:
             transcript.on_entry = before
-    text = f"not so within {timeout:g} s: {difference(expected, nearest)}"
+    text = f"not so within {timeout:g} s: {unknown or difference(expected, closest)}"
     raise failure(text, transcript.end() if transcript is not None else "")
 
 

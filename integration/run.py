@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 def main() -> int:
     try:
-        choice = choose(os.environ, shutil.which, _has_engine)
+        choice = choose(os.environ, shutil.which, has_engine)
     except LookupError as error:
         print(f"integration: {error}", file=sys.stderr)
         return 1
@@ -38,7 +38,8 @@ def _tests(choice: Choice) -> int:
     workers = "3" if choice.way is Way.PROGRAMS else "0"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "console_output_style=classic"]
     plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers]
-    tests = ["integration", "tests/behaviour"]
+    # Images need no servers, and are built: .ci/run images.
+    tests = ["integration", "--ignore=integration/test_images.py", "tests/behaviour"]
     return subprocess.run([*command, *plugins, *tests, *sys.argv[1:]], cwd=ROOT, check=False).returncode
 
 
@@ -61,7 +62,7 @@ def _version(address: str) -> str:
         return f"has no version ({error})"
 
 
-def _has_engine() -> bool:
+def has_engine() -> bool:
     return shutil.which("docker") is not None and all(
         subprocess.run(["docker", *words], capture_output=True, check=False).returncode == 0
         for words in (["compose", "version"], ["version", "--format", "{{.Server.Version}}"])

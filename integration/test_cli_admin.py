@@ -68,6 +68,24 @@ def test_topic_that_is_published_again_after_its_deletion_is_found(nsqds, gnsq, 
     assert bodies(first, topic) == [b"1"]
 
 
+def test_deleted_channel_is_not_made_again_where_the_topic_comes_later(nsqds, gnsq, topic, real_lookupd):
+    first, second = nsqds
+    lookupd = LookupdClient.from_url(real_lookupd.http_address)
+    nsqd = NsqdHTTPClient.from_url(first.http_address)
+    nsqd.create_topic(topic)
+    for channel in ("a", "b"):
+        nsqd.create_channel(topic, channel)
+    wait_until(lambda: sorted(lookupd.channels(topic)["channels"]) == ["a", "b"])
+
+    gnsq("channel", "delete", topic, "a", "--yes")
+    nsqd.delete_channel(topic, "b")
+    with Producer(second.tcp_address) as producer:
+        producer.publish(topic, b"1")
+
+    stats = NsqdHTTPClient.from_url(second.http_address).stats(topic)
+    assert [channel["channel_name"] for channel in stats["topics"][0]["channels"]] == ["b"]
+
+
 def test_bench_uses_all_nsqds_and_leaves_nothing(nsqds, gnsq, real_lookupd):
     result = gnsq("bench", "-n", "20000", "--json")
 

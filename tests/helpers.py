@@ -17,6 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.server import StreamServer
 
+from fakensqd import UnknownChannel
 from gnsq import Message, NsqdHTTPClient, NsqdTCPClient
 from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.frames import RESPONSE, encode_frame
@@ -25,9 +26,12 @@ LIMIT = 10.0
 
 
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
-    """Wait until a condition is true, while other greenlets run. Fail after limit seconds."""
+    """Wait until a condition is true, while other greenlets run; also for a channel. Fail after limit seconds."""
     with gevent.Timeout(limit, AssertionError(f"not so within {limit} s: {condition}")):
-        while not condition():
+        while True:
+            with contextlib.suppress(UnknownChannel):
+                if condition():
+                    return
             gevent.sleep(0.001)
 
 

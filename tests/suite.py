@@ -1,14 +1,16 @@
 """Pytest plugin of ``make test``: share the test files between workers, and print the progress by parts.
 
-The tests that need a JVM share one in each worker, and wait most of the time. So the first worker begins with their
-files, and the others with all other files. A worker that has finished its own files takes the others'. In integration/
-each such test starts a Spark of its own: they are the longest tests, and all workers begin with them. Files with much
-text come first, since they take long: else a worker would end long after the others. All tests of a file run in one
-worker, since they share daemons and queries. If the tests leave files in the working directory, the run fails.
+The tests that need a JVM share one: a second one would take 10 s of CPU to start, and as much again until it has loaded
+what the first queries need. So one worker runs all their files, and the others all other files; that one helps them
+when it has finished its own. In integration/ each such test starts a Spark of its own: they are the longest tests, and
+all workers begin with them. Files with much text come first, since they take long: else a worker would end long after
+the others. All tests of a file run in one worker, since they share daemons and queries. If the tests leave files in the
+working directory, the run fails.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import sys
@@ -41,28 +43,53 @@ def pytest_configure(config):
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
-    class SparkFirst(LoadFileScheduling):
-        """The first worker takes the files that need a JVM first, the others take those that share one last."""
+    class OneSpark(LoadFileScheduling):
+        """One worker alone takes the files that need a JVM, and takes them first."""
+
+        _spark_node = None
+
+        def _reschedule(self, node):
+            if self.workqueue and not self._scopes_for(node):
+                node.shutdown()  # after what it has
+            else:
+                super()._reschedule(node)
 
         def _assign_work_unit(self, node):
-            keys = {}
-            for scope in self.workqueue:
-                needs_jvm, size = _file(config.rootpath / scope)
-                is_first = node is self.nodes[0] or scope.startswith("integration/")
-                keys[scope] = (-needs_jvm if is_first else needs_jvm, -size)
-            self.workqueue.move_to_end(min(keys, key=keys.get), last=False)
+            scopes = self._scopes_for(node)
+            if not scopes:
+                return
+            scope = min(scopes, key=scopes.get)
+            if scopes[scope][0] == Order.SPARK:
+                self._spark_node = node
+            self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
+
+        def _scopes_for(self, node):
+            """Return the files that a worker may take: name -> what to sort by."""
+            may_spark = self._spark_node in (None, node) or self._spark_node not in self.nodes
+            found = {scope: _order(config.rootpath / scope, scope) for scope in self.workqueue}
+            return {scope: order for scope, order in found.items() if may_spark or order[0] != Order.SPARK}
 
     # Not the files with the most tests first.
     config.option.loadscopereorder = False
-    return SparkFirst(config, log)
+    return OneSpark(config, log)
+
+
+class Order(enum.IntEnum):
+    """What a worker takes first."""
+
+    OWN_SPARK = 0
+    SPARK = 1
+    OTHER = 2
 
 
 @functools.cache
-def _file(path):
-    """Return whether tests of a file need a JVM, and the length of the file in bytes."""
+def _order(path, scope):
+    """Return what the tests of a file need, and then the file's length, so that the longest come first."""
     text = path.read_bytes()
-    return b"mark.spark" in text, len(text)
+    if b"mark.spark" not in text:
+        return Order.OTHER, -len(text)
+    return Order.OWN_SPARK if scope.startswith("integration/") else Order.SPARK, -len(text)
 
 
 def _refuse_processes(event, arguments):

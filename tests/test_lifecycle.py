@@ -406,7 +406,9 @@ PROGRAM = """
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
-    "end", ["", "gevent.get_hub().loop.run_callback(consumer.close); gevent.sleep(0.1)"], ids=["running", "closing"]
+    "end",
+    ["", "gevent.get_hub().loop.run_callback(consumer.close)\nwhile consumer.is_running: gevent.sleep(0.001)"],
+    ids=["running", "closing"],
 )
 def test_end_of_a_program_with_messages_in_flight_is_told(fakensqd, end):
     fakensqd.publish("t", b"1")

@@ -55,7 +55,7 @@ def test_signal_drains_consumers_and_then_producers(fakensqd, consumer, threaded
 
     def handle(consumer, message):
         stop(number)
-        gevent.sleep(0.05)
+        wait_until(lambda: not consumer.is_running)
         producer.publish("copies", message.body)
 
     gnsq.run(consumer(handle, threaded=threaded), producer)
@@ -285,7 +285,7 @@ def test_exit_of_a_handler_drains_and_keeps_its_status(fakensqd, consumer, is_st
     def handle(consumer, message):
         if is_stopped:
             stop()
-            gevent.sleep(0.05)
+            wait_until(lambda: not consumer.is_running)
         sys.exit(3)
 
     one = consumer(handle, max_in_flight=2)

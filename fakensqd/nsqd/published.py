@@ -11,9 +11,13 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from fakensqd.transcript import failure, shown_body, wait_until
+from fakensqd.transcript import UnknownChannel, failure, shown_body, wait_until
 from gnsq.texts import counted, nearest
+
+if TYPE_CHECKING:
+    from fakensqd.nsqd.broker import Channel, Topic
 
 __all__ = ["MessageAssertions", "PublishedBodies", "check_body_types", "published_difference", "unmet"]
 
@@ -87,6 +91,37 @@ class MessageAssertions(ABC):
     @abstractmethod
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
         """List the bodies published to a topic so far, or the bodies that one of its channels still has."""
+
+    @abstractmethod
+    def _topics(self) -> Mapping[str, Sequence[Topic]]:
+        """Return the topics by name. A cluster has a topic on several nsqds."""
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """Count the messages queued in a topic, or in one of its channels, on all nsqds. A topic that nothing was
+        published to has none.
+
+        Raises:
+            UnknownChannel: If a channel is given that does not exist.
+        """
+        queues = self._topics().get(topic, ()) if channel is None else self._channels(topic, channel)
+        return sum(queue.depth for queue in queues)
+
+    def in_flight(self, topic: str, channel: str) -> int:
+        """Count the messages in flight in a channel, on all nsqds.
+
+        Raises:
+            UnknownChannel: If the channel does not exist.
+        """
+        return sum(each.in_flight_count for each in self._channels(topic, channel))
+
+    def _channels(self, topic: str, channel: str) -> list[Channel]:
+        """Return a channel, on each nsqd that has it."""
+        topics = self._topics()
+        found = [each.channels[channel] for each in topics.get(topic, ()) if channel in each.channels]
+        if not found:
+            names = {name: {one for each in having for one in each.channels} for name, having in topics.items()}
+            raise UnknownChannel(topic, channel, names)
+        return found
 
     @abstractmethod
     def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
-from fakensqd.nsqd.broker import Broker, BrokerEvents, Channel, Topic
+from fakensqd.nsqd.broker import Broker, BrokerEvents, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.nsqd.session import NSQD, Session
@@ -137,35 +137,24 @@ class FakeNsqd(MessageAssertions, Daemon):
         For a channel: messages that are not finished: queued, then in flight, then deferred.
 
         Returns:
-            The bodies; an empty list if nothing was published to the topic, or the channel does not exist.
+            The bodies; an empty list if nothing was published to the topic.
 
         Raises:
+            UnknownChannel: If a channel is given that does not exist.
             RuntimeError: For a topic, if its oldest bodies were dropped: at most 100,000 bodies and 64 MiB are kept.
         """
         if channel is None:
             return self._published.of(topic)
-        found = self._find(topic, channel)
-        return [message.body for message in found.stored()] if found is not None else []
+        return [message.body for each in self._channels(topic, channel) for message in each.stored()]
+
+    def _topics(self) -> Mapping[str, Sequence[Topic]]:
+        return {name: (topic,) for name, topic in self.broker.topics.items()}
 
     def _kept_bodies(self) -> Mapping[str, Sequence[bytes]]:
         return self._published.kept()
 
     def _transcript_end(self) -> str:
         return self.faults.transcript.end() if self.faults.transcript is not None else ""
-
-    def depth(self, topic: str, channel: str | None = None) -> int:
-        """Count the messages queued in a topic, or in one of its channels; 0 if the topic or channel does not exist."""
-        queue = self._find(topic, channel)
-        return queue.depth if queue is not None else 0
-
-    def in_flight(self, topic: str, channel: str) -> int:
-        """Count the messages in flight in a channel; 0 if the channel does not exist."""
-        found = self._find(topic, channel)
-        return found.in_flight_count if isinstance(found, Channel) else 0
-
-    def _find(self, topic_name: str, channel_name: str | None) -> Topic | Channel | None:
-        topic = self.broker.topics.get(topic_name)
-        return topic if topic is None or channel_name is None else topic.channels.get(channel_name)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

@@ -72,8 +72,8 @@ def copy(
     --contains do not choose are finished and not copied. Messages that the target refuses stay in the channel.
 
     The channel gets the messages that come after it was created, and those that wait in a topic without any channel.
-    It stays, and collects messages while this command does not run: delete it if it is no longer needed. At the end of
-    --idle, messages may still be deferred, or in flight to another consumer of the channel.
+    It stays, and collects messages while this command does not run: gnsq channel delete SOURCE copy deletes it. At the
+    end of --idle, messages may still be deferred, or in flight to another consumer of the channel.
     """
     target = target_of(cluster, to_cluster, to_nsqd, to_lookupd)
     topic = target_topic or source

@@ -3,6 +3,14 @@
 # runs the driver by spark-submit, or the executor.
 set -euo pipefail
 
+# Java finds the user's name in the entry of passwd only, and Spark does not start without. A user that the image does not
+# know gets an entry.
+if ! getent passwd "$(id -u)" >/dev/null; then
+    NSS_WRAPPER_PASSWD=$(mktemp)
+    echo "spark:x:$(id -u):$(id -g)::/tmp:/bin/false" >"$NSS_WRAPPER_PASSWD"
+    export LD_PRELOAD=libnss_wrapper.so NSS_WRAPPER_PASSWD NSS_WRAPPER_GROUP=/etc/group
+fi
+
 case "${1:-}" in
 driver)
     shift

@@ -681,7 +681,8 @@ done = []
 
 def handle(consumer, message):
     print("begun", flush=True)
-    gevent.sleep(0.1)
+    while consumer.is_running:
+        gevent.sleep(0.001)
     done.append(message.body)
 
 

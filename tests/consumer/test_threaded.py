@@ -252,7 +252,8 @@ PROGRAM = """
     def handle(consumer, message):
         say("begun")
         begun.set()
-        gevent.sleep(0.2)
+        while consumer.is_running:
+            gevent.sleep(0.001)
         say("handled")
 
     consumer = Consumer("t", "c", sys.argv[1], message_handler=handle, threaded=True)

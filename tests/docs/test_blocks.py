@@ -10,6 +10,11 @@ import pytest
 
 from tests.docs.pages import ROOT, RUN, blocks, example, page_names, page_text, pages_run_as_a_whole
 
+# What a screen of 1280 pixels has room for; docs/pages/ruff.toml has the same.
+MAX_COLUMNS = 84
+# Output and logs, which are as long as programs write them: extra.css wraps text, and tables scroll.
+WRAPPED = ("text", "console")
+
 
 def claims():
     """Return the arguments of all calls of example() in other tests, with the defaults that they leave out."""
@@ -51,6 +56,19 @@ def test_claimed_block_exists(claim):
 @pytest.mark.parametrize("page", page_names())
 def test_each_block_has_a_language(page):
     assert [f"{page}:{block.line}" for block in blocks(page) if not block.language] == []
+
+
+@pytest.mark.parametrize("page", page_names())
+def test_code_fits_the_column(page):
+    found = [
+        f"{page}:{block.line + number}"
+        for block in blocks(page)
+        if block.language not in WRAPPED
+        for number, line in enumerate(block.code.splitlines())
+        if len(line.expandtabs(4)) > MAX_COLUMNS
+    ]
+
+    assert found == []
 
 
 def test_readme_is_short_and_its_links_lead_to_files():

@@ -102,7 +102,7 @@ def test_all_exceptions_have_a_row():
     shown = hooks.generated(REFERENCE["reference/errors.md"])
 
     assert len(exceptions()) > 40
-    assert [name for name in exceptions() if f"`{name}` |" not in shown] == []
+    assert [name for name in exceptions() if f"| `{name}` " not in shown] == []
     assert [code.decode() for code in ERROR_CODES if f"| `{code.decode()}` |" not in shown] == []
 
 
@@ -122,7 +122,7 @@ def test_fields_of_progress_are_those_of_the_source():
     assert shown == [key.value for key in keys]
 
 
-def test_cells_of_tables_are_escaped():
-    text = hooks._table(["a"], [["x | *y* <z> `<b> * | c`"]])
+def test_cells_of_tables_are_escaped_and_name_their_column():
+    text = hooks._table(["a", "b", "c"], [["x | *y* <z> `<b> * | c`", "y", ""]])
 
-    assert text.splitlines()[2] == r"| x \| \*y\* &lt;z> `<b> * \| c` |"
+    assert r'| x \| \*y\* &lt;z> `<b> * \| c` | y { data-column="b" } |  |' in text

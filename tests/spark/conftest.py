@@ -6,8 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,11 +14,9 @@ from pyarrow import fs
 
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.java import prepare_environment
-from gnsq.spark.spool.ownership import try_lock
 from gnsq.spark.spool.spool import Spool
 from tests.spark.s3server import s3_server
 
-ROOT = Path(__file__).parent.parent.parent
 # Without the second compiler Java starts a fifth faster, without verification of classes another fifth.
 JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
@@ -38,37 +34,18 @@ def short_lived_java(request):
     if not any(item.get_closest_marker("spark") for item in request.session.items):
         yield
         return
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch:
         for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
             patch.setenv(variable, JAVA_FLAGS)
         if "SPARK_HOME" not in os.environ:
             patch.setenv("SPARK_HOME", "")  # the patch removes the variable at the end
             del os.environ["SPARK_HOME"]
             prepare_environment()
+            # A test writes the file, for the next run. Java starts also without it, and must not print that: the
+            # launcher's output is read by a script.
             archive = Path(os.environ["SPARK_HOME"], "of-tests.jsa")
-            # Not for a few tests, in a run without workers: they would end sooner than the archive.
-            has_workers = "PYTEST_XDIST_WORKER" in os.environ
-            if has_workers:
-                stack.enter_context(class_archive(archive))
-            # Java starts also without the file. It must not print that: the launcher's output is read by a script.
             patch.setenv("SPARK_SUBMIT_OPTS", f"{JAVA_FLAGS} -XX:SharedArchiveFile={archive} {SILENT}")
         yield
-
-
-@contextlib.contextmanager
-def class_archive(file):
-    """Write an archive of Spark's classes beside the first tests, unless it is there or another worker writes it."""
-    with open(file.with_suffix(".lock"), "w") as lock:
-        if file.exists() or not try_lock(lock):
-            yield
-            return
-        command = [sys.executable, "-m", "gnsq.spark.class_archive", str(file)]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, cwd=ROOT, **quiet) as process:
-            try:
-                yield
-            finally:
-                process.kill()
 
 
 @pytest.fixture(autouse=True)

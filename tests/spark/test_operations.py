@@ -212,6 +212,7 @@ def test_flags_in_the_text_are_those_of_the_programs():
     known |= {"--nsqd", "--help", "--archive"}  # of gnsq and gnsq.spark.java
     known |= {"--master", "--deploy-mode", "--conf", "--archives", "--py-files"}  # of spark-submit
     known |= {"--mem-queue-size"}  # of nsqd
+    known |= {"--file", "--read-only", "--stop-timeout", "--tag", "--tmpfs", "--user", "--volume"}  # of docker
     known |= {"--yes", "--prefix"}  # of pip and venv-pack
     known |= {"--descriptor", "--include"}  # parts of those of protoc
 

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlencode
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.addresses import checked_address
@@ -29,7 +28,7 @@ from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import LocalStore, open_store
 from gnsq.spark.uris import redact_uri
-from gnsq.texts import counted
+from gnsq.texts import counted, without_secrets
 
 __all__ = ["Survey", "check_nsq", "check_places", "check_work", "create_channels", "note_queries", "survey"]
 
@@ -155,12 +154,13 @@ def _tell_left(settings: JobSettings) -> None:
         return
     channels, is_complete = _channels(settings)
     for source, name in list(former.items()):
-        left = [each for each in channels if each.is_read_by(source) and not any(map(each.is_read_by, now))]
-        for channel in left:
+        left = [each for each in channels if _reads(source, *each) and not any(_reads(one, *each) for one in now)]
+        for topic, channel in left:
             logger.warning(
                 "query %s does not read topic %s any more, and the messages in channel %s (%s now) become more: unless "
-                "another job reads it, delete it: curl -X POST %s",
-                *(name, channel.topic, channel.name, counted(channel.depth, "message", spec=","), channel.deletion),
+                "another job reads it, delete it: gnsq channel delete %s %s %s",
+                *(name, topic, channel, counted(channels[topic, channel], "message", spec=",")),
+                *(shlex.quote(topic), shlex.quote(channel), _servers(settings)),
             )
         if is_complete and not left:
             del former[source]
@@ -168,9 +168,8 @@ def _tell_left(settings: JobSettings) -> None:
         if not left:
             logger.warning(
                 "query %s has read %s before, and nobody does now: if its channel is still there, its messages become "
-                "more: unless another job reads it, delete it at each nsqd: curl -X POST "
-                "'http://NSQD:4151/channel/delete?topic=TOPIC&channel=CHANNEL'",
-                *(name, source),
+                "more: unless another job reads it, delete it: gnsq channel delete TOPIC CHANNEL %s",
+                *(name, source, _servers(settings)),
             )
         if name not in {query.name for query in settings.queries}:
             logger.warning(
@@ -181,28 +180,25 @@ def _tell_left(settings: JobSettings) -> None:
     note_queries(settings, former)
 
 
-@dataclass(frozen=True, slots=True)
-class _Channel:
-    """A channel at an nsqd, which has this URL. The URL ends with a slash."""
-
-    nsqd: str
-    topic: str
-    name: str
-    depth: int
-
-    def is_read_by(self, source: str) -> bool:
-        topics, _, channel = source.rpartition("/")
-        return channel == self.name and has_topic(topics, self.topic)
-
-    @property
-    def deletion(self) -> str:
-        """The URL that deletes it, quoted for a shell."""
-        return shlex.quote(f"{self.nsqd}channel/delete?{urlencode({'topic': self.topic, 'channel': self.name})}")
+def _reads(source: str, topic: str, channel: str) -> bool:
+    topics, _, its_channel = source.rpartition("/")
+    return channel == its_channel and has_topic(topics, topic)
 
 
-def _channels(settings: JobSettings) -> tuple[list[_Channel], bool]:
-    """List the channels of all nsqds. The second value is False if one may be missing."""
-    found: list[_Channel] = []
+def _servers(settings: JobSettings) -> str:
+    """Return the servers of the job as options of the command gnsq, which also deletes a channel at nsqlookupd: from
+    there an nsqd that gets the topic later would make it again."""
+    given = {"nsqd": settings.nsqd_tcp_addresses, "nsqd-http": settings.nsqd_http_addresses}
+    if settings.lookupd_http_addresses:
+        given = {"lookupd": settings.lookupd_http_addresses}
+    words = [f"--{flag}={without_secrets(address)}" for flag, addresses in given.items() for address in addresses]
+    return shlex.join(words)
+
+
+def _channels(settings: JobSettings) -> tuple[dict[tuple[str, str], int], bool]:
+    """Return the depths of the channels of all nsqds, by topic and channel. The second value is False if an nsqd may be
+    missing."""
+    found: dict[tuple[str, str], int] = {}
     http = http_keywords(settings.queries[0].read_options)
     addresses, is_complete = list(settings.nsqd_http_addresses), settings.is_asked
     if not addresses:
@@ -213,9 +209,8 @@ def _channels(settings: JobSettings) -> tuple[list[_Channel], bool]:
         try:
             for topic in client.stats()["topics"] or ():
                 for channel in topic["channels"] or ():
-                    found.append(
-                        _Channel(client.address, topic["topic_name"], channel["channel_name"], channel["depth"])
-                    )
+                    key = topic["topic_name"], channel["channel_name"]
+                    found[key] = found.get(key, 0) + channel["depth"]
         except NSQException as error:
             logger.warning("%s", error)
             is_complete = False

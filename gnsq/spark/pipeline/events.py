@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from gnsq.spark.errors import root_cause
-from gnsq.spark.pipeline.expressions import class_of, computed, elements, nodes, parsed
+from gnsq.spark.pipeline.expressions import class_of, computed, elements, java_class, nodes, parsed
 from gnsq.spark.pipeline.jsonschema import json_schema_type
 from gnsq.spark.pipeline.settings import SettingError, TableSettings
 from gnsq.spark.pipeline.types import (
@@ -133,9 +133,9 @@ def check_streaming(frame: DataFrame, section: str, output_mode: str = "append")
     Raises:
         SettingError: Of this section of the settings.
     """
-    jvm = frame.sparkSession._jvm
-    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.title())()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    spark = frame.sparkSession
+    mode = getattr(java_class(spark, "sql.streaming.OutputMode"), output_mode.title())()
+    checker = java_class(spark, "sql.catalyst.analysis.UnsupportedOperationChecker")
     try:
         checker.checkForStreaming(_analyzed(frame), mode)
     except PySparkException as error:

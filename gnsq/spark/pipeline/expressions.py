@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from py4j.java_gateway import JavaClass  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 __all__ = [
-    *("class_of", "column_of", "computed", "computed_node", "elements", "nodes", "parsed", "sequence", "with_children")
+    *("class_of", "column_of", "computed", "computed_node", "elements", "java_class", "nodes", "parsed", "sequence"),
+    "with_children",
 ]
 
 
@@ -30,7 +32,7 @@ def computed_node(spark: SparkSession, node: Any) -> Column:  # Any: Java
     """Return the column of an expression, as computed() does."""
     if class_of(node) == "UnresolvedAttribute":
         return column_of(spark, node)
-    tried = column_of(spark, spark._jvm.org.apache.spark.sql.catalyst.expressions.TryEval(node))
+    tried = column_of(spark, java_class(spark, "sql.catalyst.expressions.TryEval")(node))
     # Spark computes what several expressions share before all of them, outside of TryEval, unless it is in a branch of
     # a condition. This condition is always true, which Spark does not know.
     return F.when(F.spark_partition_id() >= 0, tried)
@@ -38,7 +40,15 @@ def computed_node(spark: SparkSession, node: Any) -> Column:  # Any: Java
 
 def column_of(spark: SparkSession, node: Any) -> Column:  # Any: Java
     """Return the column of an expression."""
-    return Column(spark._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(node))
+    return Column(java_class(spark, "sql.classic.ExpressionUtils").column(node))
+
+
+def java_class(spark: SparkSession, name: str) -> Any:  # Any: Java
+    """Return a class of Spark's, by its name in org.apache.spark.
+
+    By attributes of _jvm, Java would search all jars for classes of the names of the packages, for each expression.
+    """
+    return JavaClass(f"org.apache.spark.{name}", spark._jvm._gateway_client)
 
 
 def parsed(spark: SparkSession, sql: str) -> Any:  # Any: Java
@@ -70,4 +80,4 @@ def with_children(spark: SparkSession, node: Any, children: Sequence[Any]) -> An
 
 def sequence(spark: SparkSession, items: Sequence[Any]) -> Any:  # Any: Java
     """Make a sequence of Scala."""
-    return spark._jvm.PythonUtils.toSeq(list(items))
+    return java_class(spark, "api.python.PythonUtils").toSeq(list(items))

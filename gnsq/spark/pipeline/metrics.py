@@ -33,6 +33,7 @@ from gnsq.spark.pipeline.expressions import (
     computed,
     computed_node,
     elements,
+    java_class,
     nodes,
     parsed,
     sequence,
@@ -123,7 +124,7 @@ class _Aggregates:
         # Of a function that does not exist, Spark tells later.
         with contextlib.suppress(PySparkException):
             if class_of(node) == "UnresolvedFunction":
-                name = self._spark._jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(node.nameParts().last())
+                name = java_class(self._spark, "sql.catalyst.FunctionIdentifier")(node.nameParts().last())
                 catalog = self._spark._jsparkSession.sessionState().catalog()
                 return bool(catalog.lookupFunctionInfo(name).getGroup() == "agg_funcs")
         return False

@@ -5,7 +5,7 @@ import traceback
 import gevent
 import pytest
 
-from fakensqd import FakeCluster, FakeNsqd
+from fakensqd import FakeCluster, FakeNsqd, UnknownChannel
 from fakensqd.nsqd.published import PublishedBodies
 from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.protocol import commands, decode_message
@@ -133,7 +133,34 @@ def test_messages_of_a_channel_are_those_queued_then_in_flight_then_deferred(ser
     client.send(commands.finish(in_flight))
     server.wait_until(lambda nsqd: nsqd.messages("orders", "billing"), [b"3", b"2"])
     assert server.messages("orders") == [b"1", b"2", b"3"]
-    assert server.messages("orders", "other") == []
+
+
+def test_unknown_channel_is_named_with_those_that_exist(server):
+    client = NsqdHTTPClient.from_url(server.http_address)
+    client.create_topic("orders")
+    client.create_channel("orders", "billing")
+    client.create_topic("clicks")
+
+    for query in (server.messages, server.depth, server.in_flight):
+        with pytest.raises(UnknownChannel, match=r"topic 'orders' has no channel 'biling'; did you mean billing[?]"):
+            query("orders", "biling")
+        with pytest.raises(
+            UnknownChannel, match=r"there is no topic 'order'; did you mean orders[?] topics are clicks, "
+        ):
+            query("order", "billing")
+        with pytest.raises(UnknownChannel, match="topic 'clicks' has no channel 'billing', nor any other"):
+            query("clicks", "billing")
+    assert (server.messages("other"), server.depth("other")) == ([], 0)
+
+
+def test_wait_until_waits_for_a_channel_that_does_not_exist_yet(server):
+    client = NsqdHTTPClient.from_url(server.http_address)
+    client.create_topic("orders")
+
+    with pytest.raises(AssertionError, match=r"not so within 0.05 s: topic 'orders' has no channel 'billing', nor any"):
+        server.wait_until(lambda nsqd: nsqd.depth("orders", "billing"), 0, timeout=0.05)
+    gevent.spawn_later(0.05, client.create_channel, "orders", "billing")
+    assert server.wait_until(lambda nsqd: nsqd.depth("orders", "billing"), 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -265,6 +292,8 @@ def test_cluster_publishes_on_its_nsqds_in_turn(threaded):
         assert cluster.messages("orders", "billing") == [b"2", b"4"]
         assert (cluster.depth("orders"), cluster.depth("orders", "billing")) == (2, 1)
         assert cluster.in_flight("orders", "billing") == 0
+        with pytest.raises(UnknownChannel, match=r"topic 'orders' has no channel 'biling'; did you mean billing[?]"):
+            cluster.depth("orders", "biling")
         cluster.assert_published("orders", b"3", b"4", count=1)
         with pytest.raises(AssertionError, match=r"topics with messages are orders\n.*orders' \(4 messages\):\n  b'1'"):
             cluster.assert_published("order")

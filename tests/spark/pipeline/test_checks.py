@@ -3,7 +3,6 @@ import logging
 import re
 import shlex
 import stat
-import urllib.request
 from dataclasses import replace
 
 import pytest
@@ -19,6 +18,7 @@ from gnsq.spark.pipeline.checks import (
     survey,
 )
 from gnsq.spark.spool.spool import Spool
+from tests.cli.programs import invoke
 from tests.spark.helpers import channel_stats, publish, wait_for
 from tests.spark.pipeline.jobs import job, metric, table
 
@@ -131,11 +131,11 @@ def test_channel_of_a_renamed_query_is_told_until_it_is_deleted(fakensqd, tmp_pa
     said = r"query views does not read topic views any more, .* channel views \(2 messages now\) .*delete it: (.*)"
     assert re.search(r"query views is gone from the settings; its table stays, and .*/work/views/spool ", caplog.text)
     # Not of caplog.text, whose form a PySparkLogger changes to JSON in this process.
-    [*_, url] = shlex.split(re.search(said, "\n".join(caplog.messages))[1])
+    [program, *words] = shlex.split(re.search(said, "\n".join(caplog.messages))[1])
     caplog.clear()
     start(renamed)
     assert re.search(said, caplog.text)
-    urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30).close()
+    assert (program, invoke(*words, "--yes").exit_code) == ("gnsq", 0)
     caplog.clear()
     start(renamed)
     assert "channel views" not in caplog.text
