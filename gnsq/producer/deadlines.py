@@ -1,25 +1,30 @@
-"""Checks the deadlines of publishes, and the connections. dispatcher.py decides how a late publish ends."""
+"""Checks the deadlines of publishes, and finds stalled links. dispatcher.py decides how a late publish ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.producer.publish import Link, PendingPublish
 
-__all__ = ["MAX_SLEEP", "NO_DEADLINE", "Deadlines"]
+__all__ = ["MAX_SLEEP", "NO_DEADLINE", "STALLED_AFTER", "Deadlines", "StallDetector"]
 
 # Bounds of the sleep between two checks of deadlines, seconds.
 MIN_SLEEP, MAX_SLEEP = 0.005, 3600.0
 NO_DEADLINE = float("inf")
+# Seconds without a response to a sent request after which an nsqd gets no publishes while others respond. Longer than
+# the usual fsync of a busy disk, and short beside the deadline of a publish, 60 s.
+STALLED_AFTER = 5.0
+# Seconds between two checks of the connections.
+CHECK_INTERVAL = STALLED_AFTER / 2
 
 
 class Deadlines:
     """Checks deadlines at the time of the earliest one, and connections at a regular interval.
 
     Args:
-        check_interval: Seconds between two checks of the connections.
         expire_overdue: Function that ends the publishes whose deadline has passed, and calls schedule() for all others.
         check_links: Function that checks the connections.
 
@@ -30,14 +35,12 @@ class Deadlines:
     def __init__(
         self,
         clock: Clock,
-        check_interval: float,
         *,
         expire_overdue: Callable[[float], None],
         check_links: Callable[[float], None],
     ) -> None:
         self.due = NO_DEADLINE
         self._clock = clock
-        self._check_interval = check_interval
         self._expire_overdue = expire_overdue
         self._check_links = check_links
         self._woken = Event()
@@ -56,9 +59,32 @@ class Deadlines:
             if now >= self.due:
                 self.due = NO_DEADLINE
                 self._expire_overdue(now)
-            if now - checked >= self._check_interval:
+            if now - checked >= CHECK_INTERVAL:
                 checked = now
                 self._check_links(now)
             self._woken.clear()
-            pause = min(self.due, checked + self._check_interval) - now
+            pause = min(self.due, checked + CHECK_INTERVAL) - now
             self._clock.wait(self._woken, min(max(pause, MIN_SLEEP), MAX_SLEEP))
+
+
+class StallDetector:
+    """Finds links that have not responded for too long. Pure: reads no clock, moves no publish.
+
+    A link has stalled if partition() has found the same oldest sent request for STALLED_AFTER.
+    """
+
+    def __init__(self) -> None:
+        # By link: its oldest request without a response, and the time when partition() first saw it as the oldest.
+        self._oldest: dict[Link, tuple[PendingPublish, float]] = {}
+
+    def partition(self, links: Sequence[Link], now: float) -> tuple[list[Link], list[Link]]:
+        """Return the links to use, and the links that have stalled. If all links have stalled, use all of them."""
+        before, self._oldest = self._oldest, {}
+        for link in links:
+            oldest = next(iter(link.sent), None)
+            if oldest is not None:
+                known, since = before.get(link, (None, now))
+                self._oldest[link] = (oldest, since if oldest is known else now)
+        stalled = [link for link, (_, since) in self._oldest.items() if now - since >= STALLED_AFTER]
+        usable = [link for link in links if link not in stalled]
+        return (usable, stalled) if usable else (list(links), [])

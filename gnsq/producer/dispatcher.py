@@ -69,7 +69,7 @@ from gnsq.errors import (
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import HUB_ROUND
 from gnsq.producer.batching import Batcher
-from gnsq.producer.deadlines import Deadlines
+from gnsq.producer.deadlines import STALLED_AFTER, Deadlines, StallDetector
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import (
     Decision,
@@ -86,13 +86,10 @@ from gnsq.producer.publish import (
 from gnsq.producer.routing import Strategy
 from gnsq.texts import counted
 
-__all__ = ["Dispatcher", "StallDetector"]
+__all__ = ["Dispatcher"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds without a response to a sent request after which an nsqd gets no publishes while others respond. Longer than
-# the usual fsync of a busy disk, and short beside the deadline of a publish, 60 s.
-STALLED_AFTER = 5.0
 # Seconds without a word from nsqd after which a short timeout of a publish may cost the connection: a disk that needs
 # longer once must not.
 MIN_SILENCE = 1.0
@@ -175,7 +172,6 @@ class Dispatcher:
         self._stall_detector = StallDetector()
         self.deadlines = Deadlines(
             clock,
-            STALLED_AFTER / 2,
             expire_overdue=self._expire_overdue,
             check_links=self._check_stalled,
         )
@@ -687,26 +683,3 @@ class Dispatcher:
                     text += f": {self._no_connection_error('until then')}"
                 self._fail_all(publish, NSQNotSentClosed(text))
         return self._unconfirmed
-
-
-class StallDetector:
-    """Finds links that have not responded for too long. Pure: reads no clock, moves no publish.
-
-    A link has stalled if partition() has found the same oldest sent request for STALLED_AFTER.
-    """
-
-    def __init__(self) -> None:
-        # By link: its oldest request without a response, and the time when partition() first saw it as the oldest.
-        self._oldest: dict[Link, tuple[PendingPublish, float]] = {}
-
-    def partition(self, links: Sequence[Link], now: float) -> tuple[list[Link], list[Link]]:
-        """Return the links to use, and the links that have stalled. If all links have stalled, use all of them."""
-        before, self._oldest = self._oldest, {}
-        for link in links:
-            oldest = next(iter(link.sent), None)
-            if oldest is not None:
-                known, since = before.get(link, (None, now))
-                self._oldest[link] = (oldest, since if oldest is known else now)
-        stalled = [link for link, (_, since) in self._oldest.items() if now - since >= STALLED_AFTER]
-        usable = [link for link in links if link not in stalled]
-        return (usable, stalled) if usable else (list(links), [])

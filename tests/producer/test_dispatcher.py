@@ -12,7 +12,7 @@ from fakensqd.faults.toxics import stall
 from gnsq import Producer
 from gnsq.concurrency import reply_poller
 from gnsq.errors import NSQUnauthorized
-from gnsq.producer.dispatcher import StallDetector
+from gnsq.producer.deadlines import StallDetector
 from gnsq.producer.publish import PendingPublish
 from tests.helpers import LIMIT
 from tests.producer.conftest import ListLink, dispatcher_with, stored
