@@ -190,7 +190,7 @@ class _Change:
         where = " that has answered" if self._found.unreached else ""
         if self._verb.name == "create":
             topic = self._names[0]
-            return f"no nsqd{where} has a topic {topic}: create it before, by gnsq topic create {topic}"
+            return f"no nsqd{where} has a topic {topic}: create it first, with gnsq topic create {topic}"
         if self._verb.name == "delete" and self._names[-1] in self._poller.registered(*self._names[:-1]):
             return None
         return f"no nsqd{where} has a {self.name}"
@@ -299,8 +299,11 @@ def _list(cluster: Cluster, stop: StopSignals, topic: str | None) -> int:
     names = sorted({row.channel or row.topic for row in rows}.union(registered))
     for name in names:
         click.echo(name)
-    is_unknown = topic is not None and not names and not snapshot.topics
-    return report(snapshot, topic, None) or int(is_unknown)
+    if (status := report(snapshot, None, None)) == 0 and not names:
+        if topic is not None and not snapshot.topics:
+            raise click.ClickException(f"no nsqd has a topic {topic}; gnsq topic list shows all")
+        click.echo("there are no topics" if topic is None else f"topic {topic} has no channels", err=True)
+    return status
 
 
 topic, channel = _group("topic"), _group("channel")

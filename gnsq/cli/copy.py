@@ -78,7 +78,10 @@ def copy(
     target = target_of(cluster, to_cluster, to_nsqd, to_lookupd)
     topic = target_topic or source
     if target is None and topic == source:
-        raise click.UsageError("source and target are the same topic: give another TARGET, or a --to option")
+        raise click.UsageError(
+            "source and target are the same topic: give another TARGET, or another cluster with --to-nsqd, "
+            "--to-lookupd or --to-cluster"
+        )
     if target is not None and topic == source and (same := _resolved(cluster.nsqds) & _resolved(target.nsqds)):
         shown = ", ".join(format_address(*address) for address in sorted(same))
         raise click.UsageError(f"source and target are the same topic of the nsqd {shown}: give another TARGET")

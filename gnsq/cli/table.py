@@ -180,7 +180,7 @@ class StatsView:
         lines, servers, visible = list(self._lines()), list(self._servers()), slice(None)
         cells, name_width, left_out = self._cells(lines, options)
         above = [self._summary()] if self.snapshot.reached else []
-        below = [Text(f"left out of {options.max_width} columns: {left_out}", style="dim")] if left_out else []
+        below = [Text(f"no room in {options.max_width} columns for: {left_out}", style="dim")] if left_out else []
         keys = [self._keys()] if self.has_keys else []
         if self.is_live:
             servers, _ = _fitting(servers, max(console.height // 2 - 2, 1), console, options)

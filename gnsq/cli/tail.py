@@ -93,6 +93,9 @@ def tail(
         receiver.run(printer.handle)
     if sys.stderr.isatty() and not sys.stdout.isatty():
         click.echo(receiver.summary(), err=True)
+    if receiver.is_idle and not receiver.counter.count + receiver.skipped:
+        hint = "" if channel else "; a new channel gets those that are published after the start of this command"
+        click.echo(f"no message came within {idle:g} s{hint}", err=True)
     return receiver.status()
 
 

@@ -83,7 +83,7 @@ def test_channel_of_a_topic_that_no_nsqd_has_is_an_error(cluster, gnsq):
     result = gnsq("channel", "create", "new", "billing", *lookupd(cluster))
 
     assert result.exit_code == 1
-    assert result.stderr == "Error: no nsqd has a topic new: create it before, by gnsq topic create new\n"
+    assert result.stderr == "Error: no nsqd has a topic new: create it first, with gnsq topic create new\n"
 
 
 # --- delete and empty
@@ -149,7 +149,11 @@ def test_channels_are_listed(cluster, gnsq):
 def test_channels_of_a_topic_that_does_not_exist_are_an_error(cluster, gnsq):
     result = gnsq("channel", "list", "nothing", *lookupd(cluster))
 
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "no nsqd has a topic nothing\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "",
+        "Error: no nsqd has a topic nothing; gnsq topic list shows all\n",
+    )
 
 
 def test_emptied_channel_says_also_what_was_in_flight(fakensqd, gnsq, consume):

@@ -453,7 +453,7 @@ def test_narrow_terminal_has_fewer_columns_and_says_which_are_left_out(width, ti
         "finished/s",
         "clients",
     )
-    left_out = text.partition(f"left out of {width} columns: ")[2]
+    left_out = text.partition(f"no room in {width} columns for: ")[2]
     assert [title for title in all_titles if title not in titles] == [
         title for title in all_titles if title in left_out
     ]

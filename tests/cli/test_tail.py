@@ -359,9 +359,13 @@ def test_signal_ends_a_write_that_waits_and_counts_what_is_written():
 def test_idle_ends_the_command(fakensqd):
     fakensqd.publish("t", b"1")
 
-    result = gnsq(fakensqd, "tail", "t", "--idle", "0.2")
+    first = gnsq(fakensqd, "tail", "t", "--idle", "0.2")
+    second = gnsq(fakensqd, "tail", "t", "--idle", "0.2")
 
-    assert (result.exit_code, result.stdout) == (0, "1\n")
+    assert (first.exit_code, first.stdout) == (0, "1\n")
+    assert "no message came" not in first.stderr
+    assert (second.exit_code, second.stdout) == (0, "")
+    assert "no message came within 0.2 s; a new channel gets those that are published after the start" in second.stderr
 
 
 def test_pattern_chooses_topics(fakensqd):
