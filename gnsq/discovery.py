@@ -105,6 +105,10 @@ class _Lookup:
         # Number of rounds with a wholly usable answer since an nsqd was known last. A round queries all nsqlookupds.
         self._empty_rounds = 0
 
+    def has_answered(self, address: str) -> bool:
+        """Return True if the nsqlookupd with this address has given a wholly usable answer, once or more often."""
+        return address in self._confirmed
+
     def explanations(self) -> list[str]:
         """Explain for each nsqlookupd why no nsqd is known through it."""
         return [f"{lookupd.address}: {self._explanation(lookupd.address)}" for lookupd in self._lookupds]

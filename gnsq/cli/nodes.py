@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import gevent
 
@@ -19,6 +19,9 @@ from gnsq.errors import NSQHttpError
 from gnsq.nsqd import NsqdHTTPClient
 
 __all__ = ["NodePoller", "http_address", "short_address"]
+
+# What is wrong with a server that has not answered within the limit of a poll.
+UNANSWERED = "no answer yet"
 
 
 def http_address(nsqd: str) -> str:
@@ -49,11 +52,11 @@ class _Polled:
     """
 
     client: NsqdHTTPClient
+    node: Node
     is_guessed: bool = False
     stats: NodeStats | None = None
     counted_at: float = 0.0
     identity: tuple[object, ...] = ()
-    node: Node = field(default_factory=lambda: Node(""))
 
 
 class NodePoller:
@@ -91,7 +94,7 @@ class NodePoller:
 
     def _add(self, address: str, *, is_guessed: bool = False) -> _Polled:
         client = self._cluster.nsqd_client(address)
-        polled = _Polled(client, is_guessed)
+        polled = _Polled(client, Node(client.address, error=UNANSWERED), is_guessed)
         return self._polled.setdefault(client.address, polled)
 
     def client(self, address: str) -> NsqdHTTPClient:
@@ -111,20 +114,25 @@ class NodePoller:
         """Ask all nsqds, each with the timeout, and wait for all.
 
         Args:
-            limit: Seconds after which those that have not answered are left out.
+            limit: Seconds after which those that have not answered are not waited for.
         """
         with gevent.Timeout(limit, False):
             self._ask_all()
         now = time.monotonic()
         seconds = None if self._polled_at is None else now - self._polled_at
         self._polled_at = now
-        failures = self._nodes.failures if self._nodes is not None else {}
         return Snapshot(
             nodes=(*self._merged(), *self._unusable),
-            lookupds={lookupd.address: failures.get(lookupd.address, "") for lookupd in self.lookupds},
+            lookupds={}
+            if self._nodes is None
+            else {each.address: self._failure(each.address) for each in self.lookupds},
             time=time.time(),
             seconds=seconds,
         )
+
+    def _failure(self, lookupd: str) -> str:
+        assert self._nodes is not None  # there is an nsqlookupd
+        return self._nodes.failures.get(lookupd, "" if self._nodes.has_answered(lookupd) else UNANSWERED)
 
     def _ask_all(self) -> None:
         asked: set[str] = set()

@@ -15,6 +15,7 @@ import gevent
 import pytest
 from rich.console import Console
 
+from fakensqd import FakeNsqd
 from gnsq import Message
 from gnsq.cli.formats import as_json, for_terminal, meta_line
 from gnsq.cli.output import Output
@@ -22,7 +23,7 @@ from gnsq.cli.receiving import Received
 from gnsq.cli.tail import BATCH
 from gnsq.running import StopSignals
 from tests.cli.programs import command, gnsq, signalled_when, started
-from tests.helpers import refused_port, wait_until
+from tests.helpers import peer, refused_port, wait_until
 
 BODIES = [b'{"a": 1}', b"two\nlines", b"\xff\x1b[31m"]
 
@@ -351,6 +352,16 @@ def test_signal_ends_a_write_that_waits_and_counts_what_is_written():
     with open(reader, "rb") as file, open(writer, "w") as pipe, contextlib.redirect_stdout(pipe):
         assert Output(stop).write([b"x" * 100, b"y" * 5000]) == 1
         file.read(5100)  # so that the thread ends before the pipe is closed
+
+
+def test_topic_may_be_at_an_nsqd_that_has_not_answered_yet(fakensqd):
+    with FakeNsqd().in_thread() as other, peer(lambda sock: gevent.sleep(60)) as slow:
+        other.publish("t", b"1")
+        servers = ["--nsqd", other.tcp_address, "--nsqd-http", slow]
+        result = gnsq(fakensqd, "tail", "t", *servers, "--idle", "0.2")
+
+    assert "topic t does not exist on the nsqds that have answered; nsqd creates it\n" in result.stderr
+    assert result.stdout == "1\n"
 
 
 # --- end and topics
