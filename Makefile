@@ -65,8 +65,9 @@ lint: $(VENV)/.dev
 
 composefile:
 	@if docker compose version >/dev/null 2>&1; then \
-		docker compose config --quiet && echo "docker-compose.yml: valid, says docker compose"; \
-	else echo "docker-compose.yml: not checked, there is no docker compose here"; fi
+		docker compose config --quiet && docker compose --file docs/pages/playground/compose.yml config --quiet && \
+		echo "docker-compose.yml and the playground: valid, says docker compose"; \
+	else echo "docker-compose.yml and the playground: not checked, there is no docker compose here"; fi
 
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file docs/mkdocs.yml

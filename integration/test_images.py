@@ -10,6 +10,7 @@ import pytest
 
 from gnsq import Consumer, Producer
 from integration.run import has_engine
+from tests.docs.pages import example
 from tests.helpers import wait_until
 
 pytestmark = [
@@ -19,6 +20,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parent.parent
+PLAYGROUND = ROOT / "docs/pages/playground"
 LIMIT = 300.0
 OTHER_USER = ["--read-only", "--user", "1234:1234"]
 JOB = """
@@ -146,3 +148,28 @@ def test_receiver_is_healthy_and_stops_gracefully(fakensqd_image, pipeline_image
         own = ["--network", network, "--volume", f"{volume}:/work", pipeline_image]
         with running(*own, "python", "-m", "gnsq.spark.receiver", *words) as receiver:
             stop(receiver)
+
+
+@pytest.mark.spark
+def test_playground_is_as_its_page_says_and_loses_nothing():
+    def play(commands, folder=PLAYGROUND):
+        return subprocess.run(["sh", "-ec", commands], cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    try:
+        play(example("playground/index.md", "Playground", 0, "sh"), ROOT)
+        wait_until(lambda: "clicks_dead" in play("docker compose logs pipeline"), LIMIT)
+        watched = play(example("playground/index.md", "Watch", 0, "sh"))
+        read = play(example("playground/index.md", "Read the tables", 0, "sh"))
+        counts = play(example("playground/index.md", "Read the tables", 1, "sh"))
+        play(example("playground/index.md", "Stop nsqd", 0, "sh") + "docker compose restart nsqd")
+        play("docker compose stop producer")
+        wait_until(lambda: " 0 │" in play(example("playground/index.md", "Stop nsqd", 1, "sh")), LIMIT)
+        play("docker compose stop")
+        statuses = play("docker compose ps --all --format '{{.Service}} {{.ExitCode}}'")
+    finally:
+        play(example("playground/index.md", "Stop", 0, "sh"))
+
+    assert "clicks   running" in watched
+    assert 'ms "slow" is not INT' in read
+    assert "/search" in counts
+    assert {line.split()[1] for line in statuses.splitlines()} == {"0"}
