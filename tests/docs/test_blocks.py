@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, RUN, blocks, example, page_names, page_text, pages_run_as_a_whole
+from tests.docs.pages import ROOT, RUN, blocks, example, hooks, page_names, page_text, pages_run_as_a_whole
 
 # What a screen of 1280 pixels has room for; docs/pages/ruff.toml has the same.
 MAX_COLUMNS = 84
@@ -64,7 +64,7 @@ def test_code_fits_the_column(page):
         f"{page}:{block.line + number}"
         for block in blocks(page)
         if block.language not in WRAPPED
-        for number, line in enumerate(block.code.splitlines())
+        for number, line in enumerate(block.code.replace("REPOSITORY", hooks.repository()).splitlines())
         if len(line.expandtabs(4)) > MAX_COLUMNS
     ]
 
