@@ -23,6 +23,9 @@ from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.frames import RESPONSE, encode_frame
 
 LIMIT = 10.0
+# Warnings are errors. Not that of a fork beside threads: Python 3.15 raises it from os.fork() in the parent, which then
+# does not know the child that goes on.
+WARNINGS = ("-W", "error", "-W", "ignore:This process (pid=:DeprecationWarning")
 
 
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
@@ -95,7 +98,7 @@ def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:  # A
 
 
 def run_program(
-    code: str, *arguments: str, flags: tuple[str, ...] = ("-W", "error"), **options: Any
+    code: str, *arguments: str, flags: tuple[str, ...] = WARNINGS, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run Python code in a new interpreter, and wait until it ends.
 

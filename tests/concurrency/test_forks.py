@@ -557,8 +557,7 @@ print([os.waitpid(child, 0)[1] for child in children], producer.publish("t", b"p
 
 
 def test_children_of_a_plain_program_resolve_names_and_publish(fakensqd):
-    # Since Python 3.12 a process of several threads is warned when it forks.
-    done = run_program(RESOLVING, fakensqd.tcp_address, flags=("-W", "ignore::DeprecationWarning"))
+    done = run_program(RESOLVING, fakensqd.tcp_address)
 
     assert (done.stderr, done.stdout) == ("", "[0, 0, 0, 0] b'OK'\n")
 

@@ -387,7 +387,7 @@ hub.stop()
 
 @pytest.mark.subprocess
 def test_child_process_makes_a_thread_of_its_own():
-    done = run_program(FORKED, flags=("-W", "ignore"))
+    done = run_program(FORKED)
 
     refused = "thread test was started before the fork; make a new one in this process"
     assert done.stdout.splitlines() == [refused, refused, "0 False", "0"]

@@ -484,7 +484,7 @@ def test_forked_child_ends_only_its_own_spans(fakensqd, in_child, count):
     code = FORKING.format(in_child=in_child)
 
     with fakensqd.add(on.reply("PUB", body=b"parent"), delay(0.3)):
-        ran = run_program(code, fakensqd.tcp_address, flags=())
+        ran = run_program(code, fakensqd.tcp_address)
 
     assert ran.stderr == ""
     assert ran.stdout.splitlines() == [f"child: 0 {count} True", "parent: 1"]

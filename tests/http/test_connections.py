@@ -24,8 +24,6 @@ from tests.http.peer import http_peer, reply
 
 # Seconds; long enough for what ends before it on a busy machine.
 SHORT = 0.5
-# Since Python 3.12 a process of several threads is warned when it forks.
-UNWARNED = ("-W", "ignore::DeprecationWarning")
 
 
 @pytest.fixture
@@ -544,7 +542,7 @@ FORK = """
 @pytest.mark.parametrize("how", ["os", "gevent"])
 @pytest.mark.subprocess
 def test_child_of_a_fork_makes_connections_of_its_own(fakensqd, how):
-    done = run_program(textwrap.dedent(FORK), fakensqd.http_address, how, flags=UNWARNED)
+    done = run_program(textwrap.dedent(FORK), fakensqd.http_address, how)
 
     assert (done.stdout, done.stderr) == ("both\n", "")
 
@@ -606,7 +604,7 @@ FORK_DURING_A_CALL = """
 
 @pytest.mark.subprocess
 def test_call_that_waits_during_a_fork_fails_in_the_child_and_ends_in_the_parent():
-    done = run_program(textwrap.dedent(FORK_DURING_A_CALL), flags=UNWARNED)
+    done = run_program(textwrap.dedent(FORK_DURING_A_CALL))
 
     assert (done.stdout, done.stderr) == (
         "child: connection belongs to process P, and this is its child\nparent: OK\n",

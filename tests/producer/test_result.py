@@ -390,8 +390,7 @@ producer.close()
 @pytest.mark.subprocess
 def test_get_in_a_forked_child_raises_that_the_result_is_the_parents(fakensqd, where):
     with fakensqd.add(on.reply("PUB"), delay(0.5)):
-        # Python 3.12 warns of a fork beside threads.
-        done = run_program(FORKING, fakensqd.tcp_address, where, flags=("-W", "ignore::DeprecationWarning"))
+        done = run_program(FORKING, fakensqd.tcp_address, where)
 
     assert done.stderr == ""
     assert sorted(done.stdout.splitlines()) == ["child: [True]", "parent: OK"]
