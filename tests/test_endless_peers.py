@@ -231,7 +231,8 @@ def test_http_client_ends(flood, call):
 @pytest.mark.parametrize(
     "flood",
     [
-        pytest.param(http_flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), id="100 Continue"),
+        # Each long: Python 3.14 has a limit of its own for their number.
+        pytest.param(http_flood(b"", b"HTTP/1.1 100 Continue\r\nX: %b\r\n\r\n" % (b"x" * 8192)), id="100 Continue"),
         pytest.param(http_flood(CHUNKED, b"1\r\nx\r\n"), id="chunks of a byte"),
         pytest.param(http_flood(CHUNKED + b"0\r\n", b"X: y\r\n"), id="trailers"),
     ],

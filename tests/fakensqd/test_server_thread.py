@@ -221,8 +221,9 @@ def test_auth_server_on_a_thread_answers():
         auth.set_grants("other", 401)
 
         assert b'"topic": "t"' in get(auth.http_address, "/auth?secret=s")
-        with pytest.raises(urllib.error.HTTPError, match="401"):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
             get(auth.http_address, "/auth?secret=other")
+        refused.value.close()
 
         assert [query.secret for query in auth.queries] == ["s", "other"]
 
