@@ -285,7 +285,7 @@ import logging
 from gevent.event import Event
 from gnsq import Consumer
 
-logging.getLogger("gnsq.nsqd.pool").setLevel(logging.ERROR)  # on a busy machine the first answer takes more than 1 s
+logging.getLogger("gnsq").setLevel(logging.ERROR)  # on a busy machine there are warnings that something takes long
 
 nsqd, lookupd = sys.argv[1:3]
 
@@ -559,7 +559,8 @@ print([os.waitpid(child, 0)[1] for child in children], producer.publish("t", b"p
 def test_children_of_a_plain_program_resolve_names_and_publish(fakensqd):
     done = run_program(RESOLVING, fakensqd.tcp_address)
 
-    assert (done.stderr, done.stdout) == ("", "[0, 0, 0, 0] b'OK'\n")
+    # os.waitpid() blocks the parent's hub, which its monitor may log.
+    assert done.stdout == "[0, 0, 0, 0] b'OK'\n", done.stderr
 
 
 HUB_IN_A_POOL = """
