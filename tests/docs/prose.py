@@ -33,7 +33,7 @@ import gevent
 import pytest
 
 from gnsq import Consumer, Producer
-from tests.helpers import LIMIT, child, wait_until
+from tests.helpers import LIMIT, WARNINGS, child, wait_until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/pages"
@@ -228,7 +228,7 @@ def run_process(block: Block, nsqd: object, lookupd: object, folder: Path) -> st
     path = folder / "program.py"
     path.write_text(addresses.put_in(block.code))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = (sys.executable, "-W", "error", "-X", "faulthandler", str(path))
+    command = (sys.executable, *WARNINGS, "-X", "faulthandler", str(path))
     with child(*command, cwd=folder, env=environment, stdin=subprocess.PIPE) as program:
         if "until" in block.notes:
             try:
