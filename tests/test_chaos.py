@@ -99,7 +99,7 @@ def cut(files):
 
 
 def growth(files):
-    usage = {"KiB": 1, "threads": 1, "greenlets": 1}
+    usage = {"KiB": 1, "objects": 1, "threads": 1, "greenlets": 1}
     files.lines["a"] += [["T", 1.0, {**usage, "descriptors": 5 * number}, {}] for number in range(SAMPLES)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +25,10 @@ LOWERED = 5.0
 NOTICED = 6.0
 # Faults after which nsqd does not know yet that a message was finished, or that a connection is no longer used.
 DELAYING = ("stopped", "did not run", "late links", "slow links", "sliced links", "stalled links", "ends links")
-# What the smallest value of the last third of a worker's life may have more than that of the first. A consumer keeps a
-# greenlet for each handler that has run at the same time as others, up to max_in_flight.
-GROWTH = {"KiB": 12_000, "descriptors": 4, "threads": 2, "greenlets": 50}
+# What the smallest value of the last third of a worker's life may have more than that of the middle: at first memory
+# grows with each way that is gone for the first time. A consumer keeps a greenlet for each handler that has run at the
+# same time as others, up to max_in_flight.
+GROWTH = {"KiB": 6_000, "objects": 10_000, "descriptors": 4, "threads": 6, "greenlets": 50}
 SAMPLES = 12
 # Violations of a kind that are shown.
 SHOWN = 5
@@ -253,7 +253,8 @@ class Judge:
                 names = {self.nodes[nsqd], first.worker.name}
                 if first.answer == "finish":
                     self.notes["finished and came again"] += 1
-                    if not is_late and not self._is_disturbed(names, first.received - SLACK, again.time):
+                    # It may have been on its way for nearly as long as its timeout.
+                    if not is_late and not self._is_disturbed(names, first.received - MSG_TIMEOUT, again.time):
                         yield f"{first.key} of {self.nodes[nsqd]} in {channel}{self._history(first.key)}"
 
     def _early(self) -> Iterator[str]:
@@ -301,6 +302,6 @@ class Judge:
                 continue
             for what, growth in GROWTH.items():
                 values = [usage[what] for usage in life.usages]
-                first, last = min(values[:third]), min(values[-third:])
-                if last > first + growth:
-                    yield f"{life.name}: {what} from {first:,} to {last:,}, median {statistics.median(values):,.0f}"
+                middle, last = min(values[third:-third]), min(values[-third:])
+                if last > middle + growth:
+                    yield f"{life.name}: {what} from {middle:,} to {last:,}, at first {values[0]:,}"

@@ -99,10 +99,14 @@ def watch(
 
 
 def usage() -> dict[str, int]:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    greenlets = sum(isinstance(each, gevent.Greenlet) and not each.ready() for each in gc.get_objects())
-    descriptors = len(os.listdir("/proc/self/fd"))
-    return {"KiB": pages * 4, "descriptors": descriptors, "threads": threading.active_count(), "greenlets": greenlets}
+    pages, objects = int(Path("/proc/self/statm").read_text().split()[1]), gc.get_objects()
+    return {
+        "KiB": pages * 4,
+        "objects": len(objects),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "greenlets": sum(isinstance(each, gevent.Greenlet) and not each.ready() for each in objects),
+    }
 
 
 # --- producer

@@ -26,7 +26,7 @@ TOPIC, CHANNELS = "orders", ("a", "b")
 DEAD_TOPIC, DEAD_CHANNEL = "dead", "keep"
 # Seconds. An nsqd that answers /stats later than SLOW did perhaps not run.
 MSG_TIMEOUT, AUTH_TTL, START_LIMIT, STOP_LIMIT, SLOW = 2.0, 2, 120.0, 30.0, 0.3
-DISK_BYTES = 16 << 20
+DISK_BYTES = 128 << 20
 # How handlers answer: methods of workers.Handlers.
 WAYS = ("returning", "finish_all", "threads", "batches", "messages", "touching", "late", "giving_up")
 
@@ -107,7 +107,7 @@ class Node:
     def fill_disk(self) -> None:
         assert self.disk is not None
         with contextlib.suppress(OSError), open(self.disk / "filler", "wb", buffering=0) as filler:
-            while filler.write(b"x" * 4096):
+            while filler.write(b"x" * 65536):
                 pass
 
     def free_disk(self) -> None:
