@@ -1,4 +1,7 @@
-"""Programs for docker-compose.yml: ``certificates DIRECTORY`` makes them, ``auth HOST:PORT`` is an auth server."""
+"""Programs for docker-compose.yml: ``certificates DIRECTORY`` makes them, ``auth HOST:PORT`` is an auth server.
+
+It is run as a file, in the image of fakensqd, so it must import nothing else of this folder.
+"""
 
 from __future__ import annotations
 

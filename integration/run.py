@@ -11,7 +11,7 @@ from pathlib import Path
 
 import requests
 
-from integration.choice import ADVICE, Choice, Way, choose
+from integration.choice import ADVICE, PROGRAMS, Choice, Way, choose
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,11 +31,11 @@ def main() -> int:
 
 
 def _tests(choice: Choice) -> int:
-    print(f"integration: using {choice.way.value}")
+    print(f"integration: using {choice.way.value}{', and their programs' if choice.addresses and choice.paths else ''}")
     for line in _versions(choice):
         print(f"integration:   {line}", flush=True)
     # Each worker starts its own servers, if they are programs. Three, since tests wait.
-    workers = "3" if choice.way is Way.PROGRAMS else "0"
+    workers = "3" if choice.paths else "0"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "console_output_style=classic"]
     plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers]
     # Images need no servers, and are built: .ci/run images.
@@ -75,12 +75,41 @@ def _composed(choice: Choice) -> int:
         os.environ |= {"CERTIFICATES": folder, "CERTIFICATES_USER": str(os.getuid()), **choice.addresses}
         compose = ["docker", "compose", "--project-directory", str(ROOT)]
         try:
-            if subprocess.run([*compose, "up", "--build", "--detach", "--wait"], check=False).returncode:
-                subprocess.run([*compose, "logs", "--tail", "30"], check=False)
-                return 1
-            return _tests(choice)
+            error = _up(compose)
+            if not error:
+                return _tests(Choice(choice.way, _copied(compose, Path(folder) / "programs"), choice.addresses))
+            subprocess.run([*compose, "logs", "--tail", "30"], check=False)
         finally:
-            subprocess.run([*compose, "down", "--volumes"], check=False)
+            # The last lines are those of the tests, or why there were none.
+            subprocess.run([*compose, "down", "--volumes"], stderr=subprocess.DEVNULL, check=False)
+    print(f"integration: docker compose can't start the servers: {error}", file=sys.stderr)
+    return 1
+
+
+def _up(compose: list[str]) -> str:
+    """Start the servers; return what compose says last if it fails, else ""."""
+    last = ""
+    with subprocess.Popen([*compose, "up", "--build", "--detach", "--wait"], stderr=subprocess.PIPE, text=True) as up:
+        assert up.stderr is not None
+        for line in up.stderr:
+            sys.stderr.write(line)
+            last = line.strip() or last
+    return last if up.returncode else ""
+
+
+def _copied(compose: list[str], folder: Path) -> dict[str, str]:
+    """Copy the programs out of nsqd's container, and put them on PATH for the tests that start servers of their own.
+
+    Return nothing if they do not run here, such as on macOS.
+    """
+    subprocess.run([*compose, "cp", "nsqd:/usr/local/bin/.", str(folder)], check=True)
+    try:
+        subprocess.run([folder / PROGRAMS[0], "--version"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"integration: the image's programs do not run here ({error}): tests that start servers are skipped")
+        return {}
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return {name: str(folder / name) for name in PROGRAMS}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,10 @@ class Server:
 def program(name: str) -> str | None:
     """Return the path of nsqd, nsqlookupd or nsqadmin."""
     return choice.program(name, os.environ, shutil.which)
+
+
+NO_PROGRAMS = "starts servers of its own, and has no nsqd and nsqlookupd to start"
+needs_programs = pytest.mark.skipif(not all(map(program, choice.PROGRAMS)), reason=NO_PROGRAMS)
 
 
 def given(name: str) -> Server | None:
@@ -162,3 +167,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("accounts")
         for line in accounts:
             terminalreporter.line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last line of a run how many tests were skipped, and why."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or hasattr(config, "workerinput"):
+        return
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminal.stats.get("skipped", ()))
+    if reasons:
+        why = "; ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+        terminal.line(f"integration: {reasons.total()} tests were skipped: {why}")

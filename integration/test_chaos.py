@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from integration.servers import program
+from integration.servers import needs_programs
 from tests.helpers import run
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts nsqds of its own"),
+    needs_programs,
 ]
 
 

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from gnsq import LookupdClient, NsqdHTTPClient, Producer
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from tests.helpers import bodies, run, wait_until
 
 pytestmark = [
     pytest.mark.subprocess,
-    pytest.mark.skipif(not program("nsqd"), reason="starts nsqds of its own"),
+    needs_programs,
 ]
 
 

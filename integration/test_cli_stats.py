@@ -7,7 +7,7 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient, Producer
-from integration.servers import program, running
+from integration.servers import NO_PROGRAMS, program, running
 from tests.helpers import LIMIT, bodies, run
 
 pytestmark = pytest.mark.subprocess
@@ -29,7 +29,7 @@ def options_of(server):
 def start_nsqd():
     """Start an nsqd with flags for a block."""
     if program("nsqd") is None:
-        pytest.skip("an nsqd that runs elsewhere has no flags to set")
+        pytest.skip(NO_PROGRAMS)
     return lambda *flags: running("nsqd", *flags)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gnsq import Consumer, NsqdHTTPClient, NSQGiveUp, Producer
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from tests.helpers import bodies, channel_stats, child, run, wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +19,7 @@ BODIES = [b"1", b'{"a": 2}', b"\xff\x00 three", b"four\ttabs", "größer".encode
 pytestmark = [
     pytest.mark.real,
     pytest.mark.subprocess,
-    pytest.mark.skipif(not program("nsqd"), reason="starts nsqds of its own"),
+    needs_programs,
 ]
 
 

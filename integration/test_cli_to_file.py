@@ -11,12 +11,12 @@ import pytest
 import zstandard
 
 from gnsq import NsqdHTTPClient, Producer
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from tests.helpers import LIMIT, bodies, channel_stats, child, run, wait_until
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not program("nsqd"), reason="starts nsqds of its own"),
+    needs_programs,
 ]
 
 NSQ_TO_FILE = shutil.which("nsq_to_file")

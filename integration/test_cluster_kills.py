@@ -17,7 +17,7 @@ from collections import Counter
 import pytest
 
 from integration.pipeline_job import DURABLE, QUERIES, Job, Publisher, check_account
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from integration.spark_cluster import cluster
 from tests.spark.helpers import channel_stats, wait_for
 from tests.spark.queries import descendants, kill, named, running_query
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.spark,
     pytest.mark.timeout(600 + SECONDS * 2),
-    pytest.mark.skipif(program("nsqd") is None, reason="no nsqd on PATH, none named in NSQD"),
+    needs_programs,
 ]
 
 VICTIMS = ("receiver", "executor", "machine", "master", "driver", "job", "nsqd")

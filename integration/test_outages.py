@@ -7,12 +7,12 @@ import gevent
 import pytest
 
 from gnsq import Consumer, Producer
-from integration.servers import Daemon, program, running
+from integration.servers import Daemon, needs_programs, running
 from tests.helpers import channel_stats, wait_until
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts nsqds of its own"),
+    needs_programs,
 ]
 
 LIMIT = 40.0

@@ -15,7 +15,7 @@ import pytest
 from gnsq import LookupdClient, Producer
 from gnsq.dead_letter import decode_dead_letter
 from integration.pipeline_job import LIMIT
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from tests.spark.helpers import channel_stats, is_empty, wait_for
 from tests.spark.helpers import running as process
 from tests.spark.pipeline.helpers import published, table_rows, valid_rows
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.spark,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts servers of its own"),
+    needs_programs,
 ]
 
 QUERIES = ("clicks", "pages")

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import fs
 
 from integration.pipeline_job import DURABLE, PROCESSES, QUERIES, Job, Publisher, check_account
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from tests.spark.helpers import wait_for
 from tests.spark.s3server import s3_server
 
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.spark,
     pytest.mark.timeout(300 + 60 * KILLS),
-    pytest.mark.skipif(program("nsqd") is None, reason="no nsqd on PATH, none named in NSQD"),
+    needs_programs,
 ]
 
 VICTIMS = (*PROCESSES, "group", "nsqd")

@@ -11,7 +11,7 @@ import pytest
 from gnsq import LookupdClient, NsqdHTTPClient, Producer
 from gnsq.spark.pipeline.status import read_status
 from integration.pipeline_job import LIMIT, Job, row_count
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from tests.spark.helpers import channel_stats, unusable, wait_for
 from tests.spark.pipeline.helpers import table_rows, valid_rows
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.spark,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts servers of its own"),
+    needs_programs,
 ]
 
 ROWS = 200

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from integration.spark_cluster import cluster
 from tests.spark.helpers import channel_stats, is_empty, wait_for
 from tests.spark.helpers import running as running_command
@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.spark,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(program("nsqd") is None, reason="no nsqd on PATH, none named in NSQD"),
+    needs_programs,
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.spool.spool import Spool
-from integration.servers import program, running
+from integration.servers import needs_programs, running
 from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
 from tests.spark.kills import drain, receiver_process, run_until_killed
 from tests.spark.queries import Publisher, descendants, kill, named, running_query, written
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.spark,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(program("nsqd") is None, reason="no nsqd on PATH, none named in NSQD"),
+    needs_programs,
 ]
 
 COUNT = 20_000

@@ -68,10 +68,10 @@ def start_nsqd(request):
                 for flag in {"auth_http_address", "lookupd_tcp_address"} & set(options):
                     options[f"{flag}es"] = (options.pop(flag),)
                 return stack.enter_context(FakeNsqd(**options).in_thread())
-            from integration.servers import program, running
+            from integration.servers import NO_PROGRAMS, program, running
 
             if program("nsqd") is None:
-                pytest.skip("an nsqd that runs elsewhere has no flags to set")
+                pytest.skip(NO_PROGRAMS)
             return stack.enter_context(running("nsqd", *[_flag(*option) for option in options.items()]))
 
         yield start

@@ -1,11 +1,13 @@
 """The servers of recorded sessions, emulated and real: started with the flags of a recording."""
 
+import contextlib
 import re
 import subprocess
 
 import pytest
 
 from fakensqd import FakeLookupd, FakeNsqd
+from gnsq import NsqdHTTPClient
 from tests.fakensqd.transcripts import load
 
 VERSION = "1.3.0"
@@ -43,13 +45,18 @@ def emulated(name, found, clock):
 
 
 def real(name, found, clock):
-    from integration.servers import program, running
+    """Start a program; without one, take the nsqd that runs elsewhere for the recording that has no flags."""
+    from integration.servers import NO_PROGRAMS, given, program, running
 
     kind = name.partition("-")[0]
-    path = program(kind)
-    if path is None:
-        pytest.skip("servers that run elsewhere have no flags to set")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    if f"v{VERSION} " not in version:
-        pytest.skip(f"recorded with {VERSION}, this is {version.strip()}")
-    return running(kind, *[f"--{flag}={text}" for flag, text in found.items()])
+    if path := program(kind):
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+        made = running(kind, *[f"--{flag}={text}" for flag, text in found.items()])
+    elif not found and (server := given(kind)):
+        version = f"v{NsqdHTTPClient.from_url(server.http_address).info()['version']}"
+        made = contextlib.nullcontext(server)
+    else:
+        pytest.skip(NO_PROGRAMS)
+    if version != f"v{VERSION}":
+        pytest.skip(f"recorded with {VERSION}, this is {version}")
+    return made
