@@ -51,6 +51,8 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext:
                 "accepts no certificate that it cannot verify"
             )
         context.verify_mode = ssl.CERT_REQUIRED
+    # As with Go, a client that ends its TCP side without TLS's close_notify still gets responses. OpenSSL 1 does so.
+    context.options |= getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     return context
 
 

@@ -73,4 +73,4 @@ def test_a_recorded_session_is_played_equal(differences, name, session_id):
 
 
 def test_all_sessions_are_played():
-    assert len(SESSIONS) == 575
+    assert len(SESSIONS) == 576
