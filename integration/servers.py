@@ -96,14 +96,14 @@ class Daemon:
 
 @contextlib.contextmanager
 def running(name: str, *flags: str) -> Iterator[Daemon]:
-    """Start a server with its own data path, and stop it at the end of the block."""
+    """Start a server with its own data path, and kill it at the end of the block, since its data goes, too."""
     with tempfile.TemporaryDirectory() as folder:
         daemon = Daemon(name, folder, *flags)
         try:
             daemon.start()
             yield daemon
         finally:
-            daemon.stop()
+            daemon.stop(kill=True)
 
 
 def _addresses(process: subprocess.Popen[bytes], log: Path | None) -> dict[str, str]:

@@ -95,7 +95,7 @@ odd_names = one_of_lines(
 topics = often(exactly(T, T, T, RUN + b"u", RUN + b".-_", RUN + b"v#ephemeral"), odd_names)
 channels = often(exactly(b"c", b"c", b"d", b"c#ephemeral", b"x" * 64), odd_names)
 odd_numbers = one_of_lines(
-    f"\n-1\n+1\n1.0\n1e2\nx\n0x1\n1_0\n \n\xd9\xa1\n00\n1\r\n{2**63}\n{2**64}\n{2**64 - 1}\n{2**63 - 1}\n{'9' * 30}"
+    f"\n-1\n+1\n1.0\n1e2\nx\n0x1\n1_0\n \n\xd9\xa1\n00\n0\r\n{2**63}\n{2**64}\n{2**64 - 1}\n{2**63 - 1}\n{'9' * 30}"
 )
 ids = often(st.integers(1, 4).map(b"{ID:%d}".__mod__), exactly(b"f" * 16, b"f" * 15, b"f" * 17, b"", b"\xff" * 16), 6)
 bodies = st.binary(min_size=1, max_size=12)
