@@ -15,6 +15,7 @@ from gnsq.spark.pipeline.__main__ import main as job_command
 from gnsq.spark.pipeline.settings import load_settings
 from gnsq.spark.receiver.program import command as receiver_command
 from gnsq.spark.receiver.receiver import CLOSE_TIMEOUT, WRITE_TIMEOUT
+from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "integration" / "kubernetes"
@@ -88,6 +89,24 @@ def test_probes_ask_the_health_address(container):
 
     live, ready = (container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness"))
     assert (live, ready) == ({"path": "/live", "port": port}, {"path": "/ready", "port": port})
+
+
+[WORKER] = [block.code for block in blocks("guides/kubernetes.md") if "kind: Deployment" in block.code]
+
+
+@pytest.mark.parametrize("document", [*ALL.values(), yaml.safe_load(WORKER)], ids=lambda document: document["kind"])
+def test_manifest_fits_the_schema_of_kubernetes(document):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_spark_application_fits_the_schema_of_the_operator():
+    models = pytest.importorskip("kubeflow_spark_api.models")
+    [document] = manifests("sparkapplication").values()
+
+    # It leaves out what it does not know.
+    assert models.SparkV1beta2SparkApplication.from_dict(document).to_dict() == document
 
 
 def test_receivers_may_end_in_order():
