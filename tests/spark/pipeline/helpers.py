@@ -6,6 +6,7 @@ import json
 import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
+from pyspark.sql import Row
 
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.delta import delta_location
@@ -74,6 +75,22 @@ def message(number, body, topic="clicks"):
 def messages(spark, bodies, topic="clicks"):
     """Rows as the source gives them, for these bodies."""
     return spark.createDataFrame([message(number, body, topic) for number, body in enumerate(bodies)], MESSAGES)
+
+
+class Rows:
+    """Rows of Spark's that it has computed already: functions of them are called in this process."""
+
+    def __init__(self, spark, table):
+        self.sparkSession = spark
+        self._table = table
+
+    def mapInArrow(self, function, schema):
+        [batch] = self._table.combine_chunks().to_batches()
+        self._found = [Row(**row) for made in function(iter([batch])) for row in made.to_pylist()]
+        return self
+
+    def collect(self):
+        return self._found
 
 
 def event(time, page="/", user="u", **more):

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -262,19 +263,24 @@ def jvms_of(group):
 
 
 @pytest.mark.spark
-@pytest.mark.subprocess
-@pytest.mark.timeout(150)
-def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, tmp_path):
+def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, shared_session, tmp_path, caplog):
     given = arguments(fakensqd, tmp_path)
     fakensqd.stop()
-    with running([*COMMAND, *given]) as process:
-        wait_for(lambda: "channels of clicks not created" in process.stdout.readline())
-        assert describe(str(tmp_path / "work")) == f"running, process {process.pid}"
-        os.kill(process.pid, signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
+    held = []
 
-    assert process.returncode == 0
-    assert output.endswith("stopped; the next start goes on where this one ended\n")
+    def stop():
+        wait_for(lambda: "channels of clicks not created" in caplog.text, limit=60)
+        held.append(describe(str(tmp_path / "work")))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    done = invoke(given, obj=shared_session)
+    stopper.join()
+
+    assert held == [f"running, process {os.getpid()}"]
+    assert done.exit_code == 0, done.output
+    assert done.output.endswith("stopped; the next start goes on where this one ended\n")
     assert not list((tmp_path / "out").rglob("_delta_log"))
 
 

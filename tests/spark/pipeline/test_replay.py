@@ -2,12 +2,13 @@
 
 import contextlib
 import datetime as dt
+import json
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches
+from gnsq.spark.pipeline.archive import DEAD_SCHEMA, ArchiveBatches, archive_schema
 from gnsq.spark.pipeline.checkpoint import settle_epoch
 from gnsq.spark.pipeline.delta import BatchIdentity, Table
 from gnsq.spark.pipeline.events import plan
@@ -15,7 +16,16 @@ from gnsq.spark.pipeline.maintenance import maintain_table
 from gnsq.spark.pipeline.metrics import MetricBatches, aggregated
 from gnsq.spark.pipeline.replay import rebuild, replay_dead
 from gnsq.spark.pipeline.settings import SettingError
-from tests.spark.pipeline.helpers import MESSAGES, delta_table, event, message, table_rows, valid_rows
+from tests.spark.pipeline.helpers import (
+    MESSAGES,
+    PUBLISHED_AT,
+    Rows,
+    delta_table,
+    event,
+    message,
+    table_rows,
+    valid_rows,
+)
 from tests.spark.pipeline.jobs import job, metric, table
 
 pytestmark = pytest.mark.spark
@@ -25,6 +35,7 @@ SCHEMA = "user STRING, page STRING NOT NULL, time TIMESTAMP NOT NULL"
 START = dt.datetime(2026, 11, 30, 20, tzinfo=dt.UTC)
 MINUTE = dt.timedelta(minutes=1)
 JOB = "ours"
+NAMES = [column.split()[0] for column in MESSAGES.split(", ")]
 
 
 class Killed(Exception):
@@ -72,23 +83,44 @@ class Site:
         counted = metric(keys=keys, aggregates=aggregates, window=60.0, keep_windows=3600.0)
         self.settings = job(self.path, events, counted, deduplicate=deduplicate, output=self.output)
         self.clicks, self.pages = self.settings.queries
+        self.planned = None
 
-    def frame(self, bodies, again=0):
-        """Messages with these bodies, the first of which have the ids of so many before."""
-        self.ids -= again
-        rows = [message(self.ids + number, body) for number, body in enumerate(bodies)]
-        self.ids += len(bodies)
-        return self.spark.createDataFrame(rows, MESSAGES)
+    def frame(self, bodies):
+        """Messages with these bodies."""
+        return self.spark.createDataFrame(list(map(self._message, bodies)), MESSAGES)
 
-    def archive(self, *bodies, again=0):
+    def events_of(self, bodies):
+        """What Spark makes of bodies, all of which are events, without Spark."""
+        self.planned = self.planned or plan(self.frame([]), self.clicks.events)
+        rows = []
+        for body in bodies:
+            own = {f"_{name}": value for name, value in zip(NAMES, self._message(body), strict=True)}
+            fields = json.loads(body)
+            time = dt.datetime.fromisoformat(fields["time"])
+            own["_time"] = time if self.clicks.events.time else PUBLISHED_AT
+            rows.append({**own, **fields, "time": time, "_body": body})
+        schema = archive_schema(self.planned, self.clicks.events).append(pa.field("_wrong", pa.int8()))
+        return pa.Table.from_pylist(rows, schema=schema)
+
+    def _message(self, body):
+        self.ids += 1
+        return message(self.ids - 1, body)
+
+    def archive(self, *bodies):
         """A batch of the table's query."""
-        events = plan(self.frame(bodies, again), self.clicks.events)
+        events = plan(self.frame(bodies), self.clicks.events)
         self._run(ArchiveBatches(self.clicks, events), events.frame)
 
-    def count(self, *bodies):
-        """A batch of the metric's query, which has no state of batches before."""
-        events = plan(self.frame(bodies), self.pages.events)
-        counts = aggregated(events.frame.where(F.col("_wrong").isNull()), self.pages.metric, is_stream=False)
+    def put(self, *events, again=0):
+        """A batch of the table's query, all of events; the first have the ids of so many before."""
+        self.ids -= again
+        rows = Rows(self.spark, self.events_of(events))
+        self._run(ArchiveBatches(self.clicks, self.planned), rows)
+
+    def count(self, *events):
+        """A batch of the metric's query, all of events. It has no state of batches before."""
+        rows = self.spark.createDataFrame(self.events_of(events).drop_columns("_wrong"))
+        counts = aggregated(rows, self.pages.metric, is_stream=False)
         self._run(MetricBatches(self.pages, counts), counts)
 
     def _run(self, batches, rows):
@@ -138,10 +170,10 @@ def at(minute, page="/", user="u", second=0):
 
 
 def test_a_rebuild_counts_what_the_job_has_counted(site):
-    bodies = [at(0), at(0, "/cart"), at(0), at(1), b"not json"]
-    site.archive(*bodies)
-    site.archive(at(2))
-    site.count(*bodies, at(2))
+    events = [at(0), at(0, "/cart"), at(0), at(1)]
+    site.archive(*events, b"not json")
+    site.put(at(2))
+    site.count(*events, at(2))
     before = site.counts
 
     lines = site.rebuild()
@@ -152,7 +184,7 @@ def test_a_rebuild_counts_what_the_job_has_counted(site):
 
 
 def test_the_job_goes_on_after_a_rebuild_of_which_it_knows_nothing(site):
-    site.archive(at(0), at(1))
+    site.put(at(0), at(1))
     site.count(at(0))
     site.rebuild(Lines(then={"has epoch": lambda: site.count(at(5))}))
     # A late event is in the rows of the job's epoch, which are not valid here any more.
@@ -162,7 +194,7 @@ def test_the_job_goes_on_after_a_rebuild_of_which_it_knows_nothing(site):
 
 
 def test_windows_after_the_cut_are_not_counted(site):
-    site.archive(at(0), at(1), at(2), at(2, second=59))
+    site.put(at(0), at(1), at(2), at(2, second=59))
     site.count(at(2))
 
     site.rebuild(until=START + 2 * MINUTE + dt.timedelta(seconds=30))
@@ -172,13 +204,13 @@ def test_windows_after_the_cut_are_not_counted(site):
 
 def test_a_window_that_has_not_ended_is_counted_until_the_job_counts_it(site):
     site.give(time="")
-    site.archive(at(0), at(0))
+    site.put(at(0), at(0))
 
     site.rebuild()
     [(_, _, count, epoch)] = site.counts
     assert (count, epoch) == (2, 0)
 
-    site.archive(at(0))
+    site.put(at(0))
     site.rebuild()
     [(_, _, count, epoch)] = site.counts
     assert (count, epoch) == (3, 0)
@@ -189,7 +221,7 @@ def test_a_window_that_has_not_ended_is_counted_until_the_job_counts_it(site):
 
 
 def test_a_metric_that_never_ran_is_counted_and_begins_an_epoch_of_its_own_then(site):
-    site.archive(at(0), at(1))
+    site.put(at(0), at(1))
 
     site.rebuild()
     assert site.counts == [(0, "/", 1, 2), (1, "/", 1, 2)]
@@ -199,7 +231,7 @@ def test_a_metric_that_never_ran_is_counted_and_begins_an_epoch_of_its_own_then(
 
 
 def test_other_keys_and_aggregates_are_counted_from_the_begin(site):
-    site.archive(at(0, user="a"), at(0, user="b"), at(0, user="b"))
+    site.put(at(0, user="a"), at(0, user="b"), at(0, user="b"))
     site.count(at(0))
     pages = site.pages
     site.give(keys=("user",), aggregates=("count(*)", "approx_count_distinct(page) AS pages"))
@@ -214,9 +246,9 @@ def test_other_keys_and_aggregates_are_counted_from_the_begin(site):
 
 
 def test_the_report_says_why_counts_can_differ(site):
-    site.archive(at(0), at(1), at(2))
+    site.put(at(0), at(1), at(2))
     # Delivered again.
-    site.archive(at(2), again=1)
+    site.put(at(2), again=1)
     # The event of minute 1 was late.
     site.count(at(0), at(2), at(9))
 
@@ -231,8 +263,8 @@ def test_the_report_says_why_counts_can_differ(site):
 
 def test_with_deduplicate_an_event_that_was_delivered_again_counts_once(site):
     site.give(deduplicate=60.0)
-    site.archive(at(0))
-    site.archive(at(0), again=1)
+    site.put(at(0))
+    site.put(at(0), again=1)
 
     site.rebuild()
 
@@ -240,7 +272,7 @@ def test_with_deduplicate_an_event_that_was_delivered_again_counts_once(site):
 
 
 def test_a_rebuild_that_is_killed_leaves_the_counts_as_they_were_or_has_them_all(site, disk):
-    site.archive(at(0), at(0, "/cart"))
+    site.put(at(0), at(0, "/cart"))
     site.count(at(0))
     # This entry has the epoch, the next one the rows.
     disk.fail("_delta_log/00000000000000000002", OSError("killed"))
@@ -260,7 +292,7 @@ def test_a_rebuild_that_is_killed_leaves_the_counts_as_they_were_or_has_them_all
 
 def test_columns_that_the_table_is_partitioned_by_are_counted_too(site):
     site.give(partition_by=("page", "_hour"))
-    site.archive(at(0, "/a b"), at(0, "/a b"), at(0, "/ü%"))
+    site.put(at(0, "/a b"), at(0, "/a b"), at(0, "/ü%"))
 
     site.rebuild()
 
