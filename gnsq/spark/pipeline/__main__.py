@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnsq.cli.parameters import SettingOption, setting_option, warn_of_unknown_variables
+from gnsq.cli.parameters import FILE, SettingOption, setting_option, warn_of_unknown_variables
 from gnsq.errors import NSQException
 from gnsq.settings import Field
 from gnsq.spark.errors import JobFailed, JobStopped
@@ -96,7 +96,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any:
     "--config",
     "config_file",
     cls=SettingOption,
-    type=click.Path(dir_okay=False),
+    type=FILE,
     envvar=f"{_PREFIX}CONFIG",
     help="TOML file with [tables.NAME], [metrics.NAME], and any of these settings.",
 )

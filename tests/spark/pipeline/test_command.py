@@ -76,7 +76,7 @@ def line_of(done):
     ("given", "words"),
     [
         pytest.param([], "Error: setting work is required\n", id="nothing"),
-        pytest.param(["--config", "/nowhere.toml"], "Error: configuration /nowhere.toml: ", id="file"),
+        pytest.param(["--config", "/nowhere.toml"], "'--config': File '/nowhere.toml' does not exist", id="file"),
         pytest.param(["--once"], "Error: --once needs nsqd_http_addresses or lookupd_http_addresses, ", id="once"),
         pytest.param(["--deduplicate", "long"], "Invalid value for '--deduplicate': ", id="duration"),
         pytest.param(["--wrok", "x"], "'--work'?", id="unknown"),
