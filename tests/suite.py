@@ -3,9 +3,9 @@
 The tests that need a JVM share one: a second one would take 10 s of CPU to start, and as much again until it has loaded
 what the first queries need. So one worker runs all their files, and the others all other files; that one helps them
 when it has finished its own. In integration/ each such test starts a Spark of its own: they are the longest tests, and
-all workers begin with them. Files with much text come first, since they take long: else a worker would end long after
-the others. All tests of a file run in one worker, since they share daemons and queries. If the tests leave files in the
-working directory, the run fails.
+all workers begin with them. Files with much text, or with many kills of a Spark, come first, since they take long: else
+a worker would end long after the others. All tests of a file run in one worker, since they share daemons and queries.
+If the tests leave files in the working directory, the run fails.
 """
 
 from __future__ import annotations
@@ -85,11 +85,14 @@ class Order(enum.IntEnum):
 
 @functools.cache
 def _order(path, scope):
-    """Return what the tests of a file need, and then the file's length, so that the longest come first."""
+    """Return what the tests of a file need, and then a number by which the longest come first."""
     text = path.read_bytes()
     if b"mark.spark" not in text:
         return Order.OTHER, -len(text)
-    return Order.OWN_SPARK if scope.startswith("integration/") else Order.SPARK, -len(text)
+    if scope.startswith("integration/"):
+        # A test that kills a Spark starts it again.
+        return Order.OWN_SPARK, -text.count(b"kill")
+    return Order.SPARK, -len(text)
 
 
 def _refuse_processes(event, arguments):
