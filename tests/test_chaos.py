@@ -89,6 +89,10 @@ def late_publish(files):
     files.publish("s-0", outcome="unknown", took=4.0)
 
 
+def miscounted(files):
+    files.lines["p"].append(["Q", 9.0, {"confirmed": 2, "possibly_duplicated": 0}])
+
+
 def excess(files):
     files.lines["a"] += [["M", 1.0, 9], ["M", 2.0, 5]]
     files.in_flight = [(6.0, {"a": 9}), (8.0, {"a": 6})]
@@ -114,6 +118,7 @@ VIOLATIONS = {
     comes_again: "came again without a reason",
     early: "handled early",
     late_publish: "publish without an end in time",
+    miscounted: "counted in another way",
     excess: "more in flight than max_in_flight",
     cut: "connection lost without a fault",
     growth: "grows",

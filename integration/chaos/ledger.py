@@ -158,6 +158,7 @@ class Judge:
             "came again without a reason": self._unexplained(),
             "handled early": self._early(),
             "publish without an end in time": self._late_publishes(),
+            "counted in another way": self._counts(),
             "more in flight than max_in_flight": self._excess(),
             "connection lost without a fault": self._cuts(),
             "grows": self._growth(),
@@ -250,12 +251,18 @@ class Judge:
             for first, again in itertools.pairwise(deliveries):
                 touches = first.worker.settings["way"] == "touching"
                 is_late = not touches and first.answered - first.received > MSG_TIMEOUT - SLACK
-                names = {self.nodes[nsqd], first.worker.name}
                 if first.answer == "finish":
                     self.notes["finished and came again"] += 1
                     # It may have been on its way for nearly as long as its timeout.
-                    if not is_late and not self._is_disturbed(names, first.received - MSG_TIMEOUT, again.time):
+                    names, since = {self.nodes[nsqd], first.worker.name}, first.received - MSG_TIMEOUT
+                    if not is_late and not self._is_disturbed(names, since, again.time) and not self._is_reread(again):
                         yield f"{first.key} of {self.nodes[nsqd]} in {channel}{self._history(first.key)}"
+
+    def _is_reread(self, again: Delivery) -> bool:
+        """Return True if its nsqd was killed since the publish: it may read files of its disk again, more than once."""
+        began = self._published[again.key][1] if again.key in self._published else 0.0
+        faults = (f for f in self.faults if f.loses and f.target == self.nodes[again.nsqd])
+        return any(fault.ended >= began and fault.began <= again.time for fault in faults)
 
     def _early(self) -> Iterator[str]:
         for each in self._deliveries:
@@ -273,6 +280,13 @@ class Judge:
                     stood = sum(max(0.0, min(to, ended) - max(since, began)) for since, to in life.gaps)
                     if (life.has_ended or ended < math.inf) and ended - began > timeout + DEADLINE_SLACK + stood:
                         yield f"{key}: {outcome} after {ended - began:.1f} s, its timeout is {timeout} s; {text}"
+
+    def _counts(self) -> Iterator[str]:
+        for life in self.lives:
+            ended = Counter(outcome.replace(" ", "_") for _, outcome, _, _ in life.outcomes.values())
+            for name in ("confirmed", "refused", "not_sent", "unknown"):
+                if life.has_ended and ended[name] != life.counts.get(name, ended[name]):
+                    yield f"{life.name}: {ended[name]} {name}, in its statistics {life.counts[name]}"
 
     def _excess(self) -> Iterator[str]:
         lives = {life.name: life for life in self.lives}

@@ -139,7 +139,8 @@ class Publisher:
 
     def counts(self) -> dict[str, object]:
         stats = self.producer.stats()
-        return {name: getattr(stats, name) for name in ("confirmed", "possibly_duplicated", "retried", "unknown")}
+        names = ("confirmed", "refused", "not_sent", "unknown", "possibly_duplicated")
+        return {name: getattr(stats, name) for name in names}
 
     def _publish(self, kind: str, number: int) -> None:
         self._count += 1
@@ -232,7 +233,7 @@ class Handlers:
 
     def returning(self, consumer: Consumer, message: Message) -> None:
         key, _ = self._took(message)
-        gevent.sleep(random.expovariate(1 / 0.02))
+        gevent.sleep(random.expovariate(1 / 0.1))
         self._end(key, message)
 
     def late(self, consumer: Consumer, message: Message) -> None:
@@ -314,7 +315,7 @@ class ManyConsumer(Consumer):
 def consume(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chosen: random.Random) -> None:
     handlers, way, options = Handlers(ledger), settings["way"], settings["options"]
     make = ManyConsumer if way == "messages" else Consumer
-    first = chosen.randint(1, 40)
+    first = chosen.randint(1, 10)
     ledger.write("M", first)
     consumer = make(
         settings["topic"],
@@ -340,9 +341,10 @@ def consume(settings: dict[str, Any], ledger: Ledger, clock: SteppedClock, chose
 
 
 def change_limit(consumer: Consumer, ledger: Ledger, chosen: random.Random) -> None:
+    """Change max_in_flight, mostly to less than there would be in flight otherwise."""
     while True:
-        gevent.sleep(chosen.uniform(0.5, 3))
-        limit = chosen.randint(1, 40)
+        gevent.sleep(chosen.uniform(0.5, 12))
+        limit = chosen.choice([1, 2, 3, 4, 40])
         ledger.write("M", limit)
         consumer.max_in_flight = limit
         if chosen.random() < 0.1:
