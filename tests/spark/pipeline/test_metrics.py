@@ -142,21 +142,10 @@ def test_changed_counts_are_in_the_table_and_in_the_topic_once(fed, fakensqd, se
 
 
 @pytest.mark.spark
-def test_key_that_can_not_be_computed_is_null(fed, settings_of):
-    settings = settings_of(keys=("string(raise_error(page)) AS page", "upper(raise_error(page)) AS other", "user"))
-    fed.put(event(START), event(START))
-    fed.run(settings)
-
-    assert [(row["page"], row["other"], row["user"], row["count"]) for row in rows_of(settings).to_pylist()] == [
-        (None, None, "u", 2)
-    ]
-
-
-@pytest.mark.spark
-def test_aggregate_that_can_not_be_computed_is_null_or_lacks_these_values(fed, settings_of):
+def test_what_can_not_be_computed_is_a_null_or_lacks_these_values(fed, settings_of):
     settings = settings_of(
-        keys=(),
-        schema="ms BIGINT, time TIMESTAMP",
+        keys=("string(raise_error(page)) AS page", "upper(raise_error(page)) AS other", "user"),
+        schema="user STRING, page STRING, ms BIGINT, time TIMESTAMP",
         aggregates=(
             "max(timestamp_millis(ms)) AS newest",
             "timestamp_millis(max(ms)) AS newest_of_all",
@@ -167,10 +156,11 @@ def test_aggregate_that_can_not_be_computed_is_null_or_lacks_these_values(fed, s
             "collect_list(ms)",
         ),
     )
-    fed.put(*(json.dumps({"time": START.isoformat(), "ms": ms}).encode() for ms in (0, 1, 9 * 10**18)))
+    fed.put(*(event(START, ms=ms) for ms in (0, 1, 9 * 10**18)))
     fed.run(settings)
 
     [row] = rows_of(settings).to_pylist()
+    assert [row[name] for name in ("page", "other", "user")] == [None, None, "u"]
     names = ("newest", "newest_of_all", "ones", "middle", "first")
     assert [row[name] for name in names] == [dt.datetime(1970, 1, 1, 0, 0, 0, 1000, dt.UTC), None, 1, 0, 1]
     assert row["ratio"] == pytest.approx(3e18 + 2)
