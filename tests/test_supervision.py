@@ -191,6 +191,8 @@ def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
         # The start of a consumer waits for the silent nsqd.
         pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-until-signal", id="tail"),
         pytest.param(("to-file", "t"), 0, "gnsq-to-file-rotate", id="to-file"),
+        pytest.param(("tail", "t", "--channel", "c"), 0, "gnsq-watch", id="tail, watching"),
+        pytest.param(("bench", "--rate", "10", "--time", "60s"), 0, "gnsq-bench", id="bench"),
     ],
 )
 def test_command_ends_with_the_error_of_a_dead_greenlet(nsqd, monkeypatch, tmp_path, arguments, silent_nsqds, name):
