@@ -32,6 +32,7 @@ class Rounds:
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
         self._left = 0
+        self._running = ""
         self._rounds: Counter[str] = Counter()
         self._inputs: Counter[str] = Counter()
         self._failed: list[tuple[str, int]] = []
@@ -42,6 +43,7 @@ class Rounds:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Function) -> object:
         first, self._left = core.global_force_seed, self._left - 1
+        self._running = item.nodeid
         ends = time.monotonic() + (self._ends - time.monotonic()) / (self._left + 1)
         self._count_inputs(item)
         try:
@@ -59,6 +61,7 @@ class Rounds:
         return result
 
     def _count_inputs(self, item: pytest.Function) -> None:
+        # The tests of one function with several parameters share it.
         handle = getattr(item.obj, "hypothesis", None)
         if handle is None or hasattr(handle.inner_test, "__wrapped__"):
             return
@@ -66,7 +69,7 @@ class Rounds:
 
         @functools.wraps(test)
         def counted(*arguments: object, **keywords: object) -> object:
-            self._inputs[item.nodeid] += 1
+            self._inputs[self._running] += 1
             return test(*arguments, **keywords)
 
         handle.inner_test = counted

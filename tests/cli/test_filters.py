@@ -5,7 +5,7 @@ import json
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gnsq.cli.filters import BodyFilter, Condition, filter_options
@@ -125,15 +125,15 @@ def test_any_condition_chooses_any_body_or_does_not(body, path, operator, value)
     assert chosen in (True, False)
 
 
-@given(json_values(WORDS), st.lists(WORDS, min_size=1, max_size=4), json_values(WORDS))
-def test_field_equals_its_own_value(inner, path, other):
-    # nan, which Python's json writes, equals nothing.
+@given(json_values(WORDS), st.lists(WORDS, min_size=1, max_size=4))
+def test_field_equals_its_own_value(inner, path):
     body = inner
     for key in reversed(path):
         body = {key: body}
     data, text = json.dumps(body).encode(), json.dumps(inner)
+    assume("NaN" not in text)  # it is no JSON, and Python's json takes it
     equal, unequal = (BodyFilter((Condition(tuple(path), each, text),)) for each in ("=", "!="))
 
-    assert equal.chooses(data) is ("NaN" not in text)
-    assert unequal.chooses(data) is ("NaN" in text)
+    assert equal.chooses(data)
+    assert not unequal.chooses(data)
     assert not BodyFilter((Condition((*path, "x"), "=", text),)).chooses(data)
