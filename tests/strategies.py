@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from hypothesis import HealthCheck, Phase, core, given, seed, settings
 from hypothesis import strategies as st
 
 # What arithmetic, comparison or text can choke on.
@@ -37,3 +39,22 @@ def toml(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=not isinstance(value, str) or not value.isprintable())
+
+
+def drawn(strategy: st.SearchStrategy, count: int, number: int | None = None) -> list[Any]:  # Any: the strategy's
+    """Draw values that depend on a seed alone, for a test that handles all of them together.
+
+    Args:
+        number: The seed; default: that of make fuzz, else always the same.
+    """
+    found: list[Any] = []
+    limits = {"suppress_health_check": list(HealthCheck), "deadline": None}
+
+    @seed((core.global_force_seed or 0) if number is None else number)
+    @settings(max_examples=count, database=None, phases=[Phase.generate], **limits)
+    @given(strategy)
+    def draw(value: object) -> None:
+        found.append(value)
+
+    draw()
+    return found

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gevent.pool import Pool
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from fakensqd import Certificates, FakeAuthServer
 from fakensqd.clock import RealClock
@@ -24,6 +22,7 @@ from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.recorded_servers import LOOKUPD, NSQD, emulated, flags
 from tests.fakensqd.templates import Difference
 from tests.fakensqd.transcripts import Player
+from tests.strategies import drawn
 
 # Flags beside those of the recorded sessions: no time must end within a session.
 PROFILES: dict[str, dict[str, str]] = {
@@ -131,19 +130,3 @@ def differences(name: str, make: MakeServer, count: int, number: int) -> list[st
 def _player(server: Any, *, typed: bool) -> Callable[[type[Player]], Player]:
     addresses = parse_address(server.tcp_address), parse_address(server.http_address)
     return lambda kind: kind(*addresses, typed=typed, clock=RealClock())
-
-
-def drawn(strategy: st.SearchStrategy[Program], count: int, number: int) -> list[Program]:
-    """Draw values that depend on a seed alone."""
-    found: list[Program] = []
-
-    checks = {"suppress_health_check": list(HealthCheck), "deadline": None}
-
-    @seed(number)
-    @settings(max_examples=count, database=None, phases=[Phase.generate], **checks)
-    @given(strategy)
-    def draw(value: Program) -> None:
-        found.append(value)
-
-    draw()
-    return found

@@ -8,7 +8,6 @@ import struct
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnsq.spark.pipeline.events import SESSION, check_streaming, deduplicated, plan
@@ -16,6 +15,7 @@ from gnsq.spark.pipeline.settings import SettingError
 from gnsq.spark.pipeline.types import Wrong, explain, rescued
 from tests.spark.pipeline.jobs import table
 from tests.spark.pipeline.rightvalues import RIGHT_VALUES
+from tests.strategies import drawn
 
 pytestmark = pytest.mark.spark
 
@@ -242,19 +242,14 @@ def is_right(found, value, kind):
     return Decimal(found) == Decimal(value)
 
 
+fields = st.sampled_from(sorted(KINDS)).flatmap(
+    lambda kind: st.tuples(st.just(kind), values | by_kind.get(kind, numbers))
+)
+
+
+@pytest.mark.hypothesis
 def test_spark_and_python_agree_on_what_fits(messages):
-    cases = []
-
-    @settings(max_examples=1000, database=None, derandomize=True)
-    @given(
-        st.sampled_from(sorted(KINDS)).flatmap(
-            lambda kind: st.tuples(st.just(kind), values | by_kind.get(kind, numbers))
-        )
-    )
-    def draw(case):
-        cases.append(case)
-
-    draw()
+    cases = drawn(fields, 1000)
     # A number beside the value that a double does not hold, or a string that looks like one.
     beside = ["0", "1.2345678901234567e-5", '"sha256:7e823"']
     bodies = [f'{{"{KINDS[kind]}": {text}, "other": {beside[i % 3]}}}' for i, (kind, text) in enumerate(cases)]
