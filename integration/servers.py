@@ -23,7 +23,7 @@ import pytest
 
 from integration import choice
 
-START_LIMIT = 10.0
+START_LIMIT = 60.0
 # nsqd writes its messages to the disk at its stop.
 STOP_LIMIT = 30.0
 _LISTENING = re.compile(rb"(TCP|HTTP): listening on (\S+)")
