@@ -150,7 +150,10 @@ def _report(run: _Run, requeuer: Republisher, receiver: Receiver) -> None:
         parts.append(f"{counted(run.without_topic, 'message', spec=',')} of these without an envelope: give --to")
     parts += requeuer.summary()
     if not run.due and receiver.is_idle:
-        parts.append("none came; those that an earlier run has left come again after its --leave-for")
+        parts.append(
+            "none came; those that an earlier run has left come again after its --leave-for, and those from before the "
+            "topic had this channel went to another"
+        )
     click.echo("; ".join(parts), err=True)
 
 
