@@ -466,7 +466,10 @@ class Receiver:
     def _watch(self) -> None:
         """Keep what the command holds from timing out, and end when nothing has come for some time."""
         while True:
+            began = time.monotonic()
             gevent.sleep(CHECK_INTERVAL)
+            # While this process did not run, because the machine was busy or it was stopped, messages may have come.
+            self._active_at += max(time.monotonic() - began - CHECK_INTERVAL, 0.0)
             for messages in [*self._passed, [received.message for received in self._inbox.waiting]]:
                 self._touch(messages)
             if self._idle is not None and not self._is_over.is_set():

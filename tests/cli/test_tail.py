@@ -379,6 +379,19 @@ def test_idle_ends_the_command(fakensqd):
     assert "no message came within 0.2 s; a new channel gets those that are published after the start" in second.stderr
 
 
+def test_time_in_which_the_process_does_not_run_is_not_idle(fakensqd):
+    def block():
+        wait_until(lambda: fakensqd.transcript.commands("RDY"))
+        time.sleep(0.5)  # the hub blocks: the command's checks are due before it can read
+        fakensqd.publish("t", b"1")
+
+    blocking = gevent.spawn(block)
+    result = gnsq(fakensqd, "tail", "t", "--idle", "0.2")
+    blocking.get()
+
+    assert result.stdout == "1\n"
+
+
 def test_pattern_chooses_topics(fakensqd):
     for topic in ("order-a", "order-b", "clicks"):
         fakensqd.publish(topic, topic.encode())
