@@ -21,6 +21,9 @@ SLACK = 0.7
 DEADLINE_SLACK = 1.5
 # After this time no message may be in flight any more that came before max_in_flight was lowered.
 LOWERED = 5.0
+# So long after a full disk nsqd may still lose what it writes: a part of a record is in the file, and the next one
+# can't be read ("invalid message read size"). Source: go-diskqueue, writeOne().
+TORN = 10.0
 # A lost connection is noticed so long after its fault: by heartbeats, or by a response that is missing.
 NOTICED = 6.0
 # Faults after which nsqd does not know yet that a message was finished, or that a connection is no longer used.
@@ -210,7 +213,8 @@ class Judge:
                 names = set(self.nodes.values())  # a dead letter may be at each of them
                 if (channel, key) not in given_up:
                     names = {self.nodes[address] for address in addresses}
-                if any(fault.loses and fault.target in names and fault.ended >= began for fault in self.faults):
+                losing = (fault for fault in self.faults if fault.loses and fault.target in names)
+                if any(fault.ended + TORN * (fault.kind == "has a full disk") >= began for fault in losing):
                     self.notes["lost with a killed nsqd or a full disk"] += 1
                 else:
                     yield f"{key} in {channel}, confirmed at {ended:.2f} by {sorted(names)}{self._history(key)}"
@@ -251,7 +255,7 @@ class Judge:
             for first, again in itertools.pairwise(deliveries):
                 touches = first.worker.settings["way"] == "touching"
                 is_late = not touches and first.answered - first.received > MSG_TIMEOUT - SLACK
-                if first.answer == "finish":
+                if first.answer == "finish" and again.time > first.answered:
                     self.notes["finished and came again"] += 1
                     # It may have been on its way for nearly as long as its timeout.
                     names, since = {self.nodes[nsqd], first.worker.name}, first.received - MSG_TIMEOUT
