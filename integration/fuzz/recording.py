@@ -17,9 +17,10 @@ from tests.fakensqd.transcripts import HTTP_HEADERS, Answer, Ended, Player, Step
 # Seconds in which a server must respond. A recording waits that long only if it expects a response that does not come.
 LIMIT = 10.0
 MAGIC = {True: b"  V2", False: b"  V1"}
-# After SUB, most commands have no response. The error of this one comes after all messages that were sent before.
-FENCE = b"FIN ffffffffffffffff\n"
-FENCE_ERROR = (1, b"E_FIN_FAILED FIN ffffffffffffffff failed ID not in flight")
+# After SUB, most commands have no response. The error of this one, whose id no program has, comes after all messages
+# that were sent before.
+FENCE = b"FIN the-fence-has-it\n"
+FENCE_ERROR = (1, b"E_FIN_FAILED FIN the-fence-has-it failed ID not in flight")
 # Values of JSON that are not the same in each run, with the tokens of recorded sessions.
 FREE = {
     "remote_address": "{ADDR}",
