@@ -139,7 +139,7 @@ def handle(consumer, message):
 options = {"heartbeat_interval": 1, "reconnect_initial": 0.1}
 gnsq.Consumer("orders", "billing", sys.argv[1], message_handler=handle, **options).start()
 """
-    with FakeNsqd(msg_timeout=2.0).in_thread() as nsqd:
+    with FakeNsqd().in_thread() as nsqd:
         nsqd.publish("orders", b"1")
         return run_program(code, nsqd.tcp_address).stderr
 
