@@ -129,15 +129,22 @@ def consumer_pauses(fakensqd, logged):
 
 def handler_blocks():
     code = """
-import logging, sys, time, gnsq
+import logging, sys, time, gevent, gnsq
+class Note(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+lines = []
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 def handle(consumer, message):
-    if message.attempts == 1:
-        time.sleep(4)
-    else:
-        consumer.close()
-options = {"heartbeat_interval": 1, "reconnect_initial": 0.1}
-gnsq.Consumer("orders", "billing", sys.argv[1], message_handler=handle, **options).start()
+    time.sleep(4)
+def end():
+    while not all(any(words in line for line in lines) for words in ("connection lost", "runs again")):
+        gevent.sleep(0.05)
+    consumer.close()
+logging.getLogger().addHandler(Note())
+consumer = gnsq.Consumer("orders", "billing", sys.argv[1], message_handler=handle, heartbeat_interval=1)
+gevent.spawn(end)
+consumer.start()
 """
     with FakeNsqd().in_thread() as nsqd:
         nsqd.publish("orders", b"1")
