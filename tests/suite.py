@@ -2,10 +2,11 @@
 
 The tests that need a JVM share one: a second one would take 10 s of CPU to start, and as much again until it has loaded
 what the first queries need. So one worker runs all their files, and the others all other files; that one helps them
-when it has finished its own. In integration/ each such test starts a Spark of its own: they are the longest tests, and
-all workers begin with them. Files with much text, or with many kills of a Spark, come first, since they take long: else
-a worker would end long after the others. All tests of a file run in one worker, since they share daemons and queries.
-If the tests leave files in the working directory, the run fails.
+when it has finished its own. Its files take longest, so the others leave it the processor. Tests that start a Spark of
+their own, as all in integration/ do, are the longest others, and all workers begin with them. Files with much text, or
+with many kills of a Spark, come first, since they take long: else a worker would end long after the others. All tests
+of a file run in one worker, since they share daemons and queries. If the tests leave files in the working directory,
+the run fails.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import enum
 import functools
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -33,7 +35,9 @@ def pytest_configure(config):
     if config.getoption("no_processes"):
         sys.addaudithook(_refuse_processes)
     is_worker = hasattr(config, "workerinput")
-    if not is_worker:
+    if is_worker:
+        config.pluginmanager.register(Priority(config))
+    else:
         config.pluginmanager.register(LeftFiles(config), "left-files")
         if config.get_verbosity() <= 0:
             config.pluginmanager.register(Progress(config), "progress")
@@ -44,7 +48,7 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
     class OneSpark(LoadFileScheduling):
-        """One worker alone takes the files that need a JVM, and takes them first."""
+        """One worker alone takes the files that need the common JVM, and takes them first."""
 
         _spark_node = None
 
@@ -89,7 +93,7 @@ def _order(path, scope):
     text = path.read_bytes()
     if b"mark.spark" not in text:
         return Order.OTHER, -len(text)
-    if scope.startswith("integration/"):
+    if scope.startswith("integration/") or not re.search(rb"def \w+\([^)]*\b(spark|shared_session)\b", text):
         # A test that kills a Spark starts it again.
         return Order.OWN_SPARK, -text.count(b"kill")
     return Order.SPARK, -len(text)
@@ -100,6 +104,18 @@ def _refuse_processes(event, arguments):
         test = os.environ.get("PYTEST_CURRENT_TEST")
         if test:
             raise RuntimeError(f"{test} starts a process: it needs the marker subprocess")
+
+
+class Priority:
+    """Lowers the priority of a worker, unless its first test needs the common JVM."""
+
+    def __init__(self, config):
+        self._config = config
+
+    def pytest_runtest_setup(self, item):
+        self._config.pluginmanager.unregister(self)
+        if "spark" not in item.fixturenames:
+            os.nice(5)
 
 
 class LeftFiles:

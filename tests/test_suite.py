@@ -16,12 +16,13 @@ def test_file_that_the_tests_leave_fails_the_run(pytester, name, status):
 
 
 @pytest.mark.subprocess
-def test_one_worker_alone_runs_the_files_that_need_a_jvm(pytester, monkeypatch, pytestconfig):
+def test_one_worker_alone_runs_the_files_that_need_the_common_jvm(pytester, monkeypatch, pytestconfig):
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
     pytester.makeini("[pytest]\nmarkers = spark")
     pytester.mkdir("ran")
     body = "import os, pathlib\ndef test(): pathlib.Path('ran', {!r} + os.environ['PYTEST_XDIST_WORKER']).touch()"
-    spark = f"import pytest\npytestmark = pytest.mark.spark\n{body.format('spark ')}"
+    pytester.makeconftest("import pytest\n@pytest.fixture\ndef spark(): pass")
+    spark = f"import pytest\npytestmark = pytest.mark.spark\n{body.format('spark ')}".replace("test()", "test(spark)")
     pytester.makepyfile(test_other=body.format("other "), **{f"test_spark_{number}": spark for number in range(4)})
 
     result = pytester.runpytest_subprocess("-p", "tests.suite", "-n", "2")

@@ -483,7 +483,8 @@ def test_unreachable_nsqd_is_tried_once_per_round(lookupd, clock, nsqd, rounds, 
 
         assert connected(nsqd) == [1]
         assert consumer.is_healthy
-        assert not consumer._runtime.pool._reconnectors.keys() - {nsqd.tcp_address}
+        # The last attempt may have just begun.
+        wait_until(lambda: not consumer._runtime.pool._reconnectors.keys() - {nsqd.tcp_address})
 
 
 def test_nsqd_that_refuses_the_subscription_is_tried_once_per_round(lookupd, nsqd, rounds, started):

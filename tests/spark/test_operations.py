@@ -131,8 +131,8 @@ def test_files_and_volumes_of_pods_exist():
             assert (title[kind], name) in ALL
 
 
-def test_operator_gives_the_job_the_same_files(config):
-    assert parsed(job_command, APPLICATION["arguments"], {})["config_file"] == "/etc/job/job.toml"
+def test_operator_gives_the_job_the_same_files():
+    assert APPLICATION["arguments"] == ["--config=/etc/job/job.toml"]
     driver = APPLICATION["driver"]
     assert ("ConfigMap", driver["configMaps"][0]["name"]) in ALL
     assert driver["configMaps"][0]["path"] == "/etc/job"

@@ -15,8 +15,9 @@ from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.identify import OK_FRAME
 from fakensqd.nsqd.session import NSQD, Session
 from gnsq.protocol import commands
-from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, finish, flags, played
+from tests.behaviour.test_recorded import finish, played
 from tests.fakensqd.recorded_auth import RecordedAnswers
+from tests.fakensqd.recorded_servers import LOOKUPD, TRANSCRIPTS, emulated, flags
 from tests.fakensqd.wire import Client
 
 
