@@ -34,9 +34,9 @@ def _tests(choice: Choice) -> int:
     print(f"integration: using {choice.way.value}{', and their programs' if choice.addresses and choice.paths else ''}")
     for line in _versions(choice):
         print(f"integration:   {line}", flush=True)
-    # Each worker starts its own servers, if they are programs. Four, since tests wait: three leave two cores idle for
-    # almost half of the time.
-    workers = "4" if choice.paths else "0"
+    # Each worker starts its own servers, if they are programs. Three, since tests wait; a fourth Spark beside three
+    # others takes so long to start on two cores that tests end by their limits.
+    workers = "3" if choice.paths else "0"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "console_output_style=classic"]
     plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers]
     # Images need no servers, and are built: .ci/run images.
