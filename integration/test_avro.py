@@ -34,7 +34,7 @@ def package(tmp_path):
 
 def test_avro_is_read_and_other_bodies_are_dead_letters(package, fakensqd, tmp_path):
     text = example("pipeline/formats.md", "Other formats: parse", 2, language="toml").partition("[tables.protobuf]")[0]
-    text = re.sub('"spark.jars.packages" = .*', f'"spark.jars" = "{package}"', text)
+    text = re.sub('"spark.jars.packages" = """.*?"""', f'"spark.jars" = "{package}"', text, flags=re.DOTALL)
     nsqd = f'nsqd_tcp_addresses = ["{fakensqd.tcp_address}"]\nnsqd_http_addresses = ["{fakensqd.http_address}"]'
     (tmp_path / "job.toml").write_text(text.replace('nsqd_tcp_addresses = ["127.0.0.1:4150"]', nsqd))
     publish(fakensqd, "avro", [b"\x06ann", b"\x06bob", b"\xff"])
