@@ -14,7 +14,8 @@ from fakensqd.clock import ManualClock
 from gnsq import Consumer
 
 # The deadline is there to find what hangs, not what is slow: a machine may be busy.
-settings.register_profile("dev", deadline=timedelta(seconds=10), print_blob=True)
+# Few examples of each, since "make fuzz" runs these tests with many.
+settings.register_profile("dev", max_examples=40, deadline=timedelta(seconds=10), print_blob=True)
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 

@@ -17,7 +17,7 @@ NODES = {"n:1": "nsqd0", "n:2": "nsqd1"}
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("flags", [["--seconds=20", "--seed=2"], ["--seconds=1", "--seed=1", "--commands"]])
+@pytest.mark.parametrize("flags", [["--seconds=6", "--seed=2"], ["--seconds=1", "--seed=1", "--commands"]])
 def test_invariants_hold_with_the_emulator(flags):
     result = run(sys.executable, "-m", "integration.chaos", "--fake", *flags, cwd=ROOT, limit=280)
 

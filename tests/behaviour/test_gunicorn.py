@@ -47,12 +47,11 @@ def listening(folder):
     return re.search(LISTENING, (folder / "out").read_text())[0].removeprefix("http://").split(":")
 
 
-@pytest.mark.parametrize("options", [(), ("--preload",)], ids=["", "preload"])
-def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, tmp_path, options):
+def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, tmp_path):
     client = NsqdHTTPClient.from_url(nsqd.http_address)
     client.create_topic(topic)
     client.create_channel(topic, "web")
-    options = (*options, "--bind", "127.0.0.1:0")
+    options = ("--bind", "127.0.0.1:0")
     with Producer(nsqd.tcp_address) as producer, gunicorn(nsqd, topic, tmp_path, *options) as process:
         host, port = listening(tmp_path)
         # gunicorn waits without end for a worker that gets the signal while it starts.

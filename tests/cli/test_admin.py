@@ -315,7 +315,6 @@ def on_terminal(fakensqd):
 
 ANSWERS = [
     pytest.param(b"y\n", 0, [], b"topic t deleted at", id="y"),
-    pytest.param(b"n\n", 1, ["t"], b"not deleted", id="n"),
     pytest.param(b"\n", 1, ["t"], b"not deleted", id="nothing"),
 ]
 

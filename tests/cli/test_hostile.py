@@ -108,16 +108,13 @@ TOPICS = """[{"topic_name": "t", "depth": 1, "message_count": 1,
 ANSWERS = {
     "/stats": {"version": '"1.3.0"', "health": '"OK"', "start_time": "1", "topics": TOPICS},
     "/info": {"version": '"1.3.0"', "broadcast_address": '"x"', "hostname": '"x"', "http_port": "1", "tcp_port": "1"},
-    "/lookup": {
-        "channels": "[]",
-        "producers": '[{"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": PORT}]',
-    },
     "/nodes": {"producers": '[{"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": PORT}]'},
 }
 
 
-@pytest.mark.parametrize("words", ["stats", "ping"])
-@pytest.mark.parametrize("changed", ANSWERS)
+@pytest.mark.parametrize(
+    ("words", "changed"), [*(("stats", path) for path in ANSWERS), ("ping", "/info"), ("ping", "/nodes")]
+)
 @pytest.mark.parametrize("value", SHAPES, ids=lambda value: value[:5])
 @pytest.mark.slow
 def test_odd_json_is_an_error_in_words(gnsq, capfd, words, changed, value):

@@ -353,16 +353,15 @@ def test_lines_of_a_slow_pipe_are_published_at_once(fakensqd, piped):
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, piped, number):
+def test_signal_ends_a_pipe_and_says_where_to_go_on(fakensqd, piped):
     with piped() as process:
         say(process, "1\n\n3\n4")
         wait_until(lambda: fakensqd.depth("t") == 2)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=LIMIT)
 
-    assert process.returncode == 128 + number
-    assert f"{number.name}: stopped; to go on: --from-line 4" in err
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: stopped; to go on: --from-line 4" in err
     assert fakensqd.messages("t") == [b"1", b"3"]
 
 
@@ -455,10 +454,7 @@ def test_failure_has_its_status_if_the_reader_of_stderr_has_ended():
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
     ("arguments", "stderr", "buffered"),
-    [
-        *[("--help", "&1", True), ("--help", "/dev/null", False), ("--help", "&-", True)],
-        *[("stats", "&1", False), ("stats", "/dev/null", True), ("stats", "&-", False)],
-    ],
+    [("--help", "&1", True), ("stats", "/dev/null", True), ("stats", "&-", False)],
 )
 def test_end_of_the_reader_of_stdout_has_status_1(fakensqd, arguments, stderr, buffered):
     environment = {**os.environ, "GNSQ_NSQD": fakensqd.tcp_address, "PYTHONUNBUFFERED": "" if buffered else "1"}
@@ -494,10 +490,13 @@ def test_input_without_lines_is_refused_before_it_fills_the_memory(fakensqd, sta
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
-    ("arguments", "buffered"), [("--help", True), ("completion bash", False), ("ping --json", True), ("stats", False)]
-)
-@pytest.mark.parametrize(
-    ("stdout", "error"), [("/dev/full", "No space left on device"), ("&-", "stdout is closed")], ids=["full", "closed"]
+    ("arguments", "buffered", "stdout", "error"),
+    [
+        ("--help", True, "/dev/full", "No space left on device"),
+        ("stats", False, "/dev/full", "No space left on device"),
+        ("ping --json", True, "&-", "stdout is closed"),
+        ("completion bash", False, "&-", "stdout is closed"),
+    ],
 )
 def test_stdout_that_can_not_be_written_is_an_error_in_one_line(fakensqd, arguments, stdout, error, buffered):
     addresses = {"GNSQ_NSQD": fakensqd.tcp_address, "GNSQ_NSQD_HTTP": fakensqd.http_address}
@@ -526,13 +525,12 @@ sys.meta_path.insert(0, Hidden())
 from gnsq.__main__ import main
 main()
 """
-    for missing in ("click", "rich"):
-        result = run_program(code, missing)
+    result = run_program(code, missing)
 
-        assert result.returncode == 1
-        assert result.stderr == (
-            f"gnsq's command line needs click and rich: pip install 'gnsq[cli]' (No module named '{missing}')\n"
-        )
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"gnsq's command line needs click and rich: pip install 'gnsq[cli]' (No module named '{missing}')\n"
+    )
 
 
 def test_version_and_help(invoke):

@@ -40,15 +40,15 @@ elif moment == "end of the interpreter":
 main()
 """
 IMPORTS = [
-    *[("gnsq", module) for module in ("click", "gevent", "gnsq.cli.main", "gnsq.cli.to_file")],
-    *[("fakensqd", module) for module in ("fakensqd.cli", "click")],
-    *[("gnsq-pipeline", module) for module in ("click", "gnsq.spark.pipeline.settings")],
+    *[("gnsq", "click", signal.SIGINT), ("gnsq", "gevent", signal.SIGTERM)],
+    *[("gnsq", "gnsq.cli.main", signal.SIGINT), ("gnsq", "gnsq.cli.to_file", signal.SIGTERM)],
+    *[("fakensqd", "fakensqd.cli", signal.SIGINT), ("fakensqd", "click", signal.SIGTERM)],
+    *[("gnsq-pipeline", "click", signal.SIGTERM), ("gnsq-pipeline", "gnsq.spark.pipeline.settings", signal.SIGINT)],
 ]
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("program", "module"), IMPORTS)
+@pytest.mark.parametrize(("program", "module", "number"), IMPORTS)
 def test_signal_while_a_program_imports(program, module, number):
     if program == "gnsq-pipeline":
         pytest.importorskip("pyspark")
@@ -61,8 +61,7 @@ def test_signal_while_a_program_imports(program, module, number):
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["atexit", "end of the interpreter"])
+@pytest.mark.parametrize(("moment", "number"), [("atexit", signal.SIGINT), ("end of the interpreter", signal.SIGTERM)])
 def test_signal_after_the_work_does_not_change_its_status(fakensqd, tmp_path, moment, number):
     (tmp_path / "lines").write_text("1\n")
     command = ["pub", "t", str(tmp_path / "lines"), "--nsqd", fakensqd.tcp_address]

@@ -379,10 +379,10 @@ def test_no_needless_rdy_is_sent(nsqds, clock, started, max_in_flight):
     started(handler, *nsqds, max_in_flight=max_in_flight)
     for _ in range(20):
         for nsqd in nsqds:
-            fill(nsqd, 100)
+            fill(nsqd, 30)
         clock.advance(1.0)
 
-    assert sum(handler.by(*nsqds)) == 6000
+    assert sum(handler.by(*nsqds)) == 1800
     # RDY 1 first, then the full RDY, and changes until all nsqds have sent a message.
     counts = [len(nsqd.transcript.commands("RDY")) for nsqd in nsqds]
     assert max(counts) <= 5, counts

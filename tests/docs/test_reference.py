@@ -1,6 +1,7 @@
 """The reference has every public name, option, error, metric and field of progress."""
 
 import ast
+import functools
 import importlib
 import re
 
@@ -14,13 +15,11 @@ pytest.importorskip("pyspark")  # the reference has the options and errors of gn
 REFERENCE = {page: page_text(page) for page in page_names() if page.startswith("reference/")}
 
 
-def classes_of(package):
-    """Yield (module, class) of each class that the modules of a package define."""
-    for path in (ROOT / package).rglob("*.py"):
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                yield module, node
+@functools.cache
+def classes():
+    """Return all classes of gnsq, as nodes of its source."""
+    paths = (ROOT / "gnsq").rglob("*.py")
+    return [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
 
 
 def named(path):
@@ -75,7 +74,7 @@ def test_public_names_are_in_the_reference(name):
 def test_all_options_have_a_table():
     shown = set(re.findall(r"generated: options ([\w.]+) ", REFERENCE["reference/options.md"]))
     bases = {"Options", "ConnectOptions"}
-    found = {node.name for _, node in classes_of("gnsq") if bases & {getattr(base, "id", "") for base in node.bases}}
+    found = {node.name for node in classes() if bases & {getattr(base, "id", "") for base in node.bases}}
 
     assert {path.rpartition(".")[2] for path in shown} >= found | bases - {"Options"}
 
@@ -91,7 +90,7 @@ def test_first_table_of_options_has_those_that_many_programs_set():
 
 def exceptions():
     """Return the names of all public subclasses of NSQException."""
-    bases = {node.name: {getattr(base, "id", "") for base in node.bases} for _, node in classes_of("gnsq")}
+    bases = {node.name: {getattr(base, "id", "") for base in node.bases} for node in classes()}
     found = {"NSQException"}
     while more := {name for name, named in bases.items() if named & found} - found:
         found |= more

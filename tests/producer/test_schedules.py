@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import gevent
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from fakensqd import FakeNsqd, on
@@ -276,7 +276,6 @@ def bodies_of(unconfirmed: list) -> set[bytes]:
     return {bytes(body) for each in unconfirmed for body in each.bodies}
 
 
-@settings(max_examples=100)
 @given(st.integers(1, 3), options, steps)
 def test_every_publish_ends_once_in_time_with_a_true_outcome(nsqds, options, schedule):
     with ExitStack() as stack:
@@ -294,7 +293,6 @@ def test_every_publish_ends_once_in_time_with_a_true_outcome(nsqds, options, sch
         world.check()
 
 
-@settings(max_examples=150)
 @given(st.integers(1, 3), options, steps, limits, steps)
 def test_close_in_the_middle_returns_the_unconfirmed_publishes(nsqds, options, schedule, limit, later):
     with ExitStack() as stack:

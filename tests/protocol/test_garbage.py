@@ -398,7 +398,7 @@ OPTIONS = st.sampled_from(
 
 
 @given(OPTIONS, handshake_frames)
-@settings(max_examples=500)
+@settings(max_examples=200)
 @pytest.mark.slow
 def test_handshake_ends_with_an_identity_or_with_our_error(options, frames):
     generator, left, answer, count = handshake(ConnectionOptions(**options)), list(frames), None, 0
