@@ -180,18 +180,22 @@ class Lease:
     Args:
         location: URI of a directory.
         name: Name of the object in it.
+        now: Returns seconds of a clock that never goes back; default: that of the system.
     """
 
-    def __init__(self, location: str, name: str, times: LeaseTimes = LeaseTimes()) -> None:
+    def __init__(
+        self, location: str, name: str, times: LeaseTimes = LeaseTimes(), *, now: Callable[[], float] | None = None
+    ) -> None:
         self._object = _Object(location, name)
         self._shown = f"{redact_uri(location)}/{name}"
         self._times = times
+        self._now = now or _now
         self._run = uuid.uuid4().hex
         self._number = 0
         self._version: Any = None  # Any: obstore's
         self._renewed_at = 0.0
         self._reason = ""
-        self._logger = LogOwner("", _now).log(logger)
+        self._logger = LogOwner("", self._now).log(logger)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_end, name="gnsq-lease", daemon=True)
 
@@ -229,12 +233,12 @@ class Lease:
                         f"{self._shown} is held by {found}, which renews it: stop that process, or give this job a "
                         "work directory and channels of its own"
                     )
-                watched, watched_since = version, _now()
+                watched, watched_since = version, self._now()
                 logger.warning(
                     "%s was held by %s: if that was killed, this process begins in %.0f s",
                     *(self._shown, found, found.lease),
                 )
-            elif _now() - watched_since > found.lease:
+            elif self._now() - watched_since > found.lease:
                 if self._try_take(version):
                     return True
                 continue
@@ -242,7 +246,7 @@ class Lease:
                 return False
 
     def _try_take(self, version: Any) -> bool:  # Any: obstore's
-        began = _now()
+        began = self._now()
         try:
             first = self._object.write(self._holder(), version)
             # Some stores ignore the condition: there, two processes would hold one lease.
@@ -265,7 +269,7 @@ class Lease:
         Raises:
             LeaseLost: If it does not.
         """
-        if not self._reason and _now() - self._renewed_at > self._times.usable:
+        if not self._reason and self._now() - self._renewed_at > self._times.usable:
             self._reason = f"it could not be renewed for {self._times.usable:g} s"
         if self._reason:
             raise LeaseLost(
@@ -294,7 +298,7 @@ class Lease:
                 return
 
     def _try_renew(self) -> bool:
-        began = _now()
+        began = self._now()
         try:
             self._version = self._object.write(self._holder(), self._version)
         except PreconditionError:

@@ -1,7 +1,4 @@
-"""The lock of a job's work directory: a lock of a file, and leases on an S3 endpoint.
-
-Times of leases are short, and each wait ends when something has happened.
-"""
+"""The lock of a job's work directory: a lock of a file, and leases on an S3 endpoint."""
 
 import contextlib
 import dataclasses
@@ -12,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 
 import pytest
 
@@ -29,9 +25,8 @@ from gnsq.spark.pipeline.lock import (
 from tests.spark.helpers import running, wait_for
 from tests.spark.s3proxy import s3_proxy
 
-TIMES = LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)
-# For a holder that must not lose its lease, although a busy machine may let it wait for seconds.
-KEPT = {"lease": 30.0, "usable": 20.0}
+# Renewals come in real time, as fast as this. The clock says when a lease is over: tests set it.
+TIMES = LeaseTimes(lease=90.0, usable=60.0, renewal=0.1)
 NAME = "job.json"
 
 # The object store is a process.
@@ -96,30 +91,44 @@ def proxy(s3):
         yield proxy
 
 
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def __call__(self):
+        return self.seconds
+
+    def advance(self, seconds):
+        """Wait in no time."""
+        self.seconds += seconds
+        return False
+
+
 @contextlib.contextmanager
-def lease(location, **times):
-    made = Lease(location, NAME, dataclasses.replace(TIMES, **times))
+def lease(location, clock=None):
+    made = Lease(location, NAME, TIMES, now=clock or Clock())
     try:
         yield made
     finally:
         made.release()
 
 
-def wait(seconds):
-    time.sleep(seconds)
-    return False
+def until_renewed(location):
+    """A wait that ends with the next renewal."""
 
-
-def is_lost(lease):
-    with contextlib.suppress(LeaseLost):
-        lease.check()
+    def wait(seconds):
+        before = read_holder(location, NAME)
+        wait_for(lambda: read_holder(location, NAME) != before)
         return False
-    return True
+
+    return wait
 
 
 def test_lease_is_taken_renewed_and_released(location):
-    with lease(location, **KEPT) as first:
-        assert first.acquire(wait)
+    with lease(location) as first:
+        assert first.acquire(pytest.fail)
         began = read_holder(location, NAME)
         wait_for(lambda: read_holder(location, NAME).number > began.number + 3)
         first.check()
@@ -132,18 +141,18 @@ def test_lease_is_taken_renewed_and_released(location):
 
 
 def test_lease_that_is_renewed_is_refused(location):
-    with lease(location, **KEPT) as holder, lease(location, **KEPT) as other:
-        holder.acquire(wait)
+    with lease(location) as holder, lease(location) as other:
+        holder.acquire(pytest.fail)
 
         with pytest.raises(JobFailed, match=rf"/job\.json is held by process {os.getpid()} on .*, which renews it"):
-            other.acquire(wait)
+            other.acquire(until_renewed(location))
         holder.check()
 
 
 KILLED = """
 import sys, time
-from gnsq.spark.pipeline.lock import Lease, LeaseTimes
-Lease(sys.argv[1], "job.json", LeaseTimes(lease=1.5, usable=1.0, renewal=0.1)).acquire(lambda seconds: False)
+from gnsq.spark.pipeline.lock import Lease
+Lease(sys.argv[1], "job.json").acquire(lambda seconds: False)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -154,12 +163,12 @@ def test_lease_of_a_killed_process_is_taken_when_it_was_watched_for_as_long(loca
         assert process.stdout.readline() == "held\n"
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
-    began = time.monotonic()
+    clock, waits = Clock(), []
 
-    with lease(location) as other:
-        assert other.acquire(wait)
+    with lease(location, clock) as other:
+        assert other.acquire(lambda seconds: waits.append(seconds) or clock.advance(10))
 
-        assert time.monotonic() - began > TIMES.lease
+        assert len(waits) == 10
         assert f"was held by process {process.pid} on " in caplog.text
 
 
@@ -177,7 +186,7 @@ def test_one_of_many_takes_a_lease(location):
     def take():
         with lease(location) as each:
             try:
-                found.append(each.acquire(wait))
+                found.append(each.acquire(until_renewed(location)))
             except JobFailed:
                 found.append(False)
             ended.wait(20)
@@ -197,18 +206,19 @@ def test_one_of_many_takes_a_lease(location):
 
 
 def test_lease_that_can_not_be_renewed_is_lost_before_another_one_may_take_it(proxy, tmp_path, caplog):
-    location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-    with lease(location) as holder:
-        holder.acquire(wait)
-        renewed = holder._renewed_at
+    location, clock = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@"), Clock()
+    with lease(location, clock) as holder:
+        holder.acquire(pytest.fail)
+        caplog.set_level(logging.DEBUG, "gnsq")
         proxy.has_expired = True
-        wait_for(lambda: is_lost(holder))
-        proxy.has_expired = False
-
-        with pytest.raises(LeaseLost, match=r"has lost the lease, since it could not be renewed for 1 s: it stops"):
-            holder.check()
-        assert holder._renewed_at - renewed < TIMES.lease
+        wait_for(lambda: caplog.text.count("not renewed: ") > 3)
         warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        clock.advance(TIMES.usable)
+        holder.check()
+        clock.advance(0.1)
+
+        with pytest.raises(LeaseLost, match=r"has lost the lease, since it could not be renewed for 60 s: it stops"):
+            holder.check()
         # One short line for all requests that failed.
         assert len(warnings) == 1
         assert re.search(r"/job\.json not renewed: .*ExpiredToken: [^\n<]*; trying again$", warnings[0])
@@ -217,20 +227,19 @@ def test_lease_that_can_not_be_renewed_is_lost_before_another_one_may_take_it(pr
 
 def test_short_failure_of_the_store_loses_nothing(proxy, tmp_path, caplog):
     location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-    with lease(location, usable=60.0) as holder:
-        holder.acquire(wait)
+    with lease(location) as holder:
+        holder.acquire(pytest.fail)
         proxy.has_expired = True
         wait_for(lambda: "not renewed: " in caplog.text)
         proxy.has_expired = False
-        number = read_holder(location, NAME).number
-        wait_for(lambda: read_holder(location, NAME).number > number)
+        until_renewed(location)(0)
 
         holder.check()
 
 
 def test_lease_that_was_taken_is_lost(location, caplog):
     with lease(location) as holder:
-        holder.acquire(wait)
+        holder.acquire(pytest.fail)
         thief = _Object(location, NAME)
 
         def replace():
@@ -239,7 +248,7 @@ def test_lease_that_was_taken_is_lost(location, caplog):
                 return thief.write(dataclasses.replace(Lease(location, NAME)._holder(), host="elsewhere"), version)
 
         wait_for(replace)
-        wait_for(lambda: is_lost(holder))
+        holder._thread.join(20)
 
         with pytest.raises(LeaseLost, match=r"since process \d+ on elsewhere has taken it"):
             holder.check()
@@ -249,14 +258,13 @@ def test_lease_that_was_taken_is_lost(location, caplog):
 
 def test_puts_whose_responses_were_lost_are_the_holders_own(proxy, tmp_path):
     location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
-    with lease(location, **KEPT) as holder:
+    with lease(location) as holder:
         proxy.loses = 2
         # Its own PUT is not another job's, for which it would wait.
         assert holder.acquire(pytest.fail)
         proxy.loses = 2
         wait_for(lambda: not proxy.loses)
-        number = read_holder(location, NAME).number
-        wait_for(lambda: read_holder(location, NAME).number > number)
+        until_renewed(location)(0)
 
         holder.check()
     assert read_holder(location, NAME) is None
@@ -280,14 +288,14 @@ def test_store_without_conditional_put_is_refused(proxy, tmp_path):
         lease(proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")) as holder,
         pytest.raises(JobFailed, match=r"the store ignores the condition of a PUT"),
     ):
-        holder.acquire(wait)
+        holder.acquire(pytest.fail)
 
 
 def test_store_that_fails_is_told_without_secrets(proxy, tmp_path):
     proxy.has_expired = True
     location = proxy.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
 
-    for use in (lambda: Lease(location, NAME).acquire(wait), lambda: read_holder(location, NAME)):
+    for use in (lambda: Lease(location, NAME).acquire(pytest.fail), lambda: read_holder(location, NAME)):
         with pytest.raises(JobFailed, match=r"job\.json can't be ") as failure:
             use()
         assert "SECRET" not in str(failure.value)
