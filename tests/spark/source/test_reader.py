@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.datasource import COLUMNS, NsqDataSource, data_source_for
-from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
+from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment, encode_offset
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.pyspark41 import ReadAllAvailable, ReadMaxBytes
@@ -71,9 +70,9 @@ def read(reader, start, end):
     ]
 
 
-def test_stream_reader_reads_every_message(fakensqd, reader):
+def test_stream_reader_reads_every_message_by_a_spool_of_the_mode_that_the_option_says(fakensqd, reader, tmp_path):
     publish(fakensqd, "clicks", numbered(100))
-    stream = reader()
+    stream = reader(spoolMode="2770")
     start = stream.initialOffset()
 
     end = start
@@ -86,20 +85,8 @@ def test_stream_reader_reads_every_message(fakensqd, reader):
 
     assert sorted(row["body"] for row in rows) == numbered(100)
     assert list(rows[0]) == list(COLUMNS)
-
-
-def test_available_now_reads_every_message(fakensqd, reader):
-    publish(fakensqd, "clicks", numbered(100))
-    stream = reader()
-    stream.prepareForTriggerAvailableNow()
-
-    start, rows = stream.initialOffset(), []
-    while (end := stream.latestOffset(start, LIMIT)) != start:
-        rows += read(stream, start, end)
-        start = end
-
-    assert len(rows) == 100
-    wait_for(lambda: stream.reportLatestOffset()["waiting"] == 0)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spool", *(tmp_path / "spool").rglob("*"))}
+    assert modes == {0o2770, 0o660}
 
 
 def test_columns_are_those_of_the_schema(reader, spool):
@@ -259,27 +246,6 @@ def test_stream_reader_pickles_without_its_planner(fakensqd, reader, spool):
     assert [batch.num_rows for batch in copy.read(partition)] == [1]
 
 
-def test_segment_that_is_damaged_after_planning_is_quarantined(reader, spool, tmp_path, caplog):
-    writer = spool.writer("r1")
-    for number in (1, 2):
-        writer.write(number, columns(number))
-    segments = [Segment("r1", number, 1, 1) for number in (1, 2)]
-    (tmp_path / "spool" / segments[0].path).write_bytes(b"broken")
-
-    partition = SegmentsPartition(spool.location, segments)
-    [batch] = reader(receivers="external").read(partition)
-
-    assert batch.column("body").to_pylist() == [b"body 2"]
-    assert (tmp_path / "spool" / "r1" / "000000000001-1.arrow.corrupt").exists()
-
-
-def test_segment_that_is_gone_after_planning_fails_its_task(reader, spool):
-    partition = SegmentsPartition(spool.location, [Segment("r1", 1, 1, 7)])
-
-    with pytest.raises(SpoolIncomplete, match=r"r1/000000000001-7.arrow is gone, with 7 messages"):
-        list(reader(receivers="external").read(partition))
-
-
 def test_second_query_is_refused(reader, monkeypatch):
     monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0.0)
     first, second = reader(), reader()
@@ -295,16 +261,6 @@ def test_checkpoint_of_another_source_is_refused(reader, other):
 
     with pytest.raises(ValueError, match=r"this query reads 'clicks/archive': give it a checkpoint and a spool of its"):
         reader(receivers="external").latestOffset(offset, LIMIT)
-
-
-def test_once_is_one_batch_of_everything(fakensqd, reader):
-    publish(fakensqd, "clicks", numbered(3000))
-    stream = reader(maxInFlight="100")
-    start = stream.initialOffset()
-
-    end = stream.latestOffset(start, ReadAllAvailable())
-
-    assert len(read(stream, start, end)) == 3000
 
 
 def test_segments_of_a_batch_are_deleted_after_the_next_batch(reader, spool):
@@ -374,21 +330,9 @@ def test_credentials_are_in_no_repr_of_a_partition():
     assert repr(partition) == "SegmentsPartition('s3://***@bucket/dir', ['r1/000000000001-3.arrow'])"
 
 
-def test_foreign_offset_is_refused(reader):
-    with pytest.raises(ValueError, match="another query's"):
-        reader(receivers="external").partitions({"partition-1": 0}, {"partition-1": 1})
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        pytest.param({"spool": ""}, "option spool is required", id="no spool"),
-        pytest.param({"maxRows": "5"}, "maxRows is for spark.read only", id="maxRows"),
-    ],
-)
-def test_bad_option_of_a_stream(options, given, words):
-    with pytest.raises(ValueError, match=words):
-        NsqDataSource({**options, **given}).streamReader(schema()).initialOffset()
+def test_option_of_batches_alone_is_refused_for_a_stream(options):
+    with pytest.raises(ValueError, match=r"maxRows is for spark\.read only"):
+        NsqDataSource({**options, "maxRows": "5"}).streamReader(schema()).initialOffset()
 
 
 @pytest.mark.parametrize(
@@ -451,13 +395,6 @@ def test_batch_without_a_spool_uses_sparks_local_directory(fakensqd, options, tm
 
     assert partition.location.startswith(str(tmp_path / "gnsq-spool-"))
     assert stat.S_IMODE(Path(partition.location).stat().st_mode) == 0o2770
-
-
-def test_empty_batch_has_no_rows(options):
-    reader = NsqDataSource(options).reader(schema())
-
-    assert reader.partitions() == []
-    assert list(reader.read(InputPartition(None))) == []
 
 
 def test_overwrite_is_refused(options):

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from gnsq.concurrency.io_thread import BlockingIOThread
 from gnsq.spark.datasource import NsqDataSource
-from gnsq.spark.errors import SpoolError, SpoolInUse
+from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment
 from gnsq.spark.spool.objectstore import PART_SIZE
 from gnsq.spark.spool.spool import Spool
@@ -182,19 +182,6 @@ def test_large_object_is_sent_in_parts_and_read_as_it_was_written(s3, location):
     assert store.size("large") == len(data)
 
 
-def test_keys_of_a_profile_are_used(s3, tmp_path, monkeypatch):
-    (tmp_path / "keys").write_text("[work]\naws_access_key_id=A\naws_secret_access_key=B\naws_session_token=C\n")
-    monkeypatch.setenv("AWS_PROFILE", "work")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
-    with s3_proxy(s3.port) as proxy:
-        store = open_store(proxy.location(f"bucket/{tmp_path.name}"))
-        store.put("one", b"1")
-
-        assert store.list() == [("one", 1)]
-
-    assert proxy.credentials == {("A", "us-east-1", "C")}
-
-
 def test_no_credentials_are_an_error_that_says_what_to_set(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -295,15 +282,6 @@ def test_store_that_refuses_requests_does_not_quarantine_a_segment(s3, remote, t
 
         with pytest.raises(OSError, match="ExpiredToken"):
             refused.read(segment)
-
-
-def test_last_run_on_s3_takes_the_lock(remote):
-    first = remote.lock("checkpoint", "clicks/archive")
-    second = remote.lock("checkpoint", "clicks/archive")
-
-    second.check()
-    with pytest.raises(SpoolInUse, match="taken over by another run"):
-        first.check()
 
 
 def test_query_with_a_spool_on_s3_reads_every_message(fakensqd, s3, location, caplog, tmp_path):

@@ -49,13 +49,6 @@ def test_any_id_is_kept():
     assert column.to_pylist()[0].encode("latin-1") == message.id
 
 
-def test_segment_is_decoded_as_it_was_encoded():
-    [batch] = decode_segment(encode_segment(columns(1, 2)), 2, "r1/1")
-
-    assert batch.schema.equals(SCHEMA, check_metadata=True)
-    assert batch.column("body").to_pylist() == [b"body 1", b"body 2"]
-
-
 @given(st.data())
 def test_damaged_segment_is_whole_or_refused(data):
     segment = encode_segment(columns(*range(20))).to_pybytes()

@@ -37,13 +37,6 @@ def test_segment_is_read_as_it_was_written(spool):
     assert list(spool.listing().segments) == [Segment("r1", 1, size, 2)]
 
 
-def test_listing_of_an_empty_spool(spool):
-    contents = spool.listing()
-
-    assert list(contents.segments) == []
-    assert contents.size == 0
-
-
 # --- permissions
 
 
@@ -255,21 +248,6 @@ def test_damaged_segment_is_quarantined_and_its_messages_are_counted(spool, root
     assert "renamed to r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
 
 
-def test_error_of_a_wrong_crc_names_the_file_and_the_remedy(spool, root, caplog):
-    spool.writer("r1").write(1, columns(1))
-    path = root / "r1" / "000000000001-1.arrow"
-    path.write_bytes(path.read_bytes().replace(b"body 1", b"body 3"))
-
-    assert bodies_of(spool) == []
-
-    assert re.search(
-        r"r1/000000000001-1\.arrow has CRC-32 [0-9a-f]{8}, it was written with [0-9a-f]{8}: .*; "
-        r"renamed to r1/000000000001-1\.arrow\.corrupt\. Its 1 message was .* rescue what can be read, "
-        r"then delete the file",
-        caplog.text,
-    )
-
-
 def test_damaged_segment_is_left_out_by_all_readers(spool, root, caplog):
     spool.writer("r1").write(1, columns(1))
     [segment] = spool.listing().segments
@@ -277,14 +255,6 @@ def test_damaged_segment_is_left_out_by_all_readers(spool, root, caplog):
 
     assert [spool.read(segment) for _ in range(3)] == [[], [], []]
     assert len(caplog.records) == 1
-
-
-def test_rows_that_the_name_does_not_tell_are_damage(spool, root):
-    spool.writer("r1").write(1, columns(1, 2))
-    (root / "r1" / "000000000001-2.arrow").rename(root / "r1" / "000000000001-3.arrow")
-
-    assert bodies_of(spool) == []
-    assert spool.listing().rows_quarantined == 3
 
 
 def test_segment_of_a_later_version_is_refused_and_kept(spool, root):
