@@ -4,27 +4,9 @@ import gevent
 import pytest
 import requests
 
-from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.health import HealthServer, parse_health_address, why_not_live, why_not_ready
-from gnsq.spark.receiver.receiver import Receiver
 from tests.helpers import refused_port
 from tests.spark.helpers import numbered, publish, wait_for
-
-
-@pytest.fixture
-def make(fakensqd, spool, hub, monkeypatch):
-    """Make a receiver; it is closed at the end."""
-    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 0.2)
-    receivers = []
-
-    def make(**options):
-        given = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
-        receivers.append(hub.call(Receiver, ReadOptions(**given), spool))
-        return receivers[-1]
-
-    yield make
-    for receiver in receivers:
-        hub.call(receiver.close)
 
 
 def test_receiver_is_ready_while_it_receives(hub, make):

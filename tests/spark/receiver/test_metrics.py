@@ -1,31 +1,11 @@
 """Metrics of receivers for Prometheus."""
 
-import pytest
 import requests
 
-from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.health import HealthServer
 from gnsq.spark.receiver.metrics import ReceiverCollector, application
-from gnsq.spark.receiver.receiver import Receiver
 from tests.helpers import refused_port
 from tests.spark.helpers import numbered, publish, wait_for
-
-
-@pytest.fixture
-def start(fakensqd, spool, hub, monkeypatch):
-    """Start a receiver; it is closed at the end."""
-    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 0.2)
-    receivers = []
-
-    def start(**options):
-        given = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
-        receivers.append(hub.call(Receiver, ReadOptions(**given), spool))
-        hub.call(receivers[-1].start)
-        return receivers[-1]
-
-    yield start
-    for receiver in receivers:
-        hub.call(receiver.close)
 
 
 def samples(collector):
@@ -34,10 +14,10 @@ def samples(collector):
     return {(sample.name, *sample.labels.values()): sample.value for sample in found}
 
 
-def test_receiver_shows_its_spool_and_the_consumers_of_all_topics(fakensqd, hub, start):
+def test_receiver_shows_its_spool_and_the_consumers_of_all_topics(fakensqd, hub, receive):
     for topic in ("clicks", "views"):
         publish(fakensqd, topic, numbered(30))
-    receiver = start(topic="clicks,views")
+    receiver = receive(topic="clicks,views")
     wait_for(lambda: receiver.rows == 60)
 
     found = hub.call(samples, ReceiverCollector(receiver))
@@ -52,24 +32,24 @@ def test_receiver_shows_its_spool_and_the_consumers_of_all_topics(fakensqd, hub,
     assert [found[f"gnsq_receiver_{name}", "archive"] for name in states] == [0, 0, 0]
 
 
-def test_full_spool_is_shown(fakensqd, hub, start):
+def test_full_spool_is_shown(fakensqd, hub, receive):
     publish(fakensqd, "clicks", numbered(10))
-    receiver = start(max_spool_bytes=1)
+    receiver = receive(max_spool_bytes=1)
 
     wait_for(lambda: hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_full", "archive"] == 1)
 
 
-def test_failing_spool_is_shown(fakensqd, hub, start, disk):
+def test_failing_spool_is_shown(fakensqd, hub, receive, disk):
     disk.fail(".arrow", OSError(28, "No space left on device"))
     publish(fakensqd, "clicks", numbered(1))
-    receiver = start()
+    receiver = receive()
 
     wait_for(lambda: hub.call(samples, ReceiverCollector(receiver))["gnsq_receiver_spool_failing", "archive"] == 1)
 
 
-def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, start):
+def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, receive):
     publish(fakensqd, "clicks", numbered(10))
-    receiver = start()
+    receiver = receive()
     collector = ReceiverCollector(receiver)
     wait_for(lambda: receiver.rows == 10)
     before = hub.call(samples, collector)
@@ -83,9 +63,9 @@ def test_consumers_that_are_gone_keep_their_counters(fakensqd, hub, start):
     assert not [key for key in after if key[0] == "gnsq_consumer_connections"]
 
 
-def test_metrics_are_a_page_beside_the_checks(hub, start):
+def test_metrics_are_a_page_beside_the_checks(hub, receive):
     address = f"127.0.0.1:{refused_port()}"
-    server = hub.call(HealthServer, address, {"/live": str}, {"/metrics": application(start())})
+    server = hub.call(HealthServer, address, {"/live": str}, {"/metrics": application(receive())})
 
     texts = {path: requests.get(f"http://{address}{path}", timeout=10).text for path in ("/live", "/metrics", "/")}
     assert texts["/live"] == "ok\n"

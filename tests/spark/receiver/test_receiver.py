@@ -8,31 +8,8 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.offsets import Segment
-from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.receiver import GC_THRESHOLD, Receiver, SpoolSizeEstimator, tune_gc
+from gnsq.spark.receiver.receiver import GC_THRESHOLD, SpoolSizeEstimator, tune_gc
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
-
-
-@pytest.fixture
-def receive(fakensqd, spool, hub, monkeypatch):
-    """Start a receiver; it is closed at the end."""
-    receivers = []
-
-    def start(limits=(), write_timeout=5.0, **options):
-        monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", write_timeout)
-        options = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
-
-        def make():
-            receiver = Receiver(ReadOptions(**options), spool, **dict(limits))
-            receivers.append(receiver)
-            receiver.start()
-            return receiver
-
-        return hub.call(make)
-
-    yield start
-    for receiver in receivers:
-        hub.call(receiver.close)
 
 
 def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
@@ -64,20 +41,6 @@ def test_lone_message_is_written_after_segment_time(fakensqd, receive):
     publish(fakensqd, "clicks", [b"one"])
 
     wait_for(lambda: receiver.segments == 1, limit=5)
-
-
-def test_segment_is_written_at_its_limit_of_bytes(fakensqd, receive):
-    receiver = receive(limits={"segment_bytes": 1000}, segment_time=30)
-    publish(fakensqd, "clicks", [b"x" * 400] * 3)
-
-    wait_for(lambda: receiver.rows == 2, limit=5)
-
-
-def test_segment_is_written_before_max_in_flight_is_reached(fakensqd, receive):
-    receiver = receive(max_in_flight=10, segment_time=30)
-    publish(fakensqd, "clicks", numbered(10))
-
-    wait_for(lambda: receiver.rows >= 5, limit=5)
 
 
 def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, disk):
@@ -136,17 +99,6 @@ def test_close_during_a_stream_requeues_no_message(fakensqd, spool, hub, receive
     stats = channel_stats(fakensqd, "clicks", "archive")
     assert (stats["in_flight_count"], stats["requeue_count"]) == (0, 0)
     assert len(bodies_of(spool)) == 20_000 - stats["depth"]
-
-
-def test_close_writes_closed_json(fakensqd, tmp_path, hub, receive):
-    receiver = receive()
-    publish(fakensqd, "clicks", [b"one"])
-    wait_for(lambda: receiver.rows == 1)
-
-    hub.call(receiver.close)
-    hub.call(receiver.close)
-
-    assert (tmp_path / "spool" / receiver.id / "closed.json").read_text() == '{"segments": 1}'
 
 
 def test_failing_disk_stops_finishing_and_loses_nothing(fakensqd, spool, receive, disk, caplog):
@@ -282,10 +234,8 @@ def test_no_more_than_max_rows_are_taken(fakensqd, spool, hub, receive):
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 70)
 
 
-def test_messages_whose_connection_is_gone_are_counted(spool, hub):
-    receiver = hub.call(
-        lambda: Receiver(ReadOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
-    )
+def test_messages_whose_connection_is_gone_are_counted(make, hub):
+    receiver = make()
     messages = [FakeMessage(1), FakeMessage(2, lost=True)]
 
     hub.call(receiver._finish_all, messages)
@@ -294,10 +244,8 @@ def test_messages_whose_connection_is_gone_are_counted(spool, hub):
     assert [message.answers for message in messages] == [["FIN"], ["FIN"]]
 
 
-def test_messages_are_requeued_after_one_with_a_lost_connection(spool, hub):
-    receiver = hub.call(
-        lambda: Receiver(ReadOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
-    )
+def test_messages_are_requeued_after_one_with_a_lost_connection(make, hub):
+    receiver = make()
     messages = [FakeMessage(1, lost=True), FakeMessage(2)]
 
     hub.call(receiver._requeue_all, messages)
@@ -314,17 +262,6 @@ def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, r
     assert "internal error" in caplog.text
     assert receiver.finished.is_set()
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 1)
-
-
-def test_spool_that_cannot_be_made_raises(fakensqd, tmp_path, hub):
-    from gnsq.spark.spool.spool import Spool
-
-    (tmp_path / "file").write_text("")
-    spool = Spool(str(tmp_path / "file" / "spool"))
-    options = ReadOptions(topic="clicks", channel="archive", nsqd_tcp_addresses=(fakensqd.tcp_address,))
-
-    with pytest.raises(NotADirectoryError):
-        hub.call(lambda: Receiver(options, spool).start())
 
 
 def test_segments_hold_several_topics(fakensqd, spool, receive):
