@@ -32,34 +32,6 @@ def put_batch(location, number, offsets):
         (location / log / f".{batch_id}.crc").write_text(text)
 
 
-OPERATOR = {
-    "numRowsTotal": 1200,
-    "memoryUsedBytes": 2**20,
-    "numRowsDroppedByWatermark": 0,
-    "customMetrics": {"numDroppedDuplicateRows": 1, "rocksdbSstFileSize": 2**21},
-}
-
-
-def progress(**changes):
-    """A progress as Spark tells it."""
-    return {
-        "batchId": 3,
-        "numInputRows": 10,
-        "timestamp": "2026-01-01T00:00:00.000Z",
-        "durationMs": {"triggerExecution": 1500},
-        "sources": [
-            {
-                "startOffset": None,
-                "endOffset": None,
-                "latestOffset": '{"waiting": 7, "in_flight": 2, "spool_rows": 4, "trouble": "full"}',
-            }
-        ],
-        "observedMetrics": {"gnsq": {"malformed": 1, "latest": 1_767_225_590_000_000}},
-        "stateOperators": [],
-        **changes,
-    }
-
-
 MESSAGES = (
     "body binary, message_id string, attempts int, published_at timestamp, received_at timestamp, nsqd string, "
     "topic string"

@@ -1,7 +1,6 @@
 """Tables on S3: moto, and a proxy before it that behaves as other stores do."""
 
 import datetime as dt
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -83,19 +82,6 @@ def test_texts_that_rows_are_divided_by_are_read_before_and_after_a_merge(locati
     assert maintain_table(location, retention=0, quiet=0) == 2 * len(TEXTS)
     assert sorted(table_rows(location), key=lambda row: row["n"]) == expected
     assert len([path for path, _ in open_store(location).list() if "/part-" in path]) == len(TEXTS)
-
-
-@pytest.mark.subprocess
-def test_columns_that_come_at_once_are_all_added(location):
-    table(location).claim("ours", take_over=False)
-    wider = [table(location, SCHEMA.append(pa.field(f"c{number}", pa.int64()))) for number in range(4)]
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda each: each.claim("ours", take_over=False), wider))
-
-    names = pa.schema(delta_table(location).schema().to_arrow()).names
-    assert {"event_time", "n", "_day", *(f"c{number}" for number in range(4))} == {*names}
-    assert delta_table(location).version() == 4
 
 
 @pytest.fixture
