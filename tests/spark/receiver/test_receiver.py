@@ -57,10 +57,8 @@ def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, disk):
 
 def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, disk):
     disk.hold(".arrow")
-    receiver = receive(limits={"segment_bytes": 400_000}, segment_time=0.01)
-    # More than all that was on its way.
-    for _ in range(8):
-        publish(fakensqd, "clicks", [b"x" * 100_000] * 40)
+    receiver = receive(limits={"segment_bytes": 40_000}, segment_time=0.01, max_in_flight=100)
+    publish(fakensqd, "clicks", [b"x" * 10_000] * 320)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
 
     def is_held_up():
@@ -211,12 +209,13 @@ def test_full_spool_pauses_and_a_pruned_one_resumes(fakensqd, spool, receive):
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
 
 
-def test_busy_topic_gets_more_consumers(fakensqd, receive, hub):
-    receiver = receive(segment_time=30)
+@pytest.mark.fakensqd(max_rdy_count=25)
+def test_busy_topic_gets_more_consumers(fakensqd, receive):
+    receiver = receive(segment_time=30, max_in_flight=100)
 
     def more():
-        publish(fakensqd, "clicks", numbered(2000))
-        return receiver.subscriptions.ready_count == 10_000
+        publish(fakensqd, "clicks", numbered(100))
+        return receiver.subscriptions.ready_count == 100
 
     wait_for(more)
 
