@@ -1,7 +1,9 @@
 """Greenlets: an unexpected exception in any of them is told, and its owner goes on or ends with it."""
 
 import gc
+import os
 import re
+import signal
 from pathlib import Path
 
 import gevent
@@ -11,6 +13,7 @@ from gevent.event import Event
 import fakensqd as fakensqd_package
 import gnsq as gnsq_package
 from fakensqd import FakeLookupd, FakeNsqd
+from fakensqd.faults import delay, on
 from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, NsqdTCPClient, Producer
@@ -24,6 +27,8 @@ SOURCES = [
     for path in sorted(Path(package.__file__).parent.rglob("*.py"))
     if path.name != "greenlets.py"
 ]
+NAME = re.compile(r'\bspawn\(\s*f?"([a-z-]*[a-z])')
+LOOP = re.compile(r'run_loop\("([a-z]+)"')
 CONNECTED = ("gnsq-read", "gnsq-write", "gnsq-liveness", "gnsq-reconnect")
 QUICK = {"reconnect_initial": 0.05, "lookupd_poll_interval": 0.05}
 
@@ -32,11 +37,33 @@ class Bug(Exception):
     """What nobody expects."""
 
 
+# What must be slow so that a greenlet lives for a while.
+SLOWED = {"gnsq-change": on.http("/topic/pause"), "gnsq-inbox-close": on.command("CLS")}
+# Greenlets without a row below, and why.
+WITHOUT_ROW = {
+    "call": "logs by itself what a function raises",
+    "disconnect": "the receiver ends after it in any case",
+    "keys": "on a terminal; see stats",
+    "output": "waits for a pipe only; each write notices its end, too",
+    "spans": "never waits",
+    "stats": "the command itself waits for it and for keys, and raises its error",
+}
+
+
 def test_greenlets_are_started_in_one_place():
     """A greenlet that gevent.spawn() or Group.spawn() starts has nobody who learns that it has died."""
     started = re.compile(r"gevent\.(spawn|spawn_later|Greenlet)\(|[gG]roup\(?\)?\.spawn\(")
 
     assert [path for path in SOURCES if started.search(path.read_text())] == []
+
+
+def test_each_greenlet_has_a_row():
+    """Also in Spark's part, whose tests are the receiver's and the source's."""
+    tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
+    started = {name for path in SOURCES for name in NAME.findall(path.read_text())}
+    started |= {f"gnsq-{name}" for path in SOURCES for name in LOOP.findall(path.read_text())}
+
+    assert {name for name in started if f'"{name}' not in tests} == {f"gnsq-{name}" for name in WITHOUT_ROW}
 
 
 def greenlets(name):
@@ -142,6 +169,18 @@ def test_producer_tells_of_a_dead_greenlet_and_goes_on(nsqd, caplog, name):
         assert producer.publish("u", b"2") == b"OK"
 
 
+def test_dead_greenlet_that_waits_for_a_publish_is_told_and_replaced(nsqd, caplog):
+    called = Event()
+    nsqd.link.add(latency(0.2))
+
+    with Producer(nsqd.tcp_address, threaded=True) as producer:
+        producer.publish_async("u", b"1").rawlink(lambda result: called.set())
+        throw("gnsq-link")
+        wait_until(lambda: is_told(caplog))
+
+        wait_until(called.is_set)
+
+
 def test_next_message_replaces_the_dead_watcher_of_a_batch_handler(nsqd, caplog):
     handler = BatchHandler(10, handle_batch=lambda batch: None)
     with Consumer("t", "c", nsqd.tcp_address, message_handler=handler, max_in_flight=20) as consumer:
@@ -193,25 +232,58 @@ def test_relay_tells_of_a_dead_greenlet_and_ends_its_connection(nsqd, caplog):
         pytest.param(("to-file", "t"), 0, "gnsq-to-file-rotate", id="to-file"),
         pytest.param(("tail", "t", "--channel", "c"), 0, "gnsq-watch", id="tail, watching"),
         pytest.param(("bench", "--rate", "10", "--time", "60s"), 0, "gnsq-bench", id="bench"),
+        pytest.param(("tail", "t", "--channel", "c"), 1, "gnsq-start", id="tail, starting"),
+        pytest.param(("tail", "--topic-pattern", "t", "--topic-refresh", "1s"), 0, "gnsq-topics", id="tail, topics"),
+        pytest.param(("ping",), 1, "gnsq-ping", id="ping"),
+        pytest.param(("stats",), 1, "gnsq-poll", id="stats"),
+        pytest.param(("topic", "pause", "t"), 1, "gnsq-poll", id="topic"),
+        pytest.param(("topic", "pause", "t"), 0, "gnsq-change", id="topic, pausing"),
+        pytest.param(("tail", "t", "--channel", "c", "-n", "1"), 0, "gnsq-inbox-close", id="tail, ending"),
     ],
 )
 def test_command_ends_with_the_error_of_a_dead_greenlet(nsqd, monkeypatch, tmp_path, arguments, silent_nsqds, name):
     monkeypatch.chdir(tmp_path)
+    if name in SLOWED:
+        nsqd.add(SLOWED[name], delay(0.5))
 
     with silent_nsqd() as silent, background(lambda: throw(name)):
         try:
-            text = gnsq(nsqd, *arguments, *["--nsqd", silent] * silent_nsqds).stderr
+            text = gnsq(nsqd, *arguments, *["--nsqd", silent, "--nsqd-http", silent] * silent_nsqds).stderr
         except Bug as bug:
             text = f"Error: {bug}"
 
     assert "unexpected" in text[text.index("Error: ") :]
 
 
-def test_error_of_a_dead_greenlet_of_run_is_raised_by_it():
-    with silent_nsqd() as silent:  # the start of a consumer waits for it
-        consumer = Consumer("t", "c", silent, message_handler=lambda consumer, message: None)
-        with background(lambda: throw("gnsq-run-start")), pytest.raises(Bug):
-            gnsq_package.run(consumer)
+@pytest.mark.parametrize("name", ["gnsq-run-start", "gnsq-run-ready", "gnsq-run-drain", "gnsq-run-close"])
+def test_error_of_a_dead_greenlet_of_run_is_raised_by_it(nsqd, name):
+    """Whether it is a start, which waits for an nsqd that is silent, or an end, which waits for a handler."""
+    held = Event()
+    is_start = name in ("gnsq-run-start", "gnsq-run-ready")
+
+    def handle(consumer, message):
+        os.kill(os.getpid(), signal.SIGTERM)
+        held.wait()
+
+    def throw_and_release():
+        throw(name)
+        gevent.sleep(0)
+        held.set()
+
+    with silent_nsqd() as silent:
+        consumer = Consumer("t", "c", silent if is_start else nsqd.tcp_address, message_handler=handle)
+        with background(throw_and_release), pytest.raises(Bug):
+            gnsq_package.run(consumer, on_ready=lambda: None)
+
+
+def test_dead_query_of_an_nsqlookupd_is_told_and_others_are_asked(nsqd, caplog):
+    with silent_nsqd() as silent:
+        lookupds = [silent, nsqd.lookupd.http_address]
+        with Consumer("t", "c", lookupd_http_addresses=lookupds, message_handler=bool, **QUICK) as consumer:
+            throw("gnsq-query")
+            wait_until(lambda: is_told(caplog))
+
+            wait_until(lambda: consumer.is_ready)
 
 
 def test_emulator_records_that_it_does_not_register_any_more(nsqd, caplog):
