@@ -8,6 +8,7 @@ import pytest
 
 from integration.chaos.faults import Fault
 from integration.chaos.ledger import SAMPLES, Judge, read
+from integration.chaos.world import ALL
 from tests.helpers import run
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,7 @@ class Files:
         self.lines = {"p": [], "a": [], "b": []}
         self.faults = []
         self.in_flight = []
+        self.memory = {"nsqd0": 20, "nsqd1": 20}
         self.options = {"allow_duplicates": False}
         self.publish("k-0")
         for name in ("a", "b"):
@@ -52,7 +54,7 @@ class Files:
             settings = {"name": name, "options": self.options, "channel": name, "way": "returning"}
             (self.folder / f"{name}.json").write_text(json.dumps(settings))
             (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '["A", 9')
-        judge = Judge(read(self.folder), self.faults, NODES, self.in_flight)
+        judge = Judge(read(self.folder), self.faults, NODES, self.in_flight, self.memory)
         return [line.partition(":")[0] for line in judge.violations()]
 
 
@@ -81,6 +83,7 @@ def comes_again(files):
 
 
 def early(files):
+    files.memory["nsqd0"] = ALL
     files.publish("e-0", outcome="unknown", due=5.0)
     files.deliver("a", 2.0, "e-0", "finish")
 
@@ -143,3 +146,20 @@ def test_a_kill_of_the_nsqd_explains(files, make):
     files.faults = [Fault("killed", "nsqd0", 1.5, 2.0), Fault("stopped", "nsqd0", 7.0, 7.5)]
 
     assert files.violations() == []
+
+
+def test_a_kill_loses_nothing_that_is_on_the_disk_and_was_not_sent(files):
+    lost(files)
+    files.lines["b"] = [line for line in files.lines["b"] if line[2] != "l-0"]
+    files.memory["nsqd0"] = 0
+    files.faults = [Fault("killed", "nsqd0", 3.5, 4.0)]
+
+    assert files.violations() == ["confirmed and lost"]
+
+
+def test_a_kill_brings_nothing_again_that_was_only_in_memory(files):
+    files.memory["nsqd0"] = ALL
+    files.deliver("a", 9.0, "k-0", "finish", attempts=2)
+    files.faults = [Fault("killed", "nsqd0", 5.5, 6.0)]
+
+    assert files.violations() == ["came again without a reason"]

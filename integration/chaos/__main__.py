@@ -156,8 +156,8 @@ def disturb(folder: Path, chosen: random.Random, seconds: float, interval: float
     run = Run(World(folder, chosen, is_fake), chosen, interval)
     began = time.monotonic()
     run.run(seconds)
-    untimed = [node.name for node in run.world.nodes if node.memory < 10_000]
-    judge = Judge(read(folder), run.disturber.faults, run.nodes, run.in_flight, untimed)
+    memory = {node.name: node.memory for node in run.world.nodes}
+    judge = Judge(read(folder), run.disturber.faults, run.nodes, run.in_flight, memory)
     found = [*run.violations, *judge.violations()]
     print(f"chaos: {len(run.disturber.faults)} faults in {time.monotonic() - began:.0f} s; {judge.summary()}")
     for text in run.world.skipped:

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from integration.chaos.faults import Fault
-from integration.chaos.world import CHANNELS, MSG_TIMEOUT
+from integration.chaos.world import ALL, CHANNELS, MSG_TIMEOUT
 
 # Seconds. What a fault has done to connections is over so long after it.
 AFTERMATH = 1.0
 # A message that is answered so long before its timeout, or a publish that ends so long after its deadline, is in time.
 SLACK = 0.7
 DEADLINE_SLACK = 1.5
+# A FIN is at nsqd so long after the answer, unless a fault that began before delays it.
+FIN_TIME = 1.5
 # After this time no message may be in flight any more that came before max_in_flight was lowered.
 LOWERED = 5.0
 # So long after a full disk nsqd may still lose what it writes: a part of a record is in the file, and the next one
@@ -132,7 +134,7 @@ class Judge:
     Args:
         nodes: Names of the nsqds by the addresses that clients use.
         in_flight: What /stats of all nsqds has shown, with the monotonic time.
-        untimed: nsqds that write messages to their disks, where they have no delay.
+        memory: How many messages of a channel each nsqd holds in memory, by its name; others are on its disk.
     """
 
     def __init__(
@@ -141,10 +143,10 @@ class Judge:
         faults: Sequence[Fault],
         nodes: Mapping[str, str],
         in_flight: Sequence[tuple[float, Mapping[str, int]]],
-        untimed: Sequence[str] = (),
+        memory: Mapping[str, int],
     ) -> None:
         self.lives, self.faults, self.nodes, self.in_flight = lives, faults, nodes, in_flight
-        self._untimed = untimed
+        self._memory = memory
         self.notes: Counter[str] = Counter()
         self._outcomes = {key: (life, *found) for life in lives for key, found in life.outcomes.items()}
         self._published = {
@@ -183,17 +185,25 @@ class Judge:
         parts += [f"{count:,} {name}" for name, count in self.notes.items()]
         return "; ".join(parts)
 
-    def _is_disturbed(self, names: Iterable[str], since: float, until: float, kinds: Sequence[str] = ("",)) -> bool:
+    def _is_disturbed(
+        self,
+        names: Iterable[str],
+        since: float,
+        until: float,
+        kinds: Sequence[str] = ("",),
+        faults: Iterable[Fault] | None = None,
+    ) -> bool:
         """Return True if a fault, or a gap, concerned one of these in this time. A restart of a worker drains it.
 
         Args:
             kinds: Ends of the kinds that count.
+            faults: Those that count; None: all.
         """
         wanted = set(names)
-        faults = (f for f in self.faults if f.target in wanted and f.kind != "worker restarted")
-        faults = (f for f in faults if f.kind.endswith(tuple(kinds)))
+        chosen = (f for f in (self.faults if faults is None else faults) if f.target in wanted)
+        chosen = (f for f in chosen if f.kind != "worker restarted" and f.kind.endswith(tuple(kinds)))
         gaps = (gap for life in self.lives if life.name in wanted for gap in life.gaps)
-        times = [*((fault.began, fault.ended) for fault in faults), *gaps]
+        times = [*((fault.began, fault.ended) for fault in chosen), *gaps]
         return any(began <= until and ended + AFTERMATH >= since for began, ended in times)
 
     def _lost(self) -> Iterator[str]:
@@ -213,11 +223,28 @@ class Judge:
                 names = set(self.nodes.values())  # a dead letter may be at each of them
                 if (channel, key) not in given_up:
                     names = {self.nodes[address] for address in addresses}
-                losing = (fault for fault in self.faults if fault.loses and fault.target in names)
-                if any(fault.ended + TORN * (fault.kind == "has a full disk") >= began for fault in losing):
+                if any(self._loses(fault, channel, key, began) for fault in self.faults if fault.target in names):
                     self.notes["lost with a killed nsqd or a full disk"] += 1
                 else:
                     yield f"{key} in {channel}, confirmed at {ended:.2f} by {sorted(names)}{self._history(key)}"
+
+    def _loses(self, fault: Fault, channel: str, key: str, began: float) -> bool:
+        """Return True if a fault explains that its nsqd has lost a message that was published at ``began``.
+
+        An nsqd that holds nothing in memory reads a message from its disk when it sends it, so that a kill loses only
+        what is in flight: at a handler, or on its way.
+        """
+        if fault.kind == "has a full disk":
+            return fault.ended + TORN >= began
+        if not fault.loses or fault.ended < began:
+            return False
+        if self._memory[fault.target]:
+            return True
+        consumers = {life.name for life in self.lives if life.settings.get("channel") == channel}
+        deliveries = (each for each in self._deliveries if each.key == key)
+        was_delivered = any(each.worker.settings["channel"] == channel for each in deliveries)
+        others = [each for each in self.faults if each is not fault]
+        return was_delivered or self._is_disturbed({fault.target, *consumers}, began, fault.began, faults=others)
 
     def _history(self, key: str) -> str:
         return "".join(f"; {each}" for each in self._deliveries if each.key == key) or "; never delivered"
@@ -257,22 +284,28 @@ class Judge:
                 is_late = not touches and first.answered - first.received > MSG_TIMEOUT - SLACK
                 if first.answer == "finish" and again.time > first.answered:
                     self.notes["finished and came again"] += 1
-                    # It may have been on its way for nearly as long as its timeout.
+                    # It may have been on its way for nearly as long as its timeout, and its FIN for a moment.
                     names, since = {self.nodes[nsqd], first.worker.name}, first.received - MSG_TIMEOUT
-                    if not is_late and not self._is_disturbed(names, since, again.time) and not self._is_reread(again):
+                    is_disturbed = self._is_disturbed(names, since, min(again.time, first.answered + FIN_TIME))
+                    if not is_late and not is_disturbed and not self._is_reread(again):
                         yield f"{first.key} of {self.nodes[nsqd]} in {channel}{self._history(first.key)}"
 
     def _is_reread(self, again: Delivery) -> bool:
-        """Return True if its nsqd was killed since the publish: it may read files of its disk again, more than once."""
+        """Return True if its nsqd was killed since the publish: it may read files of its disk again, more than once.
+
+        Of those that hold all in memory, an orderly stop writes it to the disk.
+        """
+        name = self.nodes[again.nsqd]
         began = self._published[again.key][1] if again.key in self._published else 0.0
-        faults = (f for f in self.faults if f.loses and f.target == self.nodes[again.nsqd])
-        return any(fault.ended >= began and fault.began <= again.time for fault in faults)
+        since = [f for f in self.faults if f.target == name and f.ended >= began and f.began <= again.time]
+        is_on_disk = self._memory[name] < ALL or any(fault.kind == "restarted" for fault in since)
+        return is_on_disk and any(fault.loses for fault in since)
 
     def _early(self) -> Iterator[str]:
         for each in self._deliveries:
             _, began, due = self._published.get(each.key, (None, 0.0, 0.0))
             node = self.nodes[each.nsqd]
-            is_timed = node not in self._untimed and not self._is_disturbed({node}, began, each.time)
+            is_timed = self._memory[node] >= ALL and not self._is_disturbed({node}, began, each.time)
             if is_timed and each.day_time < due - 0.005:
                 yield f"{each.key}, {due - each.day_time:.3f} s: {each}"
 

@@ -27,6 +27,8 @@ DEAD_TOPIC, DEAD_CHANNEL = "dead", "keep"
 # Seconds. An nsqd that answers /stats later than SLOW did perhaps not run.
 MSG_TIMEOUT, AUTH_TTL, START_LIMIT, STOP_LIMIT, SLOW = 2.0, 2, 120.0, 30.0, 0.3
 DISK_BYTES = 128 << 20
+# An nsqd that may hold so many messages of a channel in memory writes none to its disk while it runs.
+ALL = 10_000
 # How handlers answer: methods of workers.Handlers.
 WAYS = ("returning", "finish_all", "threads", "batches", "messages", "touching", "late", "giving_up")
 
@@ -189,7 +191,7 @@ class World:
         name, tcp = f"nsqd{number}", f"127.0.0.1:{refused_port()}"
         relay = Relay(tcp, seed=self.chosen.randrange(2**32)).start()
         self._stack.callback(relay.stop)
-        memory = self.chosen.choice([0, 20, 10_000])
+        memory = self.chosen.choice([0, 20, ALL])
         flags = [*common, f"--broadcast-tcp-port={relay.address.split(':')[1]}", f"--mem-queue-size={memory}"]
         if number != 1:
             flags.append(f"--auth-http-address={self._auth_address}")
