@@ -120,8 +120,11 @@ def differences(name: str, make: MakeServer, count: int, number: int) -> list[st
         programs = drawn(strategy, count, number)
         lines = []
         for program in pair.differing(programs)[:MAX_SHORTENED]:
-            session, difference = pair.compare(pair.shortened(program)) or (None, "differs no more")
-            lines.append("\n".join([difference, *readable(session), json.dumps(session)]))
+            if found := pair.compare(pair.shortened(program)):
+                session, difference = found
+                lines.append("\n".join([difference, *readable(session), json.dumps(session)]))
+            else:
+                lines.append("\n".join(["differed, but no more when it was shortened", *map(str, program)]))
         lines += [f"the emulator raised {error!r}" for error in emulator.errors]
     print(f"{name}: {len(programs)} sessions, {len(lines)} differences, {pair.unsteady} unsteady")
     return sorted(set(lines))
