@@ -55,7 +55,7 @@ class Query:
         self._stack = stack
         self._folder = folder
         # Tasks may fail, as on a cluster.
-        self._command = [sys.executable, "-m", "tests.spark.query", "local[2,4]", str(folder), "driver"]
+        self._command = [sys.executable, "-m", "tests.spark.query", "local[2,4]", str(folder)]
         self._command += [nsqd.tcp_address, nsqd.http_address]
         self.starts = 0
         self._start()

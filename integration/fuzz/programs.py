@@ -306,8 +306,8 @@ def nsqd_programs(draw: Callable, options: NsqdOptions, *, consumes: bool = True
 def odd_bytes(options: NsqdOptions, *, subscribed: bool) -> Data:
     """Bytes of which any part may be missing, and commands without a response.
 
-    No SUB to an ephemeral channel: whether nsqd's topic has given it a message before it is deleted with its only client
-    is not certain.
+    No SUB to an ephemeral channel: whether nsqd's topic has given it a message before it is deleted with its only
+    client is not certain.
     """
     command = commands(options, subscribed=subscribed, upgraded=True).filter(
         lambda data: not re.match(rb"RDY|SUB .*#ephemeral", data)

@@ -1,6 +1,6 @@
 """Program: one query from NSQ into Parquet, until its standard input ends, for tests that kill parts of it.
 
-``python -m tests.spark.query MASTER FOLDER RECEIVERS NSQD_TCP NSQD_HTTP``. Batches are directories
+``python -m tests.spark.query MASTER FOLDER NSQD_TCP NSQD_HTTP``. Batches are directories
 FOLDER/out/batch=ID, which are complete if they have _SUCCESS.
 """
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def main():
-    master, folder, receivers, tcp, http = sys.argv[1:]
+    master, folder, tcp, http = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     out = Path(folder) / "out"
@@ -35,7 +35,6 @@ def main():
         "channel": CHANNEL,
         "spool": str(Path(folder) / "spool"),
         "spoolOwner": folder,
-        "receivers": receivers,
         "nsqdTcpAddresses": tcp,
         "nsqdHttpAddresses": http,
     }
