@@ -56,18 +56,6 @@ def test_negotiation_may_be_cut_anywhere(name):
         assert [stack.read_frame() for _ in range(2)] == [(MESSAGE, MESSAGE_FRAME[8:])] * 2
 
 
-@pytest.mark.parametrize("name", sorted(CODECS))
-def test_negotiation_byte_by_byte(name):
-    codec = CODECS[name]()
-    stream = answer(**{name: True}) + codec.compress(encode_frame(RESPONSE, OK)) + codec.compress(MESSAGE_FRAME)
-    transport = MemoryTransport(*[bytes([byte]) for byte in stream])
-    stack = stack_over(transport, ConnectionOptions(**{name: True}))
-
-    stack.run_handshake(handshake(ConnectionOptions(**{name: True})))
-
-    assert stack.read_frame() == (MESSAGE, MESSAGE_FRAME[8:])
-
-
 def test_bytes_after_the_handshake_are_compressed():
     sender, transport = Deflate(), MemoryTransport(answer(deflate=True, deflate_level=3))
     transport.feed(sender.compress(encode_frame(RESPONSE, HEARTBEAT) + encode_frame(RESPONSE, OK)))

@@ -26,7 +26,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.transport import TcpTransport
-from tests.helpers import LIMIT, MemoryTransport, peer, refused_port, wait_until
+from tests.helpers import LIMIT, MemoryTransport, peer, wait_until
 
 OK = encode_frame(RESPONSE, b"OK")
 ID = b"0123456789abcdef"
@@ -91,13 +91,6 @@ def messages(connection, transport, listener):
     return listener.messages
 
 
-def test_open_negotiates_and_is_connected(connection):
-    assert connection.state is ConnectionState.CONNECTED
-    assert connection.is_open
-    assert connection.identity.max_rdy_count == 2500
-    assert repr(connection) == "<Connection nsqd:4150 connected>"
-
-
 def test_replies_resolve_in_order(connection, transport):
     first = connection.request(commands.publish("t", b"1"))
     second = connection.request(commands.publish("t", b"2"))
@@ -107,14 +100,6 @@ def test_replies_resolve_in_order(connection, transport):
     assert [first.get(timeout=1), second.get(timeout=1)] == [b"OK", b"SECOND"]
 
 
-def test_queued_commands_are_sent_at_once(connection, transport):
-    for _ in range(100):
-        connection.send(commands.NOP)
-    wait_until(lambda: transport.sends)
-
-    assert transport.sends == [b"NOP\n" * 100]
-
-
 def test_heartbeat_is_answered_and_is_no_reply(connection, transport):
     reply = connection.request(commands.publish("t", b"1"))
 
@@ -122,15 +107,6 @@ def test_heartbeat_is_answered_and_is_no_reply(connection, transport):
 
     assert reply.get(timeout=1) == b"OK"
     wait_until(lambda: transport.sent.endswith(b"NOP\n"))
-
-
-def test_subscribe_verifies_the_answer(connection, transport):
-    transport.answer(OK)
-
-    connection.subscribe("t", "c")
-
-    assert connection.state is ConnectionState.SUBSCRIBED
-    assert transport.sent == b"SUB t c\n"
 
 
 def test_subscribe_refused_raises_and_closes(connection, transport):
@@ -146,15 +122,6 @@ def test_subscribe_answered_by_something_else_is_a_protocol_error(connection, tr
 
     with pytest.raises(NSQProtocolError, match="b'HM' to SUB"):
         connection.subscribe("t", "c")
-
-
-def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport, listener):
-    transport.feed(message_frame(b"1") + message_frame(b"2"))
-    transport.feed(message_frame(b"3"))
-    wait_until(lambda: len(listener.reads) == 2)
-
-    assert [[message.body for message in messages] for messages in listener.reads] == [[b"1", b"2"], [b"3"]]
-    assert connection.in_flight == 3
 
 
 def test_finish_and_requeue_are_sent_and_call_back(connection, transport, listener):
@@ -251,13 +218,6 @@ def test_ready_above_nsqds_limit_is_refused_before_it_is_sent(connection):
         connection.ready(2501)
 
 
-def test_ready_is_remembered(connection, transport):
-    connection.ready(7)
-    wait_until(lambda: transport.sends)
-
-    assert (connection.ready_count, transport.sent) == (7, b"RDY 7\n")
-
-
 def test_close_waits_for_messages_in_flight(connection, transport, messages):
     closing = gevent.spawn(connection.close, 5)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
@@ -295,14 +255,6 @@ def test_close_aborts_after_its_timeout(connection, transport, listener):
         listener.messages[0].finish()
 
 
-def test_second_close_and_abort_do_nothing(connection):
-    connection.abort()
-    connection.abort(NSQException("later"))
-    connection.close(1)
-
-    assert connection.error is None
-
-
 def test_bug_in_a_listener_closes_the_connection_and_is_logged(connection, transport, listener):
     listener.reads = None
 
@@ -310,13 +262,6 @@ def test_bug_in_a_listener_closes_the_connection_and_is_logged(connection, trans
 
     assert connection.wait_closed(1)
     assert "AttributeError" in str(connection.error)
-
-
-def test_no_greenlet_survives(connection):
-    connection.abort()
-
-    gevent.joinall(connection._greenlets, timeout=1)
-    assert all(greenlet.dead for greenlet in connection._greenlets)
 
 
 class StepClock(RealClock):
@@ -383,17 +328,6 @@ def test_time_in_which_the_process_did_not_run_does_not_count_as_silence_of_nsqd
     assert clock.now == pytest.approx(2000.0, abs=0.2)
 
 
-def test_silence_without_heartbeats_is_allowed(transport):
-    clock = StepClock(15.0)
-    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=-1), clock)
-    connection.open(transport)
-
-    wait_until(lambda: clock.now > 1000)
-
-    assert connection.is_open
-    connection.abort()
-
-
 @pytest.mark.parametrize("interval", [30.0, -1])
 def test_send_that_does_not_end_is_a_timeout(transport, interval):
     clock = StepClock(5.0)
@@ -406,15 +340,6 @@ def test_send_that_does_not_end_is_a_timeout(transport, interval):
 
     assert isinstance(connection.error, NSQTimeout)
     assert re.search("nsqd has not read what was sent for 10 s, timeout is 10.0 s", str(connection.error))
-
-
-def test_nothing_listens():
-    connection = Connection("127.0.0.1", refused_port(), ConnectionOptions(timeout=2))
-
-    with pytest.raises(OSError, match="can't connect: Connection refused") as caught:
-        connection.open()
-    assert caught.value.errno == 111
-    assert connection.state is ConnectionState.CLOSED
 
 
 def test_http_server_is_named_in_the_error():
@@ -451,13 +376,6 @@ def test_silent_server_is_a_timeout(clock):
 
         with pytest.raises(NSQTimeout, match=r"no response to IDENTIFY within 5 s"):
             opening.get(timeout=10)
-
-
-def test_server_that_hangs_up_is_a_closed_connection():
-    with peer(lambda sock: None) as address:
-        host, port = address.split(":")
-        with pytest.raises(OSError, match=r"closed the connection|reset"):
-            Connection(host, int(port), ConnectionOptions(timeout=5)).open()
 
 
 def test_reason_that_comes_while_a_send_breaks_is_not_lost(connection, transport):

@@ -88,13 +88,6 @@ def test_publish_may_have_a_timeout_of_its_own(call):
         call(client)
 
 
-def test_ephemeral_names_are_quoted():
-    with http_peer(lambda asked, sock: reply()) as served, NsqdHTTPClient.from_url(served.address) as client:
-        client.create_channel("t#ephemeral", "c#ephemeral")
-
-    assert served.requests[0].query == "topic=t%23ephemeral&channel=c%23ephemeral"
-
-
 def old_server(known):
     """What nsqd 0.2 answers: errors are wrapped, publishing is answered with text."""
 
@@ -148,15 +141,6 @@ def test_old_server_gets_no_request_that_it_would_misunderstand(call, what):
             call(client)
 
         assert [asked.body for asked in served.requests if asked.path in ("/put", "/mput")] == [b"before"]
-
-
-def test_other_refusals_are_not_blamed_on_age():
-    refusal = reply(b'{"message":"INVALID_DEFER"}', "400 Bad Request", JSON)
-    with http_peer(lambda asked, sock: refusal) as served, NsqdHTTPClient.from_url(served.address) as client:
-        with pytest.raises(NSQHttpError, match="INVALID_DEFER") as caught:
-            client.publish("t", b"x", defer=5)
-
-        assert "too old" not in str(caught.value)
 
 
 REFUSALS = [

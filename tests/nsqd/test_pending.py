@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gnsq.errors import NSQConnectionClosed, NSQMPubFailed, NSQSocketError, make_error
+from gnsq.errors import NSQConnectionClosed, NSQMPubFailed, NSQSocketError
 from gnsq.nsqd.pending import ConfirmedLimits, PendingCall, PendingRequests, connection_lost_error
 from gnsq.protocol.frames import ERROR, OK, RESPONSE, encode_frame
 
@@ -246,15 +246,6 @@ def test_sent_request_is_not_cancelled(requests):
 # --- answers
 
 
-def test_responses_resolve_the_oldest_sent_request(requests):
-    first, second = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
-    requests.next_batch(100, 0.0)
-
-    requests.resolve(b"one")
-
-    assert (first.outcomes, second.outcomes) == ([b"one"], [])
-
-
 def test_several_ok_frames_confirm_several_requests(requests):
     asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"), FakeRequest(b"3"))
     requests.next_batch(100, 0.0)
@@ -284,24 +275,6 @@ def test_data_that_is_not_only_whole_ok_frames_confirms_nothing(requests, data):
     assert len(requests.sent) == 2
 
 
-def test_refusal_goes_to_the_oldest(requests):
-    first, second = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
-    requests.next_batch(100, 0.0)
-    error = NSQMPubFailed("MPUB failed exiting")
-
-    requests.refuse(error)
-
-    assert (first.outcomes, second.outcomes) == ([("refused", error)], [])
-
-
-def test_error_without_a_sent_request_fails_nothing(requests):
-    (unsent,) = put(requests, FakeRequest(b"1"))
-
-    requests.refuse(NSQMPubFailed("MPUB failed exiting"))
-
-    assert unsent.outcomes == []
-
-
 # --- the end
 
 
@@ -315,16 +288,6 @@ def test_lost_connection_makes_sent_requests_unknown_and_others_not_executed(req
     assert sent.outcomes == [("lost", "nsqd:4150: gone")]
     assert unsent.outcomes == [("not executed", "nsqd:4150: gone")]
     assert (len(requests), requests.unsent_bytes) == (0, 0)
-
-
-def test_requests_after_a_refused_one_are_not_executed(requests):
-    asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
-    requests.next_batch(1, 0.0)
-
-    requests.fail("nsqd:4150", make_error(b"E_BAD_MESSAGE too big"))
-
-    assert [outcome for request in asked for outcome, _ in request.outcomes] == ["not executed", "not executed"]
-    assert "this one was not executed" in asked[0].outcomes[0][1]
 
 
 @pytest.mark.parametrize(
@@ -383,10 +346,6 @@ def test_request_above_a_confirmed_limit_may_be_refused(confirmed, request_size,
     assert limits.may_be_refused(request_size) is may_be_refused
 
 
-def test_first_publish_may_be_refused():
-    assert ConfirmedLimits().may_be_refused(Size(1))
-
-
 def test_larger_confirmed_size_is_kept_when_a_smaller_one_is_confirmed():
     limits = ConfirmedLimits()
     limits.record_confirmed(Size(10, mpub_body_size=50, defer=100))
@@ -394,15 +353,6 @@ def test_larger_confirmed_size_is_kept_when_a_smaller_one_is_confirmed():
     limits.record_confirmed(Size(1))
 
     assert not limits.may_be_refused(Size(10, mpub_body_size=50, defer=100))
-
-
-def test_each_topic_may_be_refused_once_with_auth():
-    limits = ConfirmedLimits()
-    limits.check_topics()
-    limits.record_confirmed(Size(10, topic="t"))
-
-    assert not limits.may_be_refused(Size(10, topic="t"))
-    assert limits.may_be_refused(Size(1, topic="u"))
 
 
 def test_command_without_a_topic_is_not_refused_for_one():

@@ -11,7 +11,7 @@ from fakensqd.faults import refuse
 from gnsq.addresses import parse_address
 from gnsq.backofftimer import exponential_delay
 from gnsq.clock import RealClock
-from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
+from gnsq.errors import NSQException, NSQSocketError
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
@@ -68,17 +68,6 @@ def made():
         pool.close(1)
 
 
-def test_address_is_connected_once(made, fakensqd):
-    log = made()
-    for _ in range(3):
-        log.pool.add(fakensqd.tcp_address, permanent=True)
-    wait_until(lambda: not log.pool.not_attempted)
-
-    assert list(log.pool.connections) == [fakensqd.tcp_address]
-    assert log.events == ["make", "setup"]
-    assert log.pool.failures() == {}
-
-
 def test_failure_is_remembered_and_tried_again(made):
     address = f"127.0.0.1:{refused_port()}"
     log = made()
@@ -88,15 +77,6 @@ def test_failure_is_remembered_and_tried_again(made):
     (error,) = log.pool.failures().values()
     assert isinstance(error, NSQSocketError)
     wait_until(lambda: len(log.events) > 3)
-
-
-def test_passing_address_is_forgotten_when_it_fails(made):
-    log = made()
-    log.pool.add(f"127.0.0.1:{refused_port()}", permanent=False)
-    wait_until(lambda: not log.pool.not_attempted)
-    wait_until(lambda: not log.pool._reconnectors)
-
-    assert log.events == ["make"]
 
 
 def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_retained(made, fakensqd):
@@ -122,43 +102,6 @@ def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_ret
     fakensqd.up()
     try_it()
     assert log.pool.failures() == {}
-
-
-def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
-    log = made()
-    log.pool.add(fakensqd.tcp_address, permanent=False)
-    wait_until(lambda: not log.pool.not_attempted)
-
-    fakensqd.stop()
-    wait_until(lambda: not log.pool._reconnectors)
-
-    assert log.events == ["make", "setup", "lost"]
-
-
-def test_lost_connection_is_reopened(made, fakensqd):
-    log = made()
-    log.pool.add(fakensqd.tcp_address, permanent=True)
-    wait_until(lambda: not log.pool.not_attempted)
-
-    fakensqd.stop()
-    wait_until(lambda: "lost" in log.events)
-    fakensqd.start()
-    wait_until(lambda: log.events.count("setup") == 2)
-
-    assert list(log.pool.connections) == [fakensqd.tcp_address]
-
-
-def test_setup_that_is_refused_counts_as_a_failure(made, fakensqd):
-    def refuse(connection):
-        raise NSQInvalid("no")
-
-    log = made(setup=refuse)
-    log.pool.add(fakensqd.tcp_address, permanent=False)
-    wait_until(lambda: not log.pool.not_attempted)
-    wait_until(lambda: not log.pool._reconnectors)
-
-    assert log.pool.connections == {}
-    assert log.events == ["make"]
 
 
 def test_close_ends_attempts_that_hang():
@@ -375,16 +318,6 @@ def test_released_connection_that_is_added_again_is_kept_again(kept, nsqd, clock
     assert list(log.pool.connections) == [nsqd.tcp_address]
 
 
-def test_released_connection_that_is_added_as_passing_is_forgotten_when_it_is_lost(kept, nsqd, clock):
-    log = kept()
-    log.pool.release(nsqd.tcp_address)
-    log.pool.add(nsqd.tcp_address, permanent=False)
-
-    lose(nsqd, clock)
-
-    assert log.pool._reconnectors == {}
-
-
 def test_permanent_address_that_is_added_as_passing_stays_permanent(kept, nsqd, clock):
     log = kept()
     log.pool.add(nsqd.tcp_address, permanent=False)
@@ -420,15 +353,6 @@ def test_losses_without_fault_in_quick_succession_are_no_busy_loop(kept, nsqd, c
     assert tries(nsqd)[-1] > 90.0
 
 
-def test_losses_without_fault_at_long_intervals_never_wait(kept, nsqd, clock):
-    kept(closed_without_fault=lambda connection: True)
-    for _ in range(5):
-        clock.advance(8.0)
-        lose(nsqd, clock)
-
-    assert tries(nsqd) == [0.0, 8.0, 16.0, 24.0, 32.0, 40.0]
-
-
 def test_loss_without_fault_is_not_counted_as_a_failure(kept, nsqd, clock):
     results = iter([True, False])
     kept(closed_without_fault=lambda connection: next(results))
@@ -456,11 +380,3 @@ def test_loss_without_fault_of_a_temporary_address_is_reopened(kept, nsqd, clock
     lose(nsqd, clock)
 
     assert list(log.pool.connections) == [nsqd.tcp_address]
-
-
-def test_loss_without_fault_of_a_released_address_is_not_reopened(kept, nsqd, clock):
-    log = kept(closed_without_fault=lambda connection: True)
-    log.pool.release(nsqd.tcp_address)
-    lose(nsqd, clock)
-
-    assert log.pool._reconnectors == {}

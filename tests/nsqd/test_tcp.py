@@ -17,7 +17,7 @@ from gnsq.errors import (
     NSQSocketError,
     NSQTimeout,
 )
-from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.protocol.frames import HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import peer, wait_until
 
 
@@ -85,15 +85,6 @@ def test_signals_are_sent_for_frames_and_commands(client):
     ]
 
 
-def test_fatal_error_is_returned_and_closes(client):
-    client.ready(1)
-
-    kind, error = client.read_response()
-
-    assert (kind, type(error)) == (ERROR, NSQInvalid)
-    assert not client.is_connected
-
-
 def test_check_ok_raises_the_error_of_nsqd(client):
     client.send(b"NONSENSE\n")
 
@@ -154,11 +145,6 @@ def test_never_connected_says_so():
         NsqdTCPClient().read_response()
 
 
-def test_unknown_option_is_a_type_error(opened):
-    with pytest.raises(TypeError, match="NsqdTCPClient has no option colour"):
-        NsqdTCPClient(colour="red")
-
-
 def scripted(*chunks):
     """A peer that answers magic and IDENTIFY with OK, then sends these chunks."""
 
@@ -189,19 +175,6 @@ def opened():
     yield connect
     for client in clients:
         client.close_stream()
-
-
-def test_plain_ok_is_no_answer(opened):
-    with scripted() as address:
-        assert opened(address).identify() is None
-
-
-def test_heartbeat_is_answered_and_returned(opened):
-    with scripted(encode_frame(RESPONSE, HEARTBEAT)) as address:
-        client = opened(address)
-        client.identify()
-
-        assert client.read_response() == (RESPONSE, HEARTBEAT)
 
 
 @pytest.mark.parametrize(
@@ -236,24 +209,6 @@ def test_read_timeout_leaves_the_connection_open(opened):
         with pytest.raises(NSQTimeout, match=r"nothing came within 0.5 s"):
             client.read_response()
         assert client.is_connected
-
-
-def test_timeout_in_the_handshake_closes_the_connection(opened):
-    with peer(lambda sock: gevent.sleep(60)) as address:
-        client = opened(address, timeout=0.2)
-
-        with pytest.raises(NSQTimeout, match=r"no end of IDENTIFY within 0.2 s"):
-            client.identify()
-        assert not client.is_connected
-
-
-def test_error_in_the_handshake_closes(opened):
-    with peer(lambda sock: (sock.recv(4096), sock.sendall(encode_frame(ERROR, b"E_BAD_BODY no")))) as address:
-        client = opened(address)
-
-        with pytest.raises(NSQException, match="E_BAD_BODY no"):
-            client.identify()
-        assert not client.is_connected
 
 
 def test_listen_returns_when_nsqd_closes(opened):

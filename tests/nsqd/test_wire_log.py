@@ -84,13 +84,6 @@ def test_line_of_a_message_has_its_fields(lines, caplog):
     assert (record.nsqd, record.message_id, record.attempt) == ("a:1", ID.decode(), 3)
 
 
-def test_bytes_that_are_no_frame_are_counted(lines):
-    data = b"HTTP/1.1 400 Bad Request"
-
-    assert LoggedTransport(MemoryTransport(data), LOG).recv(1) == data
-    assert lines() == ["received 24 bytes that are no frame"]
-
-
 LAYERS = [
     pytest.param({}, id="TCP"),
     pytest.param({"tls_v1": True}, id="TLS"),
@@ -128,11 +121,3 @@ def test_commands_of_clients_are_logged_without_bodies_and_secrets(caplog, faken
     assert f"{address}: t/c: sent FIN " in caplog.text
     assert "BODY" not in caplog.text
     assert "SECRET" not in caplog.text
-
-
-def test_other_levels_log_no_commands(caplog, fakensqd):
-    caplog.set_level(logging.INFO, "gnsq")
-    with gnsq.Producer(fakensqd.tcp_address) as producer:
-        producer.publish("t", b"1")
-
-    assert [record.name for record in caplog.records if record.name == "gnsq.nsqd.wire_log"] == []

@@ -29,39 +29,6 @@ def writer():
     made.close()
 
 
-def test_commands_queued_before_run_are_sent_at_once(writer, transport):
-    for number in range(3):
-        writer.send(b"%d" % number)
-    gevent.spawn(writer.run, transport)
-    writer.wait_flushed()
-
-    assert transport.sends == [b"012"]
-
-
-def test_command_is_sent_at_once_while_the_writer_sleeps(writer, transport):
-    gevent.spawn(writer.run, transport)
-    writer.wait_flushed()
-    writer.send(b"a")
-    writer.send(b"b")
-    writer.wait_flushed()
-
-    assert transport.sends == [b"ab"]
-
-
-def test_finishes_are_one_run_and_stay_in_their_place(writer, transport):
-    writer.send(b"RDY 1\n")
-    writer.finish(b"a")
-    writer.finish(b"b")
-    writer.send(b"RDY 2\n")
-    writer.finish(b"c")
-    gevent.spawn(writer.run, transport)
-    writer.wait_flushed()
-    writer.finish(b"d")
-    writer.wait_flushed()
-
-    assert transport.sends == [b"RDY 1\nFIN a\nFIN b\nRDY 2\nFIN c\n", b"FIN d\n"]
-
-
 @pytest.fixture
 def running_writer(transport):
     """A running writer."""
@@ -127,15 +94,6 @@ def test_closed_writer_refuses_finish(writer):
     for _ in range(2):
         with pytest.raises(NSQConnectionClosed):
             writer.finish(b"b")
-
-
-def test_wait_flushed_of_an_empty_writer_returns_at_once(writer, transport):
-    gevent.spawn(writer.run, transport)
-    gevent.sleep(0)
-
-    writer.wait_flushed()
-
-    assert transport.sends == []
 
 
 def test_close_makes_run_and_wait_flushed_return(writer, transport):
